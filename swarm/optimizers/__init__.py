@@ -1,0 +1,47 @@
+"""An optimizer says which mixing coefficients to look at and is told what they were worth."""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Optimizer(Protocol):
+    """Ask / tell over positions: vectors of K mixing coefficients over a pool of K experts.
+
+    It never calls the objective, touches neither weights nor files, and needs numpy alone.
+    All randomness comes from (seed, iteration, particle), so that a resumed run is the same run.
+    """
+
+    evaluate: np.ndarray
+    """[N] bool: the rows of the last `ask` whose utility is wanted; the others may be told NaN."""
+
+    def start(self, experts: int, seed: int) -> None:
+        """Begin a search over a pool of `experts` experts; called once, before the first `ask`.
+
+        Raises:
+            UserError: The parameters do not fit so many experts.
+        """
+        ...
+
+    def ask(self) -> np.ndarray:
+        """The positions of all particles, [N, K] float64; the first K of the first are the experts.
+
+        The same array until `tell` is called.
+        """
+        ...
+
+    def tell(self, utilities: np.ndarray) -> None:
+        """Take the utilities of the last `ask`, [N] float64; NaN where none was measured."""
+        ...
+
+    def done(self) -> str | None:
+        """Why there is nothing more to ask, or `None` while there is."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All it takes to go on, as JSON-ready numbers and lists; exact."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`; called instead of `start`."""
+        ...

@@ -1,0 +1,56 @@
+"""A task maps a model to a number; it knows nothing of particles, folders or GPUs."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from swarm.models import Completion, Request
+
+Item = Mapping[str, Any]
+"""One example as the data file has it; always with an "id" that is unique in its split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one answer to one item was worth.
+
+    Attributes:
+        value: Higher is better; 0 or 1 where an answer is right or wrong.
+        answer: What was read from the text, in the form the gold answer has; `None` if nothing
+            could be read.
+        text: The model's text, for the record.
+    """
+
+    value: float
+    answer: str | None
+    text: str = ""
+
+
+Play = Generator[list[Request], list[Completion], list[Score]]
+"""A task being played: yields requests, is sent their completions, returns one score an item."""
+
+
+class Task(Protocol):
+    """Items of two splits, how to put them to a model, and what the answers are worth."""
+
+    name: str
+
+    def items(self, split: str) -> Sequence[Item]:
+        """The items of "dev" or "test"; reads and checks the file at the first call.
+
+        Raises:
+            UserError: The file is missing, is not of the task's format, or the split is empty.
+        """
+        ...
+
+    def play(self, items: Sequence[Item]) -> Play:
+        """Ask about every item; dev and test are played alike."""
+        ...
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        """The value of a parsed answer, whoever gave it (a vote of several models, say)."""
+        ...
+
+    def utility(self, scores: Sequence[Score]) -> float:
+        """The number that a search raises; in the scores' unit."""
+        ...

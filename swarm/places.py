@@ -1,0 +1,34 @@
+"""Where files lie: in a checkout beside the package, or inside an installed wheel."""
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def conf_folder() -> Path:
+    """The folder of the Hydra configuration."""
+    checkout = PACKAGE.parent / "conf"
+    return checkout if (checkout / "search.yaml").is_file() else PACKAGE / "conf"
+
+
+def find(path: str | Path) -> Path:
+    """`path` as given if it exists from here, else below the checkout or the installed package.
+
+    The path comes back unchanged where nothing of that name exists, so that the caller's message
+    names what the user wrote.
+    """
+    given = Path(path).expanduser()
+    if given.is_absolute() or given.exists():
+        return given
+    for root in (PACKAGE.parent, PACKAGE):
+        if (root / given).exists():
+            return root / given
+    return given
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: $MODEL_SWARMS_CACHE, else the user's cache folder."""
+    if own := os.environ.get("MODEL_SWARMS_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "model-swarms"

@@ -12,6 +12,9 @@ class Optimizer(Protocol):
     All randomness comes from (seed, iteration, particle), so that a resumed run is the same run.
     """
 
+    max_iterations: int
+    """The most times that `ask` will be answered after the first."""
+
     evaluate: np.ndarray
     """[N] bool: the rows of the last `ask` whose utility is wanted; the others may be told NaN."""
 

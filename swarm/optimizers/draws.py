@@ -1,0 +1,54 @@
+"""Random numbers from a counter, and the starting population of a search drawn with them."""
+
+from typing import Literal
+
+import numpy as np
+
+WEIGHTS, CROSSOVER, PARTNER, DROP_ITERATION, DROP_PARTICLE = range(5)
+"""Purposes of a draw in `pso`; another optimizer numbers its own, as it never shares a search."""
+
+
+def generator(seed: int, iteration: int, particle: int, purpose: int) -> np.random.Generator:
+    """A generator that depends on these four numbers alone, never on what was drawn before.
+
+    So a resumed run, or one that draws in another order, sees the same numbers. The lowest word
+    of Philox's counter stays 0: it is the one that advances as numbers are drawn.
+    """
+    counter = np.array([0, iteration, particle, purpose], dtype=np.uint64)
+    key = np.array([seed % 2**64, 0], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))
+
+
+def populate(
+    experts: int,
+    particles: int,
+    seed: int,
+    maximum: float = 1.0,
+    parents: Literal["experts", "everyone"] = "experts",
+) -> np.ndarray:
+    """Starting positions [particles, experts]: every expert alone, then crossover children.
+
+    A child is t * a + (1 - t) * b with t ~ U(0, maximum) and two different parents: experts, as in
+    Model Swarms (its "populate"), or also earlier children (`everyone`), as in its code. Above
+    a maximum of 1 a child can lie beyond parent a instead of between the two.
+    """
+    rows = np.zeros((particles, experts))
+    rows[:experts] = np.eye(experts)
+    for child in range(experts, particles):
+        draw = generator(seed, 0, child, CROSSOVER)
+        first, second = two_of(experts if parents == "experts" else child, draw)
+        t = maximum * draw.random()
+        rows[child] = t * rows[first] + (1.0 - t) * rows[second]
+    return rows
+
+
+def two_of(count: int, draw: np.random.Generator) -> tuple[int, int]:
+    """Two different numbers below `count`, each pair equally likely."""
+    first = int(draw.integers(count))
+    return first, other_than(first, count, draw)
+
+
+def other_than(own: int, count: int, draw: np.random.Generator) -> int:
+    """A number below `count` that is not `own`, each of the others equally likely."""
+    other = int(draw.integers(count - 1))
+    return other + (other >= own)

@@ -1,0 +1,227 @@
+"""The particle swarm of Model Swarms (arXiv 2410.11163) on rows of mixing coefficients."""
+
+from typing import Any
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.optimizers import draws
+from swarm.optimizers.pso_options import ParticleSwarmOptions
+
+ARRAYS = {
+    "positions": float,
+    "velocities": float,
+    "evaluate": bool,
+    "restarted": bool,
+    "personal_positions": float,
+    "personal_utilities": float,
+    "stale": int,
+    "cooling": int,
+}
+SINGLES = (
+    *("seed", "iteration", "told", "current_step_length", "swarm_stale", "swarm_counted"),
+    *("best_utility", "worst_utility"),
+)
+
+
+class ParticleSwarm(ParticleSwarmOptions):
+    """Particles drawn to their own best and the swarm's best, and away from the swarm's worst.
+
+    To read, never to write: `iteration`, `current_step_length`, `positions` and `velocities`
+    [N, K], `evaluate` and `restarted` [N], `personal_positions` [N, K], `personal_utilities` [N]
+    (NaN: none yet), `best_position`, `best_utility`, `worst_position` and `worst_utility` (None:
+    none yet). Positions sum to 1 and velocities to 0, as every step is a combination of them.
+    """
+
+    best_position: np.ndarray | None
+    best_utility: float | None
+    worst_position: np.ndarray | None
+    worst_utility: float | None
+
+    def start(self, experts: int, seed: int) -> None:
+        """Begin: every expert is a particle, crossover children fill up (the paper's populate).
+
+        Raises:
+            UserError: Fewer than 2 experts, or fewer particles than experts.
+        """
+        count = experts if self.particles is None else self.particles
+        if experts < 2:
+            raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, name more
+                with pool.experts=[...]""")
+        if count < experts:
+            raise UserError(f"""optimizer.particles={count} is fewer than the pool's {experts}
+                experts; allowed: {experts} or more; raise it or name fewer experts with
+                pool.experts=[...]""")
+        self.seed, self.iteration, self.told = int(seed), 0, False
+        self.current_step_length = float(self.step_length)
+        self.swarm_stale = self.swarm_counted = 0
+        x = draws.populate(
+            experts, count, self.seed, self.crossover_maximum, self.crossover_parents
+        )
+        self.positions = self.personal_positions = _frozen(x)
+        self.velocities = _frozen(self._starting_velocities())
+        self.evaluate, self.restarted = np.ones(count, bool), np.zeros(count, bool)
+        self.personal_utilities = _frozen(np.full(count, np.nan))
+        self.stale, self.cooling = np.zeros(count, int), np.zeros(count, int)
+        self.best_position = self.worst_position = None
+        self.best_utility = self.worst_utility = None
+
+    def ask(self) -> np.ndarray:
+        """Positions [N, K]; after a `tell`, one restart-and-move step further."""
+        if self.told:
+            self.iteration, self.told = self.iteration + 1, False
+            self._move()
+            self.evaluate = self._drop()
+        return self.positions
+
+    def tell(self, utilities: np.ndarray) -> None:
+        """Take utilities [N]; what is not finite counts as not measured.
+
+        Raises:
+            ValueError: Not one utility per particle, or told twice without an `ask`.
+        """
+        u = np.asarray(utilities, dtype=np.float64)
+        if u.shape != self.evaluate.shape or self.told:
+            raise ValueError(f"tell {len(self.evaluate)} utilities once per ask, not {u.shape}")
+        self._take_personal(u)
+        self._take_swarm(u)
+        if self.iteration:
+            decayed = self.current_step_length * self.step_length_factor
+            self.current_step_length = float(max(decayed, self.minimum_step_length))
+        elif self.starting_velocity == "best" and self.best_position is not None:
+            self.velocities = _frozen(self.best_position - self.positions)
+        self.told = True
+
+    def done(self) -> str | None:
+        """The paper's two ends: c stale iterations of the swarm, or K iterations."""
+        # The original compares the last c entries of a history that holds the best itself, once
+        # the history is longer than c: one stale iteration less, but for a start never beaten.
+        stale = self.swarm_stale
+        if self.stale_count == "including":
+            stale += self.swarm_counted > stale
+        if stale >= self.patience:
+            return f"no new global best in {self.swarm_stale} iterations"
+        finished = self.iteration if self.told else self.iteration - 1
+        return f"{finished} iterations done" if finished >= self.max_iterations else None
+
+    def state(self) -> dict[str, Any]:
+        """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
+        single = {name: getattr(self, name) for name in SINGLES}
+        array = {name: getattr(self, name).tolist() for name in ARRAYS}
+        array["personal_utilities"] = [
+            None if np.isnan(u) else u for u in array["personal_utilities"]
+        ]
+        for name in ("best_position", "worst_position"):
+            position = getattr(self, name)
+            single[name] = None if position is None else position.tolist()
+        return {"optimizer": "pso", **single, **array}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`, between ask and tell or after it.
+
+        Raises:
+            UserError: The state is another optimizer's or of another number of particles.
+        """
+        if state.get("optimizer") != "pso":
+            raise UserError(f"""optimizer: the saved search is of {state.get("optimizer")!r}, not
+                of 'pso'; go on with the optimizer it was begun with, or begin another run""")
+        count = len(state["positions"])
+        if self.particles not in (None, count):
+            raise UserError(f"""optimizer.particles={self.particles}: must be {count}, as in the
+                saved search; begin another run to change it""")
+        for name in SINGLES:
+            setattr(self, name, state[name])
+        for name, kind in ARRAYS.items():
+            setattr(self, name, _frozen(np.array(state[name], dtype=kind)))
+        for name in ("best_position", "worst_position"):
+            position = state[name]
+            setattr(self, name, None if position is None else _frozen(np.array(position, float)))
+
+    def _starting_velocities(self) -> np.ndarray:
+        x = self.positions
+        if self.starting_velocity != "random":  # "best" has to wait for the first utilities
+            return np.zeros_like(x)
+        partner = [
+            draws.other_than(i, len(x), draws.generator(self.seed, 0, i, draws.PARTNER))
+            for i in range(len(x))
+        ]
+        return x[partner] - x
+
+    def _move(self) -> None:
+        """v <- w_v v + w_p (p - x) + w_g (g - x) + w_w (x - g_w); x <- x + lambda v."""
+        self.restarted = self._strays()
+        self.cooling = np.where(self.restarted, self.restart_cool_down, self.cooling)
+        x = np.where(self.restarted[:, None], self.personal_positions, self.positions)
+        v = np.where(self.restarted[:, None], 0.0, self.velocities)
+        # What was never measured neither draws nor repels.
+        p = np.where(np.isnan(self.personal_utilities)[:, None], x, self.personal_positions)
+        g = x if self.best_position is None else self.best_position
+        g_w = x if self.worst_position is None else self.worst_position
+        w_v, w_p, w_g, w_w = self._weights()
+        v = w_v * v + w_p * (p - x) + w_g * (g - x) + w_w * (x - g_w)
+        self.velocities = _frozen(v)
+        self.positions = _frozen(x + self.current_step_length * v)
+
+    def _strays(self) -> np.ndarray:
+        """[N] bool: particles that go back to their personal best before they move."""
+        unit = self.patience if self.restart_unit == "fraction" else 1
+        stale = self.stale + (self.stale_count == "including")
+        ready = (stale >= self.restart_patience * unit) & (self.cooling == 0)
+        return self.restart & ready & ~np.isnan(self.personal_utilities)
+
+    def _weights(self) -> np.ndarray:
+        """r * phi over their sum, [4, N, 1] in the order v, p, g, w."""
+        phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
+        r = np.ones((len(self.evaluate), 4))
+        if self.weight_randomness:
+            each = [self._draw(i, draws.WEIGHTS).random(4) for i in range(len(r))]
+            r = 1.0 - np.array(each)  # (0, 1]: the sum can not vanish
+        weights = r * phi
+        return (weights / weights.sum(axis=1, keepdims=True)).T[:, :, None]
+
+    def _drop(self) -> np.ndarray:
+        """[N] bool: which particles to evaluate; the others have moved all the same."""
+        count = len(self.evaluate)
+        if self._draw(0, draws.DROP_ITERATION).random() < self.drop_iteration:
+            return np.zeros(count, bool)
+        if self.drop_particle == 0:
+            return np.ones(count, bool)
+        chance = [self._draw(i, draws.DROP_PARTICLE).random() for i in range(count)]
+        return np.array(chance) >= self.drop_particle
+
+    def _draw(self, particle: int, purpose: int) -> np.random.Generator:
+        return draws.generator(self.seed, self.iteration, particle, purpose)
+
+    def _take_personal(self, u: np.ndarray) -> None:
+        measured = np.isfinite(u)
+        better = measured & ~(u <= self.personal_utilities)  # also where there was none yet
+        self.personal_utilities = _frozen(np.where(better, u, self.personal_utilities))
+        x = np.where(better[:, None], self.positions, self.personal_positions)
+        self.personal_positions = _frozen(x)
+        counts = (measured | self.count_skipped) & (self.iteration > 0)
+        self.stale = np.where(better, 0, self.stale + counts)
+        self.cooling = np.maximum(self.cooling - counts, 0)
+
+    def _take_swarm(self, u: np.ndarray) -> None:
+        """Global best and worst: extremes of all that was ever measured, the first one of ties."""
+        measured = bool(np.isfinite(u).any())
+        counts = self.iteration > 0 and (measured or self.count_skipped)
+        self.swarm_counted += counts
+        self.swarm_stale += counts
+        if not measured:
+            return
+        high, low = np.where(np.isfinite(u), u, -np.inf), np.where(np.isfinite(u), u, np.inf)
+        if self.best_utility is None or high.max() > self.best_utility:
+            self.best_utility, self.swarm_stale = float(high.max()), 0
+            self.best_position = _frozen(self.positions[high.argmax()].copy())
+        if self.worst_utility is None or low.min() < self.worst_utility:
+            tied = np.flatnonzero(low == low.min())
+            # The original takes the first of a tie at the start whatever it does later.
+            chosen = tied[-1] if self.worst_tie == "last" and self.iteration else tied[0]
+            self.worst_utility = float(low.min())
+            self.worst_position = _frozen(self.positions[chosen].copy())
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,131 @@
+"""The options of the particle swarm, and what each may be."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from swarm.errors import UserError
+
+Rule = tuple[type, Callable[[Any], bool], str]
+NOT_NEGATIVE: Rule = (float, lambda value: 0 <= value < np.inf, "a number, 0 or more")
+POSITIVE: Rule = (float, lambda value: 0 < value < np.inf, "a number above 0")
+SHARE: Rule = (float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
+PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "a whole number, 1 or more")
+COUNT: Rule = (int, lambda value: value >= 0, "a whole number, 0 or more")
+SWITCH: Rule = (bool, lambda value: True, "true or false")
+
+NUMBERS: dict[str, tuple[Rule, str]] = {
+    "inertia": (NOT_NEGATIVE, "the paper tried 0.1, 0.2 and 0.3"),
+    "cognitive": (NOT_NEGATIVE, "the paper tried 0.1 to 0.5"),
+    "social": (NOT_NEGATIVE, "the paper tried 0.2 to 0.6"),
+    "repel": (NOT_NEGATIVE, "the paper tried 0.01, 0.05 and 0.1; 0 switches it off"),
+    "weight_randomness": (SWITCH, "false takes all factors r as 1"),
+    "step_length": (POSITIVE, "the paper tried 0.5 to 1.0"),
+    "step_length_factor": (SHARE, "1 keeps the step as it is; the paper's is 0.95"),
+    "minimum_step_length": (NOT_NEGATIVE, "0 means no floor"),
+    "patience": (AT_LEAST_ONE, "to go on for ever, raise it above optimizer.max_iterations"),
+    "max_iterations": (AT_LEAST_ONE, "the paper's is 50"),
+    "restart": (SWITCH, "false never brings a stray particle back"),
+    "restart_patience": (POSITIVE, "the paper's is 5 iterations; optimizer.restart=false is off"),
+    "restart_cool_down": (COUNT, "0 lets a particle restart every iteration"),
+    "crossover_maximum": (POSITIVE, "1 is the paper's, 2 the original code's"),
+    "drop_iteration": (PROBABILITY, "it is the chance to skip an iteration's evaluation"),
+    "drop_particle": (PROBABILITY, "it is the chance to skip a particle's evaluation"),
+    "count_skipped": (SWITCH, "true is the original code's way"),
+}
+WORDS = {
+    "starting_velocity": ("random", "zero", "best"),
+    "stale_count": ("after", "including"),
+    "restart_unit": ("iterations", "fraction"),
+    "crossover_parents": ("experts", "everyone"),
+    "worst_tie": ("first", "last"),
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class ParticleSwarmOptions:
+    """The options of Model Swarms, with the paper's symbols; docs/pso.md sets them beside its code.
+
+    Args:
+        particles: N; None is one per expert, without crossover children.
+        inertia: phi_v, to go on; only the ratios of this and the next three matter.
+        cognitive: phi_p, towards the particle's own best.
+        social: phi_g, towards the best of the swarm.
+        repel: phi_w, away from the worst of the swarm.
+        weight_randomness: Each coefficient times its own r ~ U(0, 1), per particle and iteration.
+        step_length: lambda of the first iteration.
+        step_length_factor: phi_lambda, by which it shrinks once per iteration.
+        minimum_step_length: Where it stops shrinking.
+        starting_velocity: Towards a `random` other particle, `zero`, towards the `best` of all.
+        patience: c, stale iterations of the swarm after which it ends.
+        max_iterations: K; the evaluation of the start is not one of them.
+        stale_count: Iterations `after` a best are stale, or that of the best too (`including`).
+        restart: Stray particles go back to their own best and lose their velocity.
+        restart_patience: c_r, stale iterations of a particle that make it a stray.
+        restart_unit: That number in `iterations`, or as a `fraction` of patience.
+        restart_cool_down: Evaluated iterations that must pass before it may restart again.
+        crossover_maximum: A child is t * a + (1 - t) * b with t ~ U(0, this).
+        crossover_parents: Parents are `experts` only, or `everyone` there is, children too.
+        worst_tie: Which of equally bad particles of one iteration is the worst, `first` or `last`.
+        drop_iteration: Drop-K, the chance that nothing is evaluated in an iteration.
+        drop_particle: Drop-N, the chance that a particle is not evaluated in an iteration.
+        count_skipped: What was not evaluated counts as stale, for the swarm and the particle.
+
+    Raises:
+        UserError: An option is out of its range; named with what is allowed.
+    """
+
+    particles: int | None = 20
+    inertia: float = 0.2
+    cognitive: float = 0.3
+    social: float = 0.4
+    repel: float = 0.05
+    weight_randomness: bool = True
+    step_length: float = 0.5
+    step_length_factor: float = 0.95
+    minimum_step_length: float = 0.1
+    starting_velocity: Literal["random", "zero", "best"] = "random"
+    patience: int = 10
+    max_iterations: int = 50
+    stale_count: Literal["after", "including"] = "after"
+    restart: bool = True
+    restart_patience: float = 5
+    restart_unit: Literal["iterations", "fraction"] = "iterations"
+    restart_cool_down: int = 5
+    crossover_maximum: float = 1.0
+    crossover_parents: Literal["experts", "everyone"] = "experts"
+    worst_tie: Literal["first", "last"] = "first"
+    drop_iteration: float = 0.0
+    drop_particle: float = 0.0
+    count_skipped: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(options: ParticleSwarmOptions) -> None:
+    for name, (rule, advice) in NUMBERS.items():
+        _check_number(name, getattr(options, name), rule, advice)
+    if options.particles is not None:
+        at_least_two = (int, lambda value: value >= 2, "a whole number, 2 or more")
+        _check_number("particles", options.particles, at_least_two, "null is one per expert")
+    for name, allowed in WORDS.items():
+        if (value := getattr(options, name)) not in allowed:
+            raise UserError(f"optimizer.{name}={value}: must be one of {', '.join(allowed)}")
+    if options.minimum_step_length > options.step_length:
+        raise UserError(f"""optimizer.minimum_step_length={options.minimum_step_length}: must be at
+            most optimizer.step_length={options.step_length}, lower it or raise that""")
+    if not (options.inertia or options.cognitive or options.social or options.repel):
+        raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be 0,
+            as no particle would move; raise one of them""")
+
+
+def _check_number(name: str, value: Any, rule: Rule, advice: str) -> None:
+    kind, allowed, wording = rule
+    kinds = (int, float) if kind is float else kind
+    right_kind = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
+    if not (right_kind and allowed(value)):
+        raise UserError(f"optimizer.{name}={value}: must be {wording}, {advice}")

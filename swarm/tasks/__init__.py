@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 from swarm.models import Completion, Request
@@ -54,3 +55,22 @@ class Task(Protocol):
     def utility(self, scores: Sequence[Score]) -> float:
         """The number that a search raises; in the scores' unit."""
         ...
+
+
+def mean(scores: Sequence[Score]) -> float:
+    """The mean value, which is the utility of most tasks; in the scores' unit.
+
+    Raises:
+        ValueError: There is no score.
+    """
+    if not scores:
+        raise ValueError("the mean of no scores")
+    return fmean(score.value for score in scores)
+
+
+def unparsed(scores: Sequence[Score]) -> float:
+    """The share of answers, 0 to 1, from which nothing could be read; 0 of no scores.
+
+    Beside an accuracy it tells a model that does not know from one that is not understood.
+    """
+    return sum(score.answer is None for score in scores) / len(scores) if scores else 0.0

@@ -1,0 +1,109 @@
+"""Exact match: each item is a prompt whose answer is a yes or no, a number or a phrase."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from swarm.models import Completion, Message, Request
+from swarm.tasks import Item, Play, Score, answers, keys, mean
+from swarm.tasks.data import DataFile, wrong_text
+
+
+class Match:
+    """Items `{"question", "answer"}`; the question is put as it stands, the answer is compared.
+
+    The gold answer's kind decides what is read from a text (swarm/tasks/answers.py), and dev and
+    test are read alike.
+
+    Args:
+        name: The task's name.
+        file: Path of the data file; `None` is data/eval/NAME.json.
+        dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
+        test_limit: The most test items; `None` is all.
+        ids: "file" or "position" (see `DataFile`).
+        instruction: A line before the question; `None` leaves it out, as the original does.
+        chat: Put the prompt as one user turn through the model's chat template; the original
+            continues it as plain text.
+        max_new_tokens: The most tokens to be written.
+        parser: "anchored" reads an answer and compares whole values; "original" is the original's
+            rule: the gold answer is somewhere in the text, "No" in "Node" and "18" in "118" too.
+        take: Which number counts where none is marked: "first" for prompts that ask for the bare
+            answer, "last" for those that lead to reasoning. Of no effect with the original parser.
+        last_words: With the original parser, the last words that are looked at; `None` is the
+            whole text. For gsm8k the original takes 5 on dev and 10 on test; here one number
+            holds for both.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: str | None = None,
+        dev_limit: int | None = None,
+        test_limit: int | None = None,
+        ids: str = "file",
+        instruction: str | None = None,
+        chat: bool = False,
+        max_new_tokens: int = 10,
+        parser: str = "anchored",
+        take: str = "first",
+        last_words: int | None = None,
+    ) -> None:
+        self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_match)
+        self.name = self.data.name
+        self.instruction = keys.optional_words("instruction", instruction)
+        self.chat = keys.switch("chat", chat)
+        self.max_new_tokens = keys.whole_number("max_new_tokens", max_new_tokens)
+        self.parser = keys.one_of("parser", parser, ("anchored", "original"))
+        self.take = keys.one_of("take", take, ("first", "last"))
+        self.last_words = keys.optional_number("last_words", last_words)
+
+    def items(self, split: str) -> Sequence[Item]:
+        """The items of "dev" or "test"; see `Task.items`."""
+        return self.data.items(split)
+
+    def play(self, items: Sequence[Item]) -> Play:
+        """Ask about every item in one round."""
+        completions = yield [self.request(item) for item in items]
+        return [self.score(item, said) for item, said in zip(items, completions, strict=True)]
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        """1 for an answer of the gold answer's value, else 0."""
+        same = answers.same_original if self.parser == "original" else answers.same
+        return float(answer is not None and same(answer, str(item["answer"])))
+
+    def utility(self, scores: Sequence[Score]) -> float:
+        """The accuracy, 0 to 1."""
+        return mean(scores)
+
+    def request(self, item: Item) -> Request:
+        """What is put to the model about one item."""
+        text = "\n".join(filter(None, [self.instruction, item["question"]]))
+        prompt = (Message("user", text),) if self.chat else text
+        if self.parser == "original":
+            return Request(prompt, self.max_new_tokens)
+        kind = answers.kind_of(str(item["answer"]))
+        decided = partial(answers.settled, kind, self.take)
+        return Request(prompt, self.max_new_tokens, decided=decided)
+
+    def score(self, item: Item, completion: Completion) -> Score:
+        """What one completion is worth."""
+        if self.parser == "original":
+            answer = answers.read_original(completion.text, self.last_words)
+        else:
+            kind = answers.kind_of(str(item["answer"]))
+            answer = answers.read(completion.text, kind, self.take)
+        return Score(self.grade(item, answer), answer, completion.text)
+
+
+def wrong_match(item: Item) -> str | None:
+    """What is wrong with an exact-match item, or `None`."""
+    if (wrong := wrong_text(item, "question")) is not None:
+        return wrong
+    if "answer" not in item:
+        return 'it has no "answer"'
+    answer = item["answer"]
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or not str(answer):
+        return 'its "answer" is neither a text nor a number'
+    return None

@@ -1,0 +1,192 @@
+"""Multiple choice and exact match: prompts, scoring, data files and keys."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playing import Knowing, Silent, choice_items, played, write
+
+from swarm.errors import UserError
+from swarm.models import Completion, Message
+from swarm.tasks import Score, mean, unparsed
+from swarm.tasks.choice import Choice
+from swarm.tasks.data import balanced
+from swarm.tasks.match import Match
+
+
+def test_the_choice_prompt(tmp_path: Path) -> None:
+    item = {"question": "Which?", "choices": {"A": "this", "B": "that"}, "answer": "B"}
+    plain = write(tmp_path / "plain.json", {"dev": [item], "test": [item]})
+    shown = write(tmp_path / "shown.json", {"dev": [item], "icl_prompt": "Q\nThe answer is D."})
+    task = Choice("plain", str(plain))
+    text = "Question: Which?\nA: this\nB: that\nThe answer is"
+    first = "Please choose an option that best answers the question.\n"
+    (request,) = next(task.play(task.items("dev")))
+    assert request.prompt == first + text and request.max_new_tokens == 10
+    task = Choice("shown", str(shown), instruction=None, chat=True)
+    (request,) = next(task.play(task.items("dev")))
+    assert request.prompt == (Message("user", "Q\nThe answer is D.\n" + text),)
+
+
+def test_letters_by_log_probability(tmp_path: Path) -> None:
+    file = str(write(tmp_path / "small.json", {"dev": choice_items(8)}))
+    for chat, letters in ((False, (" A", " B", " C", " D")), (True, ("A", "B", "C", "D"))):
+        task = Choice("small", file, scoring="logits", chat=chat)
+        items = task.items("dev")
+        requests = next(task.play(items))
+        assert requests[0].choices == letters and requests[0].max_new_tokens == 0
+        assert task.utility(played(task, items, Knowing(items))) == 1.0
+    with pytest.raises(UserError, match="scoring=generate"):
+        played(task, items, Silent())
+
+
+def test_log_probabilities_that_are_no_numbers_pick_nothing(tmp_path: Path) -> None:
+    file = str(write(tmp_path / "small.json", {"dev": choice_items(1)}))
+    task = Choice("small", file, scoring="logits")
+    (item,) = task.items("dev")
+    nan, low = float("nan"), float("-inf")
+    assert task.read(item, Completion("", (nan, -2.0, -1.0, low))) == "C"
+    assert task.read(item, Completion("", (nan,) * 4)) is None
+
+
+def test_the_original_rules_can_be_chosen(tmp_path: Path) -> None:
+    file = str(write(tmp_path / "small.json", {"dev": choice_items(1)}))
+    said = Completion("Answer: C")
+    for parser, letter in (("original", "A"), ("anchored", "C")):
+        task = Choice("small", file, parser=parser)
+        assert task.read(task.items("dev")[0], said) == letter
+    golds = [{"question": "?", "answer": gold} for gold in ("No", "18", "18")]
+    file = str(write(tmp_path / "match.json", {"dev": golds}))
+    texts = [Completion("Node"), Completion("118"), Completion("18 or rather a b c d e f g h i 7")]
+    values = {}
+    for parser, last_words in (("original", None), ("original", 10), ("anchored", None)):
+        match = Match("match", file, parser=parser, last_words=last_words, take="last")
+        items = match.items("dev")
+        scores = [match.score(item, said) for item, said in zip(items, texts, strict=True)]
+        assert [match.grade(i, s.answer) for i, s in zip(items, scores, strict=True)] == [
+            score.value for score in scores
+        ]
+        values[parser, last_words] = [score.value for score in scores]
+    assert values == {
+        ("original", None): [1.0, 1.0, 1.0],
+        ("original", 10): [1.0, 1.0, 0.0],
+        ("anchored", None): [0.0, 0.0, 0.0],
+    }
+
+
+def test_a_limit_keeps_the_domains_in_proportion(tmp_path: Path) -> None:
+    items = [{"question": "?", "answer": "1", "domain": "x" if n < 30 else "y"} for n in range(40)]
+    file = str(write(tmp_path / "small.json", {"dev": items, "test": items}))
+    ids = {}
+    for limit in (4, 8, 20, None, 99):
+        task = Match("small", file, dev_limit=limit)
+        chosen = task.items("dev")
+        ids[limit] = [item["id"] for item in chosen]
+        assert len(chosen) == min(limit or 40, 40)
+        assert Counter(item["domain"] for item in chosen)["y"] * 4 == len(chosen)
+        assert len(task.items("test")) == 40
+    assert ids[20] == ids[None][:20] and ids[8] == ids[20][:8]
+    assert balanced(balanced(items)) == balanced(items)
+
+
+def test_ids_are_the_files_or_positions(tmp_path: Path) -> None:
+    items = [{"question": "?", "answer": "1", "id": 0} for _ in range(3)]
+    file = str(write(tmp_path / "small.json", {"dev": items}))
+    assert [i["id"] for i in Match("small", file, ids="position").items("dev")] == [0, 1, 2]
+    with pytest.raises(UserError, match=r'id "0" occurs more than once in dev; .*task.ids'):
+        Match("small", file).items("dev")
+
+
+GOOD = {"question": "?", "choices": {"A": "x", "B": "y"}, "answer": "A", "id": "i7"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer": "C"}, "'i7': its \"answer\" 'C' is not among its choices A, B"),
+        ({"answer": ["A"]}, "is not among"),
+        ({"answer": None}, "is not among"),
+        ({"choices": {"A": "x"}}, "at least two"),
+        ({"choices": ["x", "y"]}, "at least two"),
+        ({"choices": {"A": "x", "b": "y"}}, 'choice "b"'),
+        ({"choices": {"A": "x", "B": 3}}, 'choice "B" is not a text'),
+        ({"question": ""}, '"question" is not a text'),
+        ({"id": [1]}, "its id"),
+    ],
+)
+def test_a_wrong_choice_item_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    file = write(tmp_path / "small.json", {"dev": [{**GOOD, "id": "i6"}, {**GOOD, **change}]})
+    with pytest.raises(UserError) as caught:
+        Choice("small", str(file)).items("dev")
+    assert message in str(caught.value) and str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not readable JSON"),
+        ("[]", "not an object"),
+        ('{"test": []}', '"dev" is not a list'),
+        ('{"dev": []}', '"dev" is not a list of at least one item'),
+        ('{"dev": [3]}', "dev item 0: it is not an object"),
+        ('{"dev": [{"answer": "1"}]}', 'dev item 0: it has no "question"'),
+        ('{"dev": [{"question": "?"}]}', 'dev item 0: it has no "answer"'),
+        ('{"dev": [{"question": "?", "answer": true}]}', "neither a text nor a number"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "small.json"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        Match("small", str(file)).items("dev")
+    assert message in str(caught.value) and str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"run `python scripts/fetch_data.py elsewhere`"):
+        Choice("elsewhere").items("dev")
+    with pytest.raises(UserError, match=r"mine.json is missing: see task.file"):
+        Choice("elsewhere", "mine.json").items("dev")
+    (tmp_path / "data" / "eval").mkdir(parents=True)
+    write(tmp_path / "data" / "eval" / "elsewhere.json", {"dev": choice_items(2)})
+    assert len(Choice("elsewhere").items("dev")) == 2
+
+
+@pytest.mark.parametrize("kind", [Choice, Match])
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("name", "", "not a text"),
+        ("dev_limit", 0, "null nor a whole number from 1"),
+        ("test_limit", True, "null nor a whole number from 1"),
+        ("max_new_tokens", 2.5, "whole number from 1"),
+        ("parser", "strict", "anchored, original"),
+        ("ids", None, "file, position"),
+        ("chat", "0", "true, false"),
+        ("instruction", 5, "not a text"),
+        ("file", 5, "not a text"),
+    ],
+)
+def test_a_wrong_key_is_named(kind: type, key: str, value: object, allowed: str) -> None:
+    with pytest.raises(UserError) as caught:
+        kind(**{"name": "small", key: value})
+    assert str(caught.value).startswith(f"task.{key}: {value!r}") and allowed in str(caught.value)
+
+
+def test_wrong_keys_of_one_kind_are_named() -> None:
+    with pytest.raises(UserError, match=r"task\.scoring: 'logit' is not one of generate, logits"):
+        Choice("small", scoring="logit")
+    with pytest.raises(UserError, match=r"task\.take: 'middle' is not one of first, last"):
+        Match("small", take="middle")
+    with pytest.raises(UserError, match=r"task\.last_words"):
+        Match("small", last_words=-5)
+
+
+def test_mean_and_share_of_unparsed_answers() -> None:
+    scores = [Score(1.0, "A"), Score(0.0, None), Score(0.0, "B"), Score(0.0, None)]
+    assert mean(scores) == 0.25 and unparsed(scores) == 0.5 and unparsed([]) == 0.0
+    with pytest.raises(ValueError, match="no scores"):
+        mean([])

@@ -77,7 +77,8 @@ def test_the_original_rules_can_be_chosen(tmp_path: Path) -> None:
 
 def test_a_limit_keeps_the_domains_in_proportion(tmp_path: Path) -> None:
     items = [{"question": "?", "answer": "1", "domain": "x" if n < 30 else "y"} for n in range(40)]
-    file = str(write(tmp_path / "small.json", {"dev": items, "test": items}))
+    others = [{**item, "question": "!"} for item in items]
+    file = str(write(tmp_path / "small.json", {"dev": items, "test": others}))
     ids = {}
     for limit in (4, 8, 20, None, 99):
         task = Match("small", file, dev_limit=limit)
@@ -166,6 +167,7 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.M
         ("parser", "strict", "anchored, original"),
         ("ids", None, "file, position"),
         ("chat", "0", "true, false"),
+        ("dedupe", 1, "true, false"),
         ("instruction", 5, "not a text"),
         ("file", 5, "not a text"),
     ],

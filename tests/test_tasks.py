@@ -1,13 +1,14 @@
 """What every task must do, whichever file of conf/task it comes from."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig
 from playing import Knowing, Silent, choice_items, match_items, played, write
 
 from swarm.errors import UserError
@@ -19,30 +20,61 @@ ORIGINAL = ROOT.parent / "shared" / "data" / "eval"
 YAMLS = sorted((ROOT / "conf" / "task").glob("*.yaml"))
 
 
-# How to make items for each class of task; a new kind of task adds its own here.
-MAKERS = {
+# How to make items for each class of task; a new kind of task adds its own here. `None`: the class
+# has no file of its own, only parts that have.
+MAKERS: dict[str, Callable[[int], list[dict[str, Any]]] | None] = {
     "swarm.tasks.choice.Choice": choice_items,
     "swarm.tasks.match.Match": match_items,
+    "swarm.tasks.mixture.Mixture": None,
 }
 
 
-def build(yaml: Path, file: Path, **changes: Any) -> Task:
-    config = OmegaConf.load(yaml)
-    return instantiate(OmegaConf.merge(config, {"file": str(file), **changes}))
+def composed(yaml: Path) -> DictConfig:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose(f"task/{yaml.stem}").task
+
+
+def with_files(config: DictConfig) -> Iterator[DictConfig]:
+    """The parts of a task, or parts of parts, that have a file; of most tasks the task itself."""
+    target = config["_target_"]
+    assert target in MAKERS, f"say in MAKERS how to make items for {target}"
+    if MAKERS[target] is not None:
+        yield config
+        return
+    for part in config.tasks.values():
+        yield from with_files(part)
+
+
+def small(config: DictConfig, folder: Path) -> int:
+    """Give each part a small file of its format, 12 dev and 6 test items; how many parts."""
+    parts = list(with_files(config))
+    for number, part in enumerate(parts):
+        make = MAKERS[part["_target_"]]
+        assert make is not None
+        items = make(18 * len(parts))[18 * number : 18 * number + 18]
+        content = {"dataset": "small", "dev": items[:12], "test": items[12:]}
+        part.file = str(write(folder / f"small_{number}.json", content))
+    return len(parts)
 
 
 @pytest.fixture(params=YAMLS, ids=lambda path: path.stem)
-def task(request: pytest.FixtureRequest, tmp_path: Path) -> Task:
+def config(request: pytest.FixtureRequest) -> DictConfig:
+    return composed(request.param)
+
+
+@pytest.fixture
+def parts(config: DictConfig, tmp_path: Path) -> int:
+    return small(config, tmp_path)
+
+
+@pytest.fixture
+def task(config: DictConfig, parts: int) -> Task:
     """Each task of conf/task, over a small file of its format."""
-    target = OmegaConf.load(request.param)["_target_"]
-    assert target in MAKERS, f"say in MAKERS how to make items for {target}"
-    make = MAKERS[target]
-    content = {"dataset": "small", "dev": make(12), "test": make(6)}
-    return build(request.param, write(tmp_path / "small.json", content))
+    return instantiate(config)
 
 
-def test_items_have_unique_ids(task: Task) -> None:
-    for split, count in (("dev", 12), ("test", 6)):
+def test_items_have_unique_ids(task: Task, parts: int) -> None:
+    for split, count in (("dev", 12 * parts), ("test", 6 * parts)):
         items = task.items(split)
         assert len({str(item["id"]) for item in items}) == len(items) == count
         assert task.items(split) == items
@@ -98,12 +130,15 @@ def test_every_key_is_explained() -> None:
 
 @pytest.mark.parametrize("yaml", YAMLS, ids=lambda path: path.stem)
 def test_the_real_files_are_read(yaml: Path) -> None:
-    file = ORIGINAL / f"{yaml.stem}.json"
-    if not file.exists():
-        file = ROOT / "data" / f"{yaml.stem}.json"
-    if not file.exists():
-        pytest.skip(f"{yaml.stem}.json of the original is not on this machine")
-    task = build(yaml, file)
+    config = composed(yaml)
+    for part in with_files(config):
+        file = ORIGINAL / f"{part.name}.json"
+        if not file.exists():
+            file = ROOT / "data" / f"{part.name}.json"
+        if not file.exists():
+            pytest.skip(f"{part.name}.json of the original is not on this machine")
+        part.file = str(file)
+    task = instantiate(config)
     for split in ("dev", "test"):
         items = task.items(split)
         assert task.utility(played(task, items, KnowingByPrompt(task, items))) == 1.0

@@ -20,11 +20,13 @@ class Score:
         answer: What was read from the text, in the form the gold answer has; `None` if nothing
             could be read.
         text: The model's text, for the record.
+        part: In a mixture of tasks, the part that the item belongs to; else empty.
     """
 
     value: float
     answer: str | None
     text: str = ""
+    part: str = ""
 
 
 Play = Generator[list[Request], list[Completion], list[Score]]

@@ -24,6 +24,7 @@ class Choice:
         dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
         test_limit: The most test items; `None` is all.
         ids: "file" or "position" (see `DataFile`).
+        dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
         instruction: First line of the prompt; `None` leaves it out.
         chat: Put the prompt as one user turn through the model's chat template; the original
             continues it as plain text.
@@ -44,13 +45,14 @@ class Choice:
         dev_limit: int | None = None,
         test_limit: int | None = None,
         ids: str = "file",
+        dedupe: bool = True,
         instruction: str | None = "Please choose an option that best answers the question.",
         chat: bool = False,
         scoring: str = "generate",
         max_new_tokens: int = 10,
         parser: str = "anchored",
     ) -> None:
-        self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_choice)
+        self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_choice, dedupe)
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
         self.chat = keys.switch("chat", chat)

@@ -1,6 +1,7 @@
 """One evaluation file: items of two splits, read and checked at first use."""
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.places import find
-from swarm.tasks import Item, keys
+from swarm.tasks import Item, keys, leak
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("dev", "test")
 FETCHED = "data/eval"
@@ -25,6 +28,9 @@ class DataFile:
     An "icl_prompt" (a worked example) is put into each item, so that an item is all that a
     worker needs to ask about it.
 
+    Items that are in dev and in test alike (swarm/tasks/leak.py) are warned of, once, and stay in
+    one of the two: one half in dev, the other in test. Limits are taken of what remains.
+
     Args:
         name: The task's name, which is the file's without ".json" unless `file` says otherwise.
         file: Path of the file; `None` is data/eval/NAME.json.
@@ -33,6 +39,8 @@ class DataFile:
         ids: "file" takes the items' own "id" (their position where they have none), "position"
             numbers them from 0, for files whose ids repeat.
         check: Says what is wrong with an item, or `None`.
+        dedupe: Divide the items that are in both splits; false leaves them in both, as the
+            original does, and a search then selects on some of its test items.
 
     Raises:
         UserError: A value is not allowed.
@@ -46,6 +54,7 @@ class DataFile:
         test_limit: int | None,
         ids: str,
         check: Callable[[Item], str | None],
+        dedupe: bool = True,
     ) -> None:
         self.name = keys.words("name", name)
         self.file = keys.optional_words("file", file) or f"{FETCHED}/{self.name}.json"
@@ -55,14 +64,17 @@ class DataFile:
         }
         self.ids = keys.one_of("ids", ids, ("file", "position"))
         self.check = check
+        self.dedupe = keys.switch("dedupe", dedupe)
         self._splits: dict[str, tuple[Item, ...]] = {}
+        self._warned = False
 
     def items(self, split: str) -> tuple[Item, ...]:
         """The items of "dev" or "test".
 
         Raises:
             UserError: There is no such file or split, the split is empty, or an item is wrong;
-                the message names the file and the item.
+                the message names the file and the item. Of the other split only the sound
+                items are looked at.
         """
         if split not in SPLITS:
             raise UserError(f"split: {split!r} is not one of {', '.join(SPLITS)}.")
@@ -86,7 +98,40 @@ class DataFile:
                 f'{path}: id "{repeated[0]}" occurs more than once in {split};'
                 " make ids unique, or set task.ids=position."
             )
-        return items
+        return self._apart(path, content, split, items)
+
+    def _apart(
+        self, path: Path, content: Mapping[str, Any], split: str, items: list[Item]
+    ) -> list[Item]:
+        """The items without those that the other split keeps."""
+        other = "test" if split == "dev" else "dev"
+        entries = content.get(other)
+        rest = [e for e in entries if self._sound(e)] if isinstance(entries, list) else []
+        kept = leak.divide(items, rest) if split == "dev" else leak.divide(rest, items)
+        self._warn(path, kept)
+        if not self.dedupe:
+            return items
+        left = leak.without(items, kept[other])
+        if not left:
+            raise UserError(
+                f"{path}: {split} has no item that is not in {other} too;"
+                " task.dedupe=false leaves it in both."
+            )
+        return left
+
+    def _sound(self, entry: object) -> bool:
+        return isinstance(entry, Mapping) and self.check(entry) is None
+
+    def _warn(self, path: Path, kept: Mapping[str, set[leak.Identity]]) -> None:
+        dev, test = len(kept["dev"]), len(kept["test"])
+        if self._warned or not dev:
+            return
+        self._warned = True
+        if self.dedupe:
+            what = f"{dev} stay in dev, {test} in test (task.dedupe=false leaves them in both)"
+        else:
+            what = "they stay in both (task.dedupe=true divides them)"
+        log.warning("%s: %d items are in dev and in test alike; %s.", path, dev + test, what)
 
     def _item(
         self, path: Path, split: str, position: int, entry: object, common: Mapping[str, str]

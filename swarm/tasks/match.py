@@ -20,6 +20,7 @@ class Match:
         dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
         test_limit: The most test items; `None` is all.
         ids: "file" or "position" (see `DataFile`).
+        dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
         instruction: A line before the question; `None` leaves it out, as the original does.
         chat: Put the prompt as one user turn through the model's chat template; the original
             continues it as plain text.
@@ -43,6 +44,7 @@ class Match:
         dev_limit: int | None = None,
         test_limit: int | None = None,
         ids: str = "file",
+        dedupe: bool = True,
         instruction: str | None = None,
         chat: bool = False,
         max_new_tokens: int = 10,
@@ -50,7 +52,7 @@ class Match:
         take: str = "first",
         last_words: int | None = None,
     ) -> None:
-        self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_match)
+        self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_match, dedupe)
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
         self.chat = keys.switch("chat", chat)

@@ -1,0 +1,22 @@
+# Sourced by the other scripts: makes the virtual environment $VENV (.venv) and installs the project
+# with the extras named in $1 (or none). A second call does nothing unless pyproject.toml has changed.
+install() {
+    local extras=${1-} venv=${VENV:-.venv} python stamp constraint=()
+    python=${PYTHON:-python3}
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        echo "error: $python is older than Python 3.11; name another one with PYTHON=..." >&2
+        exit 1
+    fi
+    stamp="$(cat pyproject.toml constraints-cpu.txt | cksum) $extras"
+    if [ "$(cat "$venv/.installed" 2>/dev/null)" = "$stamp" ]; then
+        return
+    fi
+    if ! command -v nvidia-smi >/dev/null || ! nvidia-smi >/dev/null 2>&1; then
+        constraint=(-c constraints-cpu.txt)
+    fi
+    echo "installing into $venv (about two minutes) ..."
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        "${constraint[@]}" --editable ".${extras:+[$extras]}"
+    echo "$stamp" >"$venv/.installed"
+}

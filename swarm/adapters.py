@@ -1,0 +1,259 @@
+"""One expert on disk: a PEFT LoRA folder, whose settings and weights are read and checked here."""
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+# Settings under which an adapter is more than x -> s B A x, so that mixing factors means nothing.
+REFUSED = {
+    "use_dora": "DoRA rescales the base weight",
+    "lora_bias": "a bias is learnt beside B",
+    "modules_to_save": "whole modules are replaced",
+    "layer_replication": "layers of the base model are repeated",
+    "fan_in_fan_out": "the base weight is stored transposed",
+    "target_parameters": "bare parameters are adapted instead of linear layers",
+    "trainable_token_indices": "rows of the embedding are replaced",
+    "use_qalora": "QA-LoRA pools the input of A",
+    "alora_invocation_tokens": "activated LoRA is off before its invocation tokens",
+    "use_bdlora": "the factors are block-diagonal",
+    "arrow_config": "Arrow routes between adapters",
+    "kasa_config": "KaSA truncates the base weight",
+    "monteclora_config": "Monte Carlo LoRA samples its weights",
+}
+# These starts subtract something from the base weight, which PEFT does again at each load.
+REFUSED_STARTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
+# Settings that this package reads, and those that matter to training or loading only.
+# fmt: off
+READ = {
+    "peft_type", "base_model_name_or_path", "task_type", "revision", "r", "lora_alpha", "bias",
+    "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "target_modules",
+    "exclude_modules", "layers_to_transform", "layers_pattern",
+}
+HARMLESS = {
+    "auto_mapping", "inference_mode", "peft_version", "lora_dropout", "megatron_config",
+    "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "velora_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
+}
+# fmt: on
+# Keys that are refused with a reason better than "unknown".
+KEY_REASONS = {
+    "lora_embedding_": "a LoRA of an embedding",
+    "lora_magnitude_vector": "a DoRA magnitude",
+    ".bias": "a bias",
+    "lora_": "a LoRA part other than A and B",
+}
+KEY = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"
+)
+DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass
+class Adapter:
+    """One LoRA expert as its folder describes it; the weights stay on disk until asked for.
+
+    For every adapted module `shapes` holds (in, out, rank), `alphas` the LoRA alpha and `keys` the
+    names of A and B in the file.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, int, int]]
+    alphas: dict[str, float]
+    keys: dict[str, dict[str, str]]
+    _file: Any = field(default=None, repr=False)
+
+    @property
+    def base(self) -> str | None:
+        """The base model as the config names it, or None if it does not."""
+        return self.config.get("base_model_name_or_path") or None
+
+    @property
+    def rslora(self) -> bool:
+        """Whether the scaling is alpha / sqrt(rank), as in rank-stabilized LoRA."""
+        return bool(self.config.get("use_rslora"))
+
+    def scaling(self, module: str) -> float:
+        """The factor s of delta W = s B A at `module`."""
+        rank = self.shapes[module][2]
+        return self.alphas[module] / (math.sqrt(rank) if self.rslora else rank)
+
+    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+        """A [rank, in] and B [out, rank] of `module` as they are in the file, in its type.
+
+        Raises UserError where a weight is not a finite number.
+        """
+        if self._file is None:
+            self._file = safe_open(str(self.folder / WEIGHTS), framework="pt")
+        first, second = (self._file.get_tensor(self.keys[module][side]) for side in "AB")
+        for weight in (first, second):
+            # One pass; a NaN makes both ends NaN.
+            if not all(math.isfinite(end) for end in weight.aminmax()):
+                raise refusal(self.folder, f"{module} holds weights that are NaN or infinite")
+        return first, second
+
+
+def refusal(folder: Path, reason: str) -> UserError:
+    """The error that names the expert's `folder` and says why it cannot be used."""
+    return UserError(f"{folder}: {reason}")
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The expert in `folder`, from its config and the header of its weights (kilobytes are read).
+
+    Raises UserError, naming the folder, for whatever is not a plain LoRA of linear layers in
+    safetensors whose file agrees with its config. A pickled adapter is never opened.
+    """
+    config = _read_config(folder)
+    _refuse_variants(folder, config)
+    header = _read_header(folder)
+    keys = _sort_keys(folder, header)
+    shapes = {module: _shape(folder, module, pair, header) for module, pair in keys.items()}
+    alphas = {}
+    for module, (_, _, rank) in shapes.items():
+        expected = _pattern(folder, config, "rank_pattern", module, config["r"])
+        if rank != expected:
+            reason = f"{module} has rank {rank} in {WEIGHTS} but {expected} in {CONFIG}"
+            raise refusal(folder, reason)
+        alphas[module] = float(
+            _pattern(folder, config, "alpha_pattern", module, config["lora_alpha"])
+        )
+    return Adapter(folder.name, folder, config, shapes, alphas, keys)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise refusal(folder, f"there is no {CONFIG}") from None
+    except (OSError, ValueError) as error:
+        raise refusal(folder, f"{CONFIG} cannot be read ({error})") from None
+    if not isinstance(config, dict):
+        raise refusal(folder, f"{CONFIG} is not a JSON object")
+    if config.get("peft_type") != "LORA":
+        raise refusal(
+            folder, f"peft_type is {config.get('peft_type')!r}; only LORA can be combined"
+        )
+    if not _is_number(config.get("r"), int) or config["r"] < 1:
+        raise refusal(folder, f"r must be a whole number above 0, not {config.get('r')!r}")
+    if not _is_number(config.get("lora_alpha"), (int, float)):
+        raise refusal(folder, f"lora_alpha must be a number, not {config.get('lora_alpha')!r}")
+    return config
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse every setting that is known, or has to be feared, to change the forward pass."""
+    if config.get("bias") not in (None, "none"):
+        raise refusal(folder, f"bias is {config['bias']!r}; only 'none' can be combined")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(REFUSED_STARTS):
+        reason = f"init_lora_weights is {start!r}, which changes the base weight"
+        raise refusal(folder, f"{reason}; convert it to a plain LoRA with PEFT first")
+    for key, value in config.items():
+        # 0 is a token and a layer, so only these count as unset.
+        if value is None or value is False or value in ([], {}, ""):
+            continue
+        if key in REFUSED:
+            raise refusal(folder, f"{key} is set and cannot be combined: {REFUSED[key]}")
+        if key not in READ | HARMLESS and not _is_default(key, value):
+            reason = f"{key} is set to {value!r}, which is unknown and may change the forward pass"
+            raise refusal(folder, reason)
+
+
+def _is_default(key: str, value: Any) -> bool:
+    """Whether the installed PEFT, perhaps later than this file, has `value` as its default."""
+    from peft import LoraConfig
+
+    missing = object()
+    return bool(getattr(LoraConfig(), key, missing) == value)
+
+
+def _read_header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The type and the shape of every tensor in the weights file, which is mapped but not read."""
+    path = folder / WEIGHTS
+    if not path.is_file():
+        if (folder / "adapter_model.bin").exists():
+            reason = f"adapter_model.bin is pickled and is never opened; save it as {WEIGHTS}"
+            raise refusal(folder, reason)
+        raise refusal(folder, f"there is no {WEIGHTS}")
+    try:
+        with safe_open(str(path), framework="np") as file:
+            parts = {key: file.get_slice(key) for key in sorted(file.keys())}
+            return {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in parts.items()}
+    except (SafetensorError, OSError) as error:
+        raise refusal(folder, f"{WEIGHTS} is damaged ({error})") from None
+
+
+def _sort_keys(folder: Path, header: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The keys of A and B for each module, in the order of the module names."""
+    keys: dict[str, dict[str, str]] = {}
+    for key in header:
+        match = KEY.fullmatch(key)
+        if match is None:
+            kinds = (kind for part, kind in KEY_REASONS.items() if part in key)
+            raise refusal(folder, f"{WEIGHTS} holds {key}, {next(kinds, 'an unknown weight')}")
+        sides = keys.setdefault(match["module"], {})
+        if match["side"] in sides:
+            raise refusal(folder, f"{WEIGHTS} holds more than one adapter for {match['module']}")
+        sides[match["side"]] = key
+    if not keys:
+        raise refusal(folder, f"{WEIGHTS} holds no LoRA weights")
+    for module, sides in keys.items():
+        for side in "AB":
+            if side not in sides:
+                raise refusal(folder, f"{module} has no lora_{side}")
+    return dict(sorted(keys.items()))
+
+
+def _shape(
+    folder: Path, module: str, pair: dict[str, str], header: dict[str, tuple[str, tuple[int, ...]]]
+) -> tuple[int, int, int]:
+    """(in, out, rank) of one module, whose A [rank, in] and B [out, rank] have to fit together."""
+    for key in pair.values():
+        dtype, shape = header[key]
+        if dtype not in DTYPES:
+            raise refusal(folder, f"{key} is of type {dtype}; allowed: {', '.join(DTYPES)}")
+        if len(shape) != 2 or 0 in shape:
+            raise refusal(
+                folder, f"{key} has shape {list(shape)}; only linear layers can be combined"
+            )
+    (rank, inputs), (outputs, other) = header[pair["A"]][1], header[pair["B"]][1]
+    if rank != other:
+        raise refusal(folder, f"{module} has rank {rank} in lora_A but {other} in lora_B")
+    return inputs, outputs, rank
+
+
+def _pattern(folder: Path, config: dict[str, Any], key: str, module: str, default: Any) -> Any:
+    """What rank_pattern or alpha_pattern says of `module`: by the first expression that fits."""
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise refusal(folder, f"{key} must map module names to numbers, not {patterns!r}")
+    for expression, value in patterns.items():
+        if not _is_number(value, (int, float)):
+            raise refusal(folder, f"{key} of {expression} must be a number, not {value!r}")
+        try:
+            if re.match(rf"(?:.*\.)?(?:{expression})$", module):
+                return value
+        except re.error as error:
+            reason = f"{key} has {expression!r}, which is no expression ({error})"
+            raise refusal(folder, reason) from None
+    return default

@@ -1,0 +1,216 @@
+"""Greedy decoding of one batch whose rows come in equal blocks, one block a particle."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+MINIMUM_PREFIX = 16
+"""Tokens that all rows must share before prefilling them once a particle is worth a forward."""
+
+COMPACT_BELOW = 0.75
+"""The share of live rows below which the finished ones are dropped from the batch."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One prompt being continued.
+
+    Attributes:
+        prompt: Token ids to read.
+        limit: The most new tokens.
+        decided: Whether these new tokens settle the answer.
+        new: Token ids generated so far, without the end token.
+        live: Whether more tokens are wanted.
+    """
+
+    prompt: list[int]
+    limit: int
+    decided: Callable[[list[int]], bool] | None = None
+    new: list[int] = field(default_factory=list)
+    live: bool = True
+
+    def take(self, token: int, ends: frozenset[int]) -> None:
+        """Add one token, and notice the end."""
+        if not self.live:
+            return
+        if token in ends:
+            self.live = False
+            return
+        self.new.append(token)
+        self.live = len(self.new) < self.limit and not (self.decided and self.decided(self.new))
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a model needs to go on with a batch of R = P * b rows.
+
+    Attributes:
+        cache: The model's own key-value cache.
+        mask: [R, tokens so far], 1 where a token is real.
+        position: [R, 1], the position of each row's last token.
+        logits: [R, vocabulary] after the last token, float32.
+    """
+
+    cache: Any
+    mask: torch.Tensor
+    position: torch.Tensor
+    logits: torch.Tensor
+
+
+def shared_prefix(prompts: Sequence[list[int]]) -> int:
+    """How many leading tokens all prompts share, leaving at least one token to each."""
+    first, last = min(prompts), max(prompts)
+    most = min(len(prompt) for prompt in prompts) - 1
+    same = 0
+    while same < most and first[same] == last[same]:
+        same += 1
+    return same
+
+
+def read(model: Any, prompts: Sequence[list[int]], particles: int, pad: int) -> Batch:
+    """Prefill R prompts, left-padded; a long enough shared prefix is read once a particle."""
+    device = model.device
+    rows = len(prompts)
+    prefix = shared_prefix(prompts) if rows > particles and can_share(model) else 0
+    cache, skip = None, 0
+    if prefix >= MINIMUM_PREFIX:
+        ids = torch.tensor([prompts[0][:prefix]] * particles, device=device)
+        cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+        cache.batch_repeat_interleave(rows // particles)
+        skip = prefix
+    longest = max(len(prompt) for prompt in prompts) - skip
+    padded = [[pad] * (longest - len(p) + skip) + list(p[skip:]) for p in prompts]
+    real = [[0] * (longest - len(p) + skip) + [1] * (len(p) - skip) for p in prompts]
+    ids, own = torch.tensor(padded, device=device), torch.tensor(real, device=device)
+    positions = (own.cumsum(1) - 1).clamp(min=0) + skip
+    mask = torch.cat([own.new_ones(rows, skip), own], dim=1)
+    out = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return Batch(out.past_key_values, mask, positions[:, -1:], out.logits[:, -1].float())
+
+
+def can_share(model: Any) -> bool:
+    """Whether a cache may be copied to more rows: plain attention over all earlier tokens."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
+
+
+def step(model: Any, batch: Batch, tokens: torch.Tensor) -> None:
+    """Read one more token a row, [R]; the batch is advanced in place."""
+    batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(tokens), 1)], dim=1)
+    batch.position = batch.position + 1
+    out = model(
+        input_ids=tokens[:, None],
+        attention_mask=batch.mask,
+        position_ids=batch.position,
+        past_key_values=batch.cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    batch.cache = out.past_key_values
+    batch.logits = out.logits[:, -1].float()
+
+
+def keep(live: Sequence[bool], particles: int) -> list[int] | None:
+    """The rows to go on with, equally many of each particle; `None` if dropping is not worth it.
+
+    Every live row is kept; a particle with fewer live rows than another keeps finished ones.
+    """
+    size = len(live) // particles
+    blocks = [range(p * size, (p + 1) * size) for p in range(particles)]
+    most = max(sum(live[row] for row in block) for block in blocks)
+    if most > COMPACT_BELOW * size:
+        return None
+    kept: list[int] = []
+    for block in blocks:
+        order = sorted(block, key=lambda row: (not live[row], row))
+        kept += sorted(order[:most])
+    return kept
+
+
+@torch.inference_mode()
+def generate(
+    model: Any, rows: Sequence[Row], particles: int, pad: int, ends: frozenset[int]
+) -> None:
+    """Continue all rows greedily until each has ended, is decided, or has reached its limit.
+
+    Args:
+        model: A causal language model of transformers.
+        rows: R = P * b rows, particle by particle; their `new` is filled in.
+        particles: P, the number of equal blocks.
+        pad: The token id to pad with; never attended.
+        ends: Token ids that end a text.
+    """
+    batch = read(model, [row.prompt for row in rows], particles, pad)
+    current = list(rows)
+    while True:
+        tokens = batch.logits.argmax(dim=-1)
+        for row, token in zip(current, tokens.tolist(), strict=True):
+            row.take(token, ends)
+        live = [row.live for row in current]
+        if not any(live):
+            return
+        if (kept := keep(live, particles)) is not None:
+            index = torch.tensor(kept, device=tokens.device)
+            batch.cache.batch_select_indices(index)
+            batch.mask, batch.position = batch.mask[index], batch.position[index]
+            tokens, current = tokens[index], [current[i] for i in kept]
+        step(model, batch, tokens)
+
+
+@torch.inference_mode()
+def choice_logprobs(
+    model: Any,
+    prompts: Sequence[list[int]],
+    choices: Sequence[Sequence[Sequence[int]]],
+    particles: int,
+    pad: int,
+) -> list[list[float]]:
+    """The natural log probability of each prompt's choices, token by token, teacher-forced.
+
+    One forward reads all prompts; choices of one token, the usual case, need no other.
+    """
+    batch = read(model, prompts, particles, pad)
+    first = torch.log_softmax(batch.logits, dim=-1)
+    longest = max(len(tokens) for row in choices for tokens in row)
+    scores = [[float(first[i, tokens[0]]) for tokens in row] for i, row in enumerate(choices)]
+    if longest == 1:
+        return scores
+    # Longer choices: each is read again as a whole, the same number for every row.
+    most = max(len(row) for row in choices)
+    for number in range(most):
+        tokens = [list(row[min(number, len(row) - 1)]) for row in choices]
+        rest = _rest_logprobs(model, prompts, tokens, particles, pad)
+        for i, row in enumerate(choices):
+            if number < len(row):
+                scores[i][number] += rest[i]
+    return scores
+
+
+def _rest_logprobs(
+    model: Any,
+    prompts: Sequence[list[int]],
+    tokens: Sequence[Sequence[int]],
+    particles: int,
+    pad: int,
+) -> list[float]:
+    """The log probability of each row's tokens after the first, given prompt and first token."""
+    batch = read(model, [[*p, t[0]] for p, t in zip(prompts, tokens, strict=True)], particles, pad)
+    totals = [0.0] * len(tokens)
+    for place in range(1, max(len(t) for t in tokens)):
+        logprobs = torch.log_softmax(batch.logits, dim=-1)
+        forced = [t[place] if place < len(t) else pad for t in tokens]
+        for i, t in enumerate(tokens):
+            if place < len(t):
+                totals[i] += float(logprobs[i, t[place]])
+        step(model, batch, torch.tensor(forced, device=logprobs.device))
+    return totals

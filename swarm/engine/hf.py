@@ -1,0 +1,187 @@
+"""The engine on transformers: one resident base model, experts mixed in memory, big batches."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swarm.engine.base import Base
+from swarm.errors import UserError
+from swarm.models import Completion, Request
+from swarm.pool import Pool
+
+if TYPE_CHECKING:
+    from swarm.engine.decode import Row
+
+log = logging.getLogger(__name__)
+
+PLANS = ("swap", "stacked")
+
+
+class HFEngine:
+    """Answers with transformers' models.
+
+    Args:
+        plan: "swap" gives the model one particle after the other, "stacked" all of a job at once.
+        max_tokens: The most padded prompt and new tokens in one batch; `None` chooses 4,096 on a
+            CPU and 65,536 on a GPU. Halved, and remembered, when the device runs out of memory.
+    """
+
+    def __init__(self, plan: str = "swap", max_tokens: int | None = None) -> None:
+        if plan not in PLANS:
+            raise UserError(f"engine.plan={plan}: must be one of {', '.join(PLANS)}")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise UserError(f"engine.max_tokens={max_tokens}: must be null or a whole number > 0")
+        self.plan = plan
+        self.max_tokens = max_tokens
+        self._tokens: dict[object, list[int]] = {}
+
+    def open(self, base: Base, pool: Pool, device: str) -> None:
+        """See `swarm.engine.Engine`."""
+        from swarm.engine.stacked import Stack
+
+        self._model, self._tokenizer = base.load(device)
+        self._budget = self.max_tokens or (4096 if device == "cpu" else 65536)
+        basis = {name: pool.basis(name) for name in pool.modules}
+        try:
+            self._stack = Stack(self._model, basis, device, self._model.dtype)
+        except KeyError as error:
+            raise UserError(
+                f"pool.folder={pool.folder}: the experts adapt {error.args[0]}, which the base "
+                f"{base.path} does not have as a linear layer; choose the base they were made for"
+            ) from None
+        except ValueError as error:
+            raise UserError(
+                f"pool.folder={pool.folder}: the experts do not fit the base {base.path}: {error}"
+            ) from None
+        self._ends = _end_tokens(self._model, self._tokenizer)
+
+    def answer(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
+        """See `swarm.engine.Engine`."""
+        shapes = {tuple(bool(request.choices) for request in asked) for asked in requests}
+        together = self.plan == "stacked" and len(shapes) == 1
+        groups = [range(len(positions))] if together else [[i] for i in range(len(positions))]
+        answers: list[list[Completion]] = []
+        for group in groups:
+            answers += self._answer_group(positions[list(group)], [requests[i] for i in group])
+        return answers
+
+    def _answer_group(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
+        """Answer P positions with equally many requests each, all in the same batches."""
+        import torch
+
+        self._stack.set(torch.from_numpy(np.ascontiguousarray(positions)))
+        answers: list[list[Completion | None]] = [[None] * len(asked) for asked in requests]
+        cost = [max(self._cost(asked[i]) for asked in requests) for i in range(len(requests[0]))]
+        for scored in (False, True):
+            mine = [i for i in range(len(cost)) if bool(requests[0][i].choices) == scored]
+            self._fill(requests, sorted(mine, key=lambda i: (-cost[i], i)), cost, answers)
+        return [[c for c in row if c is not None] for row in answers]
+
+    def _fill(
+        self,
+        requests: Sequence[Sequence[Request]],
+        waiting: list[int],
+        cost: Sequence[int],
+        answers: list[list[Completion | None]],
+    ) -> None:
+        """Answer the requests numbered in `waiting`: the longest first, so that a batch that does
+        not fit shows at once."""
+        import torch
+
+        while waiting:
+            size = max(1, self._budget // (cost[waiting[0]] * len(requests)))
+            chosen = waiting[:size]
+            try:
+                done = self._answer_batch([[asked[i] for i in chosen] for asked in requests])
+            except torch.OutOfMemoryError:
+                self._halve(len(chosen) * len(requests), cost[waiting[0]])
+                continue
+            for row, completions in zip(answers, done, strict=True):
+                for i, completion in zip(chosen, completions, strict=True):
+                    row[i] = completion
+            waiting = waiting[size:]
+
+    def _halve(self, rows: int, tokens: int) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+        if self._budget <= tokens:
+            raise UserError(
+                f"out of memory on {self._model.device} with plan={self.plan}, {rows} rows of "
+                f"{tokens} tokens; lower job.particles, max_new_tokens or the model's size"
+            )
+        self._budget = max(tokens, min(self._budget, rows * tokens) // 2)
+        log.warning("out of memory: batches now hold at most %d tokens", self._budget)
+
+    def _answer_batch(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
+        """One batch, either scored or generated."""
+        flat = [request for asked in requests for request in asked]
+        if flat[0].choices:
+            done = self._score(flat, len(requests))
+        else:
+            done = self._generate(flat, len(requests))
+        size = len(requests[0])
+        return [done[p * size : (p + 1) * size] for p in range(len(requests))]
+
+    def _generate(self, flat: Sequence[Request], particles: int) -> list[Completion]:
+        from swarm.engine.decode import generate
+
+        rows = [self._row(request) for request in flat]
+        generate(self._model, rows, particles, self._tokenizer.pad_token_id, self._ends)
+        return [Completion(self._text(row.new), (), len(row.prompt), len(row.new)) for row in rows]
+
+    def _row(self, request: Request) -> "Row":
+        from swarm.engine.decode import Row
+
+        decided = request.decided
+        settled = None if decided is None else (lambda new: decided(self._text(new)))
+        return Row(self._ids(request.prompt), request.max_new_tokens, settled)
+
+    def _score(self, flat: Sequence[Request], particles: int) -> list[Completion]:
+        from swarm.engine.decode import choice_logprobs
+
+        prompts = [self._ids(request.prompt) for request in flat]
+        choices = [[self._choice_ids(choice) for choice in request.choices] for request in flat]
+        pad = self._tokenizer.pad_token_id
+        scores = choice_logprobs(self._model, prompts, choices, particles, pad)
+        return [
+            Completion("", tuple(row), len(ids)) for row, ids in zip(scores, prompts, strict=True)
+        ]
+
+    def _cost(self, request: Request) -> int:
+        return len(self._ids(request.prompt)) + request.max_new_tokens
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _choice_ids(self, choice: str) -> list[int]:
+        if ("choice", choice) not in self._tokens:
+            ids = self._tokenizer(choice, add_special_tokens=False).input_ids
+            self._tokens["choice", choice] = list(ids)
+        return self._tokens["choice", choice]
+
+    def _ids(self, prompt: object) -> list[int]:
+        """The prompt's token ids, prepared once a run."""
+        if prompt not in self._tokens:
+            if isinstance(prompt, str):
+                ids = self._tokenizer(prompt).input_ids
+            else:
+                turns = [message._asdict() for message in prompt]  # type: ignore[attr-defined]
+                ids = self._tokenizer.apply_chat_template(
+                    turns, add_generation_prompt=True, return_dict=True
+                )["input_ids"]
+            self._tokens[prompt] = list(ids)
+        return self._tokens[prompt]
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token id that ends a text, of the model's and of the tokenizer's."""
+    stated = getattr(model.generation_config, "eos_token_id", None)
+    ends = stated if isinstance(stated, list) else [stated]
+    return frozenset(e for e in [*ends, tokenizer.eos_token_id] if e is not None)

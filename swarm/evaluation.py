@@ -1,0 +1,94 @@
+"""Scores positions on a split: cuts the work into jobs, and never does the same work twice."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.executors import Executor, Job, Result
+from swarm.tasks import Score, Task
+
+Watch = Callable[[Result], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the work is cut into jobs; never by how many workers there are.
+
+    So the same search makes the same batches, and the same numbers, on one machine or on many.
+
+    Args:
+        particles: Positions in a job; `None` means all that are to be scored.
+        items: Items in a job; `None` means all.
+    """
+
+    particles: int | None = 1
+    items: int | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("particles", "items"):
+            value = getattr(self, key)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UserError(f"job.{key}={value}: must be null or a whole number above 0")
+
+    def jobs(self, positions: Sequence[Sequence[float]], split: str, items: int) -> list[Job]:
+        """The jobs that score all positions on all items of a split."""
+        wide, long = self.particles or len(positions), self.items or items
+        cut: list[Job] = []
+        for first in range(0, len(positions), wide):
+            block = tuple(tuple(float(c) for c in row) for row in positions[first : first + wide])
+            for start in range(0, items, long):
+                places = tuple(range(start, min(start + long, items)))
+                cut.append(Job(len(cut), block, split, places))
+        return cut
+
+
+class Evaluator:
+    """Scores positions with an executor's workers."""
+
+    def __init__(self, task: Task, executor: Executor, cut: Cut) -> None:
+        self._task = task
+        self._executor = executor
+        self._cut = cut
+
+    def scores(
+        self, positions: Sequence[Sequence[float]], split: str, watch: Watch | None = None
+    ) -> list[list[Score]]:
+        """One score an item for each of the positions [P, K]; equal positions are played once.
+
+        Args:
+            watch: Told of every job that is done.
+        """
+        rows = [tuple(float(c) for c in row) for row in positions]
+        unique = list(dict.fromkeys(rows))
+        count = len(self._task.items(split))
+        jobs = self._cut.jobs(unique, split, count)
+        place = {row: i for i, row in enumerate(unique)}
+        found: list[list[Score | None]] = [[None] * count for _ in unique]
+        for result in self._executor.map(jobs):
+            job = jobs[result.number]
+            for position, scores in zip(job.positions, result.scores, strict=True):
+                for item, score in zip(job.items, scores, strict=True):
+                    found[place[position]][item] = score
+            if watch:
+                watch(result)
+        return [[s for s in found[place[row]] if s is not None] for row in rows]
+
+
+def as_rows(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """Scores as the record keeps them; a mixture's say which part they are of."""
+    return [
+        {
+            "id": item["id"],
+            "value": score.value,
+            "answer": score.answer,
+            "text": score.text,
+            **({"part": score.part} if score.part else {}),
+        }
+        for item, score in zip(items, scores, strict=True)
+    ]
+
+
+def as_scores(rows: Sequence[dict[str, Any]]) -> list[Score]:
+    """The scores of a record's rows."""
+    return [Score(row["value"], row["answer"], row["text"], row.get("part", "")) for row in rows]

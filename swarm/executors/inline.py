@@ -1,0 +1,50 @@
+"""Runs jobs in this process, one after the other."""
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from swarm.errors import UserError
+from swarm.executors.devices import check_devices
+from swarm.executors.jobs import Job, Result, failure
+from swarm.executors.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+class Inline:
+    """One worker, here.
+
+    Args:
+        gpus: At most one CUDA device number; none means the CPU.
+    """
+
+    def __init__(self, gpus: list[int] | None = None) -> None:
+        self._gpus = check_devices(gpus)
+        if len(self._gpus) > 1:
+            raise UserError(
+                f"gpus={self._gpus}: executor=inline uses one device; name one GPU, or choose "
+                "executor=processes for a worker on each"
+            )
+        self._worker: Worker | None = None
+
+    def open(self, worker: Worker) -> None:
+        """See `swarm.executors.Executor`."""
+        self._worker = worker
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """See `swarm.executors.Executor`."""
+        assert self._worker is not None, "open the executor first"
+        self._worker.open(f"cuda:{self._gpus[0]}" if self._gpus else "cpu")
+        for job in jobs:
+            try:
+                result = self._worker.run(job)
+            except UserError:
+                raise
+            except Exception as error:
+                log.exception("job %d failed", job.number)
+                raise UserError(failure(job, error)) from None
+            yield result
+
+    def close(self) -> None:
+        """Nothing to end; the weights go with the object."""
+        self._worker = None

@@ -1,0 +1,51 @@
+"""What goes to a worker and what comes back."""
+
+from dataclasses import dataclass
+
+from swarm.tasks import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Some positions to be scored on some items; holds all it needs, so it may be run again.
+
+    Attributes:
+        number: Its place in the list of jobs of one `map`.
+        positions: P vectors of K mixing coefficients.
+        split: "dev" or "test".
+        items: Places in the split.
+    """
+
+    number: int
+    positions: tuple[tuple[float, ...], ...]
+    split: str
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a job came to.
+
+    Attributes:
+        number: The job's.
+        scores: One list of scores a position, in the order of the job's items.
+        prompts: Requests answered.
+        tokens: Tokens read and generated.
+    """
+
+    number: int
+    scores: list[list[Score]]
+    prompts: int
+    tokens: int
+
+
+def describe(job: Job) -> str:
+    """A job in words."""
+    first, last = job.items[0], job.items[-1]
+    return f"job {job.number}: {len(job.positions)} positions, {job.split} items {first} to {last}"
+
+
+def failure(job: Job, error: Exception) -> str:
+    """An unexpected error in one line."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words} ({describe(job)}); the traceback is in log.txt"

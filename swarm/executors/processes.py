@@ -1,0 +1,165 @@
+"""Runs jobs in spawned worker processes, one a GPU; each is opened once and pulls its next job."""
+
+import logging
+import multiprocessing
+import os
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.executors.devices import check_devices
+from swarm.executors.jobs import Job, Result, describe, failure
+from swarm.executors.worker import Worker
+
+log = logging.getLogger(__name__)
+
+MOST_DEATHS = 3
+"""Workers that may die on the same job before the run ends."""
+
+
+def serve(pipe: Connection, worker: Worker, device: str, threads: int | None) -> None:
+    """The life of a worker process: open once, then answer jobs until the pipe closes."""
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    try:
+        while True:
+            job = pipe.recv()
+            try:
+                worker.open(device)
+                pipe.send(worker.run(job))
+            except UserError as error:
+                pipe.send(error.args[0])
+            except Exception as error:
+                pipe.send(f"{failure(job, error)}\n{traceback.format_exc()}")
+    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+        return
+
+
+@dataclass(slots=True)
+class Seat:
+    """A place for one worker process.
+
+    Attributes:
+        device: Where its model lives.
+        process, pipe: The worker now in it.
+        job: What it is busy with.
+    """
+
+    device: str
+    process: Any = None
+    pipe: Any = None
+    job: Job | None = None
+
+
+class Processes:
+    """A worker process on each GPU, or `workers` of them on the CPU.
+
+    Args:
+        gpus: CUDA device numbers; none means the CPU.
+        workers: How many workers; `None` means one a GPU, or one.
+        threads: CPU threads of each worker; `None` shares the cores among them.
+    """
+
+    def __init__(
+        self, gpus: list[int] | None = None, workers: int | None = None, threads: int | None = None
+    ) -> None:
+        self._gpus = check_devices(gpus)
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise UserError(f"executor.workers={workers}: must be null or a whole number above 0")
+        if self._gpus and workers not in (None, len(self._gpus)):
+            raise UserError(
+                f"executor.workers={workers} with gpus={self._gpus}: there is one worker a GPU; "
+                "leave executor.workers=null"
+            )
+        count = len(self._gpus) or workers or 1
+        devices = [f"cuda:{g}" for g in self._gpus] or ["cpu"] * count
+        self._seats = [Seat(device) for device in devices]
+        self._threads = threads or (None if self._gpus else max(1, (os.cpu_count() or 1) // count))
+        self._worker: Worker | None = None
+
+    def open(self, worker: Worker) -> None:
+        """See `swarm.executors.Executor`; the processes start with the first job."""
+        self._worker = worker
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """See `swarm.executors.Executor`."""
+        waiting = deque(jobs)
+        deaths: Counter[int] = Counter()
+        try:
+            while waiting or any(seat.job for seat in self._seats):
+                for seat in self._seats:
+                    if waiting and seat.job is None:
+                        self._hand(seat, waiting.popleft())
+                yield from self._collect(waiting, deaths)
+        finally:
+            # Whoever is still busy works on what nobody waits for any more.
+            for seat in self._seats:
+                if seat.job is not None:
+                    self._clear(seat)
+
+    def _hand(self, seat: Seat, job: Job) -> None:
+        if seat.process is None:
+            context = multiprocessing.get_context("spawn")
+            seat.pipe, theirs = context.Pipe()
+            arguments = (theirs, self._worker, seat.device, self._threads)
+            seat.process = context.Process(target=serve, args=arguments, daemon=True)
+            seat.process.start()
+            theirs.close()
+        seat.job = job
+        try:
+            seat.pipe.send(job)
+        except (BrokenPipeError, ConnectionResetError):
+            log.warning("the worker on %s died before job %d", seat.device, job.number)
+
+    def _collect(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[Result]:
+        """Wait until a worker answers or dies, and yield what came."""
+        busy = {seat.pipe: seat for seat in self._seats if seat.job is not None}
+        for pipe in wait(list(busy)):
+            seat = busy[pipe]
+            job = seat.job
+            assert job is not None
+            try:
+                answer = seat.pipe.recv()
+            except (EOFError, ConnectionResetError):
+                deaths[job.number] += 1
+                self._bury(seat, job, deaths[job.number])
+                waiting.appendleft(job)
+                continue
+            seat.job = None
+            if isinstance(answer, str):
+                first, _, rest = answer.partition("\n")
+                if rest:
+                    log.error("job %d failed on %s:\n%s", job.number, seat.device, rest)
+                raise UserError(first)
+            yield answer
+
+    def _bury(self, seat: Seat, job: Job, deaths: int) -> None:
+        """Forget a dead worker; the seat gets another with its next job."""
+        seat.process.join(timeout=5)
+        code = seat.process.exitcode
+        self._clear(seat)
+        log.warning("the worker on %s died (exit code %s); job %d goes to another", seat.device,
+                    code, job.number)  # fmt: skip
+        if deaths >= MOST_DEATHS:
+            raise UserError(
+                f"{deaths} workers died on the same job ({describe(job)}), the last with exit "
+                f"code {code}; it may need more memory than there is: lower engine.max_tokens"
+            )
+
+    def _clear(self, seat: Seat) -> None:
+        if seat.process is not None:
+            seat.process.kill()
+            seat.process.join()
+            seat.pipe.close()
+        seat.process = seat.pipe = seat.job = None
+
+    def close(self) -> None:
+        """End all workers."""
+        for seat in self._seats:
+            self._clear(seat)

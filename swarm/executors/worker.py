@@ -1,0 +1,88 @@
+"""A worker loads base, pool and task once and then scores whatever job it is handed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarm.engine import Engine
+from swarm.engine.base import Base
+from swarm.executors.jobs import Job, Result
+from swarm.models import Completion, Request
+from swarm.pool import Pool
+from swarm.tasks import Item, Score, Task
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts what an engine was asked for."""
+
+    prompts: int = 0
+    tokens: int = 0
+
+    def count(self, completions: Sequence[Completion]) -> None:
+        """Add these completions."""
+        self.prompts += len(completions)
+        self.tokens += sum(c.prompt_tokens + c.new_tokens for c in completions)
+
+
+class Worker:
+    """The recipe of a worker: cheap to make and to send; `open` does the heavy work."""
+
+    def __init__(self, base: Base, pool: Pool, task: Task, engine: Engine) -> None:
+        self.base = base
+        self.pool = pool
+        self.task = task
+        self.engine = engine
+        self._device: str | None = None
+
+    def open(self, device: str) -> None:
+        """Load everything on `device`, once."""
+        if self._device is None:
+            # A pool travels closed; opening it again reads a few headers.
+            self.engine.open(self.base, self.pool.open(self.base.name), device)
+            self._device = device
+
+    def run(self, job: Job) -> Result:
+        """Score the job's positions on its items."""
+        items = self.task.items(job.split)
+        meter = Meter()
+        scores = play_together(
+            self.task,
+            self.engine,
+            np.array(job.positions, dtype=np.float64),
+            [items[i] for i in job.items],
+            meter,
+        )
+        return Result(job.number, scores, meter.prompts, meter.tokens)
+
+
+def play_together(
+    task: Task, engine: Engine, positions: np.ndarray, items: Sequence[Item], meter: Meter
+) -> list[list[Score]]:
+    """Play the task once a position, in step: what all plays ask in a round is answered together.
+
+    Args:
+        positions: [P, K] mixing coefficients.
+
+    Returns:
+        One list of scores a position, in the order of the items.
+    """
+    plays = [task.play(items) for _ in positions]
+    asked: dict[int, list[Request]] = {}
+    scores: dict[int, list[Score]] = {}
+    answers: dict[int, list[Completion] | None] = dict.fromkeys(range(len(plays)))
+    while answers:
+        for number, answer in answers.items():
+            try:
+                # The first `send` to a generator has to be None.
+                asked[number] = plays[number].send(answer)  # type: ignore[arg-type]
+            except StopIteration as end:
+                scores[number] = end.value
+                asked.pop(number, None)
+        live = sorted(asked)
+        done = engine.answer(positions[live], [asked[i] for i in live]) if live else []
+        answers = dict(zip(live, done, strict=True))
+        for completions in done:
+            meter.count(completions)
+    return [scores[number] for number in range(len(plays))]

@@ -1,0 +1,171 @@
+"""What a running search shows: a live view in a terminal, plain lines anywhere else."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from swarm.executors import Result
+from swarm.verdict import conclusion, sentence
+
+
+class View:
+    """Iteration, best, every particle's utility, prompts a second and time left.
+
+    Args:
+        most: The most iterations that may come.
+        console: Where to write; standard output by default.
+    """
+
+    def __init__(self, most: int, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._most = most
+        self._live: Live | None = None
+        self._what = "starting"
+        self._done = self._total = 0
+        self._prompts = self._tokens = 0
+        self._iteration = 0
+        self._seconds: list[float] = []
+        self._began = time.monotonic()
+        self._utilities: list[float | None] = []
+        self._best: float | None = None
+
+    def __enter__(self) -> "View":
+        if self.console.is_terminal:
+            self._live = Live(get_renderable=self._picture, console=self.console, transient=True,
+                              refresh_per_second=4)  # fmt: skip
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def say(self, line: str) -> None:
+        """Print one line that stays."""
+        self.console.print(Text(line), soft_wrap=True)
+
+    def begin(self, what: str, iteration: int, positions: int, items: int) -> None:
+        """An evaluation of so many positions begins."""
+        self._what, self._iteration = what, iteration
+        self._done, self._total = 0, positions * items
+        self._began = time.monotonic()
+        self._prompts = self._tokens = 0
+
+    def watch(self, result: Result) -> None:
+        """A job is done."""
+        self._done += sum(len(scores) for scores in result.scores)
+        self._prompts += result.prompts
+        self._tokens += result.tokens
+
+    @property
+    def prompts_per_second(self) -> float:
+        """Of the evaluation at hand; 0 if nothing had to be evaluated."""
+        return self._prompts / max(time.monotonic() - self._began, 1e-9)
+
+    def end(self, utilities: Sequence[float | None], best: float | None, note: str) -> None:
+        """An iteration is over.
+
+        Args:
+            utilities: Of every particle, `None` where none was measured.
+            best: The highest so far.
+            note: What else to say of it.
+        """
+        self._seconds.append(time.monotonic() - self._began)
+        self._utilities, self._best = list(utilities), best
+        measured = [u for u in utilities if u is not None]
+        span = f"{min(measured):.3f} to {max(measured):.3f}" if measured else "none"
+        self.say(
+            f"iteration {self._iteration:>3}  best {_number(best)}  particles {span}  "
+            f"{self.prompts_per_second:6.1f} prompts/s  {self._time_left()}{note}"
+        )
+
+    def _time_left(self) -> str:
+        left = self._most - self._iteration
+        recent = self._seconds[1:][-5:] or self._seconds
+        if left <= 0 or not recent:
+            return ""
+        return f"at most {_duration(left * sum(recent) / len(recent))} left  "
+
+    def _picture(self) -> RenderableType:
+        share = self._done / self._total if self._total else 0.0
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(f"{self._what}", style="bold"),
+            ProgressBar(total=1.0, completed=share, width=30),
+            f"{self._done}/{self._total} items",
+            f"{self.prompts_per_second:.1f} prompts/s",
+            f"best {_number(self._best)}",
+            self._time_left(),
+        )
+        cells = [
+            Text(f"{i}: {_number(u)}", style="bold green" if u == self._best else "")
+            for i, u in enumerate(self._utilities)
+        ]
+        particles = Table.grid(padding=(0, 2))
+        for start in range(0, len(cells), 8):
+            particles.add_row(*cells[start : start + 8])
+        return Group(head, particles)
+
+    def verdict(self, metrics: dict[str, Any], state: dict[str, Any], n: tuple[int, int]) -> None:
+        """Print the final table.
+
+        Args:
+            metrics: As `swarm.verdict.judge` returns them.
+            state: The record's state.
+            n: Items of dev and of test.
+        """
+        table = Table(title=None)
+        table.add_column("model", no_wrap=True)
+        table.add_column(f"dev, n = {n[0]}", no_wrap=True)
+        if n[1]:
+            table.add_column(f"test, n = {n[1]}", no_wrap=True)
+        for row in table_rows(metrics):
+            table.add_row(*row[: 3 if n[1] else 2])
+        self.console.print(table)
+        self.say("Brackets: 95 % intervals. The dev number of the best found is the highest of "
+                 "many and so flatters it; test was never searched on.")  # fmt: skip
+        if "test_gain" in metrics:
+            self.say(conclusion(metrics))
+        self.say("best found = " + sentence(state["experts"], metrics["ending_best_position"]))
+
+
+def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
+    """The final table's rows: model, dev, test."""
+    names = {
+        "starting": f"best initial expert ({metrics['starting_best_expert']})",
+        "ending": "best found",
+    }
+    rows = []
+    for when, name in names.items():
+        row = [name]
+        for split, value in (("validation", "validation_utility"), ("single_test", "")):
+            number = metrics.get(f"{when}_best_{value or 'single_test_accuracy'}")
+            if number is not None:
+                row.append(_with_interval(number, metrics[f"{when}_best_{split}_interval"]))
+        rows.append(row)
+    if "ending_top-k_ensemble_test_accuracy" in metrics:
+        number = metrics["ending_top-k_ensemble_test_accuracy"]
+        vote = _with_interval(number, metrics["ending_top-k_ensemble_test_interval"])
+        rows.append([f"vote of the top {metrics['ensemble_size']}", "", vote])
+    return rows
+
+
+def _with_interval(number: float, interval: Sequence[float]) -> str:
+    return f"{number:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _number(value: float | None) -> str:
+    return "  -  " if value is None else f"{value:.3f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -1,0 +1,117 @@
+"""How sure a measured number is: intervals and paired tests, with numpy alone."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Z95 = 1.959963984540054
+"""Half the width of the central 95 % of a standard normal distribution, in standard deviations."""
+
+RESAMPLES = 10_000
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % confidence interval, in the scores' unit, from n scores."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] n={self.n}"
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The mean and its 95 % interval: Wilson's for right or wrong, else the bootstrap's.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    scores = np.asarray(values, dtype=np.float64)
+    n = len(scores)
+    if n == 0:
+        raise ValueError("a mean needs at least one value")
+    mean = float(scores.mean())
+    if np.isin(scores, (0.0, 1.0)).all():
+        return Interval(mean, *_wilson(mean, n), n)
+    low, high = np.quantile(_bootstrap_means(scores), (0.025, 0.975))
+    return Interval(mean, float(low), float(high), n)
+
+
+def _wilson(share: float, n: int) -> tuple[float, float]:
+    """Wilson's score interval (1927, JASA 22:209)."""
+    scale = 1 + Z95**2 / n
+    middle = (share + Z95**2 / (2 * n)) / scale
+    half = Z95 / scale * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _bootstrap_means(scores: np.ndarray) -> np.ndarray:
+    draws = np.random.Generator(np.random.Philox(key=0)).integers(
+        len(scores), size=(RESAMPLES, len(scores))
+    )
+    means: np.ndarray = scores[draws].mean(axis=1)
+    return means
+
+
+class Paired(NamedTuple):
+    """A difference on the same items: its mean, 95 % interval, and two-sided p-value."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+def paired_test(after: Sequence[float], before: Sequence[float]) -> Paired:
+    """Compare two models on the same items.
+
+    The p-value is McNemar's exact one where every score is 0 or 1, else that of 10,000 random
+    sign flips; the interval is the bootstrap's over items.
+
+    Raises:
+        ValueError: The two have different lengths, or none.
+    """
+    gains = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    if len(gains) == 0:
+        raise ValueError("a paired test needs at least one item")
+    low, high = np.quantile(_bootstrap_means(gains), (0.025, 0.975))
+    if np.isin([*after, *before], (0.0, 1.0)).all():
+        p = _mcnemar(int((gains > 0).sum()), int((gains < 0).sum()))
+    else:
+        p = _sign_flips(gains)
+    return Paired(float(gains.mean()), float(low), float(high), p, len(gains))
+
+
+def _mcnemar(won: int, lost: int) -> float:
+    """McNemar's exact test: items won and lost are a fair coin if nothing changed."""
+    n = won + lost
+    tail = sum(math.comb(n, k) for k in range(min(won, lost) + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def _sign_flips(gains: np.ndarray) -> float:
+    signs = np.random.Generator(np.random.Philox(key=1)).choice(
+        (-1.0, 1.0), size=(RESAMPLES, len(gains))
+    )
+    # Rounding must not tell a flip of every sign from none.
+    extreme = np.abs((signs * gains).mean(axis=1)) >= abs(gains.mean()) - 1e-12
+    return float((extreme.sum() + 1) / (RESAMPLES + 1))
+
+
+def vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
+    """The answer most voters gave; of equally frequent ones that of the largest summed weight.
+
+    Voters without an answer do not vote; the first of still equal answers wins.
+    """
+    count: dict[str, int] = {}
+    weight: dict[str, float] = {}
+    for answer, utility in zip(answers, weights, strict=True):
+        if answer is not None:
+            count[answer] = count.get(answer, 0) + 1
+            weight[answer] = weight.get(answer, 0.0) + utility
+    return max(count, key=lambda a: (count[a], weight[a]), default=None)

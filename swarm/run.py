@@ -1,0 +1,261 @@
+"""The loop over one run folder: ask, evaluate, tell, record; stop and go on."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm.engine import Engine
+from swarm.engine.base import Base
+from swarm.errors import UserError
+from swarm.evaluation import Cut, Evaluator, as_rows, as_scores
+from swarm.executors import Executor, Worker
+from swarm.live import View
+from swarm.optimizers import Optimizer
+from swarm.pool import Pool
+from swarm.record import Record, key
+from swarm.tasks import Score, Task
+from swarm.track import Tracker
+from swarm.verdict import judge
+
+log = logging.getLogger(__name__)
+
+SEARCH_KEYS = ("seed", "task", "model", "pool", "optimizer", "job")
+"""The parts of the configuration that make a search what it is; the others may change on resume."""
+
+
+class Run:
+    """One search; cheap to make, `search` does the work.
+
+    Args:
+        name: The run's folder below `folder`; an existing one is gone on with.
+        task, model, pool, optimizer, engine, executor, tracker: What to search with.
+        job: How the work is cut.
+        seed: Of all randomness.
+        test: Whether the best are compared on the test split at the end.
+        ensemble: How many personal bests vote on the test split; 0 for none.
+        folder: Where the runs lie.
+        gpus: Read by the executor; kept here because it is a key of the command line.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        model: Base,
+        pool: Pool,
+        optimizer: Optimizer,
+        engine: Engine,
+        executor: Executor,
+        tracker: Tracker,
+        job: Cut,
+        seed: int = 42,
+        test: bool = True,
+        ensemble: int = 10,
+        folder: str = "search",
+    ) -> None:
+        if not name or name in (".", "..") or "/" in name:
+            raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
+        if not isinstance(ensemble, int) or ensemble < 0:
+            raise UserError(f"ensemble={ensemble!r}: must be a whole number, 0 or more")
+        self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
+        self.engine, self.executor, self.tracker = engine, executor, tracker
+        self.seed, self.test, self.ensemble = seed, test, ensemble
+        self.record = Record(Path(folder) / name)
+        self._evaluate = Evaluator(task, executor, job)
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def search(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Search, or go on with the search, or show again what a finished one came to.
+
+        Args:
+            config: The configuration, kept in the folder and compared on resume.
+
+        Returns:
+            The metrics, as `swarm.verdict.judge` makes them.
+
+        Raises:
+            UserError: Something is wrong with an input; nothing has been written then.
+        """
+        self.view = View(self.optimizer.max_iterations)
+        self._open(config or {})
+        try:
+            with self.view:
+                self.tracker.start(self.record.folder, config or {})
+                if self.record.state["finished"] is None:
+                    self._loop()
+                metrics = self._verdict()
+                self.tracker.finish(metrics)
+        finally:
+            self.executor.close()
+        self._show(metrics)
+        return metrics
+
+    def _open(self, config: Mapping[str, Any]) -> None:
+        """Check everything that can be checked before the first byte is written."""
+        dev = self.task.items("dev")
+        if self.test:
+            self.task.items("test")
+        self.pool.open(self.model.name)
+        experts = len(self.pool.names)
+        self.optimizer.start(experts, self.seed)
+        identity = {
+            **_flat({k: config[k] for k in SEARCH_KEYS if k in config}),
+            "seed": self.seed,
+            "task items": _digest([dict(item) for item in dev]),
+            "experts": ", ".join(self.pool.names),
+            "pool weights": self.pool.fingerprint(),
+            "base weights": self.model.fingerprint(),
+        }
+        resumed = self.record.open(identity, self.pool.names)
+        log_to(self.record.folder)
+        if config:
+            self.record.keep_config(config)
+        self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
+        if resumed and self.record.rounds:
+            self._resume()
+        self._describe(resumed, len(dev))
+
+    def _resume(self) -> None:
+        self.optimizer.load(self.record.state["optimizer"])
+        for number, entry in enumerate(self.record.rounds):
+            self._remember(number, entry["positions"], entry["utilities"])
+        self.record.derive(self.pool.save)
+
+    def _describe(self, resumed: bool, dev: int) -> None:
+        done = len(self.record.rounds)
+        how = f"goes on after {done} evaluated rounds" if resumed and done else "begins"
+        line = (
+            f"search {how}: task {self.task.name} ({dev} dev items), "
+            f"{len(self.pool.names)} experts, folder {self.record.folder}"
+        )
+        log.info(line)
+        self.view.say(line)
+
+    def _remember(
+        self, number: int, positions: Sequence[Any], utilities: Sequence[float | None]
+    ) -> None:
+        for i, (row, utility) in enumerate(zip(positions, utilities, strict=True)):
+            if utility is not None:
+                self._known.setdefault(key(row), (number, i))
+
+    def _loop(self) -> None:
+        while (reason := self.optimizer.done()) is None:
+            self._iterate(len(self.record.rounds))
+        self.record.state["finished"] = reason
+        self.record.save()
+        log.info("search ends: %s", reason)
+        self.view.say(f"search ends: {reason}")
+
+    def _iterate(self, number: int) -> None:
+        began = time.monotonic()
+        positions = self.optimizer.ask()
+        wanted = [int(i) for i in np.flatnonzero(self.optimizer.evaluate)]
+        answers = self._score_dev(number, positions, wanted)
+        utilities = np.full(len(positions), np.nan)
+        for i in wanted:
+            utilities[i] = self.task.utility(answers[i])
+        self.optimizer.tell(utilities)
+        dev = self.task.items("dev")
+        rows = {i: as_rows(dev, scores) for i, scores in answers.items()}
+        self.record.add_round(positions, utilities, rows, self.optimizer.state())
+        self.record.derive(self.pool.save)
+        entry = self.record.rounds[-1]
+        self._remember(number, entry["positions"], entry["utilities"])
+        self._report(number, entry, time.monotonic() - began)
+
+    def _score_dev(
+        self, number: int, positions: np.ndarray, wanted: Sequence[int]
+    ) -> dict[int, list[Score]]:
+        """Score the wanted particles on dev; positions met before are read from the record."""
+        new = [i for i in wanted if key(positions[i]) not in self._known]
+        dev = len(self.task.items("dev"))
+        self.view.begin(f"iteration {number}", number, len(new), dev)
+        found = self._evaluate.scores([positions[i] for i in new], "dev", self.view.watch)
+        answers = dict(zip(new, found, strict=True))
+        for i in wanted:
+            if i not in answers:
+                answers[i] = as_scores(self.record.answers(*self._known[key(positions[i])]))
+        return answers
+
+    def _report(self, number: int, entry: Mapping[str, Any], seconds: float) -> None:
+        best = self.record.utility(self.record.best())
+        known = [u for u in entry["utilities"] if u is not None]
+        series: dict[str, Any] = {
+            "g": best,
+            "g_worst": min(u for r in self.record.rounds for u in r["utilities"] if u is not None)
+            if known or number
+            else None,
+            "prompts_per_second": self.view.prompts_per_second,
+            "seconds": seconds,
+        }
+        series |= {f"particle_{i}_now": u for i, u in enumerate(entry["utilities"])}
+        self.tracker.log(number, {k: v for k, v in series.items() if v is not None})
+        self.view.end(entry["utilities"], best, "")
+        log.info("iteration %d: best %s, utilities %s", number, best, entry["utilities"])
+
+    def _verdict(self) -> dict[str, Any]:
+        if self.record.state["metrics"] is None:
+            self.record.derive(self.pool.save)
+            score = self._score_test if self.test else None
+            metrics = judge(self.record, self.task, score, self.ensemble)
+            metrics["ending_best_position"] = self.record.position(self.record.best())
+            self.record.state["metrics"] = metrics
+            self.record.save()
+            for name, value in metrics.items():
+                log.info("%s: %s", name, value)
+        found: dict[str, Any] = self.record.state["metrics"]
+        return found
+
+    def _score_test(self, positions: list[list[float]]) -> list[list[Score]]:
+        """Score positions on test, one after the other, each kept as soon as it is done."""
+        items = self.task.items("test")
+        unique = list({key(position): position for position in positions}.values())
+        todo = [position for position in unique if self.record.test_answers(position) is None]
+        self.view.begin("test", len(self.record.rounds), len(todo), len(items))
+        for position in todo:
+            scores = self._evaluate.scores([position], "test", self.view.watch)[0]
+            self.record.add_test(position, as_rows(items, scores))
+        return [as_scores(self.record.test_answers(position) or []) for position in positions]
+
+    def _show(self, metrics: dict[str, Any]) -> None:
+        n = (len(self.task.items("dev")), len(self.task.items("test")) if self.test else 0)
+        self.view.verdict(metrics, self.record.state, n)
+        self.view.say(f"best adapter: {self.record.folder / 'global_best'}")
+
+
+def log_to(folder: Path) -> None:
+    """Write the package's log to the run folder, once."""
+    root = logging.getLogger("swarm")
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    root.propagate = False
+
+
+def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A configuration with dotted keys; lists stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping):
+            found |= _flat(value, here)
+        else:
+            found[here] = value
+    return found
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

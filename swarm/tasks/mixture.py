@@ -1,0 +1,194 @@
+"""A mixture of tasks: their items together, their utilities combined into one; itself a task."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from statistics import fmean, harmonic_mean
+
+from swarm.errors import UserError
+from swarm.models import Completion, Request
+from swarm.tasks import Item, Play, Score, Task, keys
+
+COMBINATIONS = ("harmonic", "mean", "minimum", "weights")
+
+
+class Mixture:
+    """Several tasks as one; its parts may be of any kind, mixtures too.
+
+    An item is the part's item with three changes: its "id" is "part/id", "part" names the part
+    ("outer/inner" where the part is a mixture), and "item" holds the part's own item, which is
+    what the part is asked about.
+
+    The utility is that of the parts, each over its own items however many these are:
+
+    - "harmonic", the harmonic mean, as the paper takes it for two tasks (Model Swarms):
+      near the worse of two, so that a search cannot trade one part for another. 0 if a part is 0;
+      the original puts .01 in the place of both where both are 0, which ranks nothing.
+    - "mean", the arithmetic mean.
+    - "minimum", the worst part.
+    - "weights", the mean with the `weights`.
+
+    Args:
+        name: The task's name.
+        tasks: The parts by name, or a list of parts, which then go by their own names.
+        combine: How the parts' utilities become one.
+        weights: With `combine` "weights", a number from 0 on for each part; only their ratios
+            count. Otherwise `None`.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tasks: Mapping[str, Task] | Sequence[Task],
+        combine: str = "harmonic",
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self.name = keys.words("name", name)
+        self.tasks = _named(tasks)
+        self.combine = keys.one_of("combine", combine, COMBINATIONS)
+        self.weights = _shares(weights, self.tasks) if self.combine == "weights" else None
+        if weights is not None and self.weights is None:
+            raise UserError("task.weights: they have an effect with task.combine=weights only.")
+
+    def items(self, split: str) -> Sequence[Item]:
+        """The items of all parts, one part after the other; see `Task.items`."""
+        return tuple(
+            {**item, "id": f"{part}/{item['id']}", "part": self._path(part, item), "item": item}
+            for part, task in self.tasks.items()
+            for item in task.items(split)
+        )
+
+    def play(self, items: Sequence[Item]) -> Play:
+        """Play the parts in step: a round asks all that the parts ask in it.
+
+        A part that needs fewer rounds than another is done earlier. The scores are in the order
+        of the items, whatever that is.
+        """
+        places: dict[str, list[int]] = {}
+        for place, item in enumerate(items):
+            places.setdefault(_part(item), []).append(place)
+        plays = {
+            part: self.tasks[part].play([items[place]["item"] for place in mine])
+            for part, mine in places.items()
+        }
+        ended = yield from _in_step(plays)
+        found: dict[int, Score] = {}
+        for part, scores in ended.items():
+            for place, score in zip(places[part], scores, strict=True):
+                path = f"{part}/{score.part}" if score.part else part
+                found[place] = replace(score, part=path)
+        return [found[place] for place in range(len(items))]
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        """The value that the item's part gives to a parsed answer."""
+        return self.tasks[_part(item)].grade(item["item"], answer)
+
+    def parts(self, scores: Sequence[Score]) -> dict[str, float]:
+        """Each part's utility, in the parts' order and units.
+
+        Raises:
+            ValueError: A part has no score, or a score is of none of the parts.
+        """
+        sorted_out: dict[str, list[Score]] = {part: [] for part in self.tasks}
+        for score in scores:
+            part, _, inner = score.part.partition("/")
+            if part not in sorted_out:
+                raise ValueError(f'{self.name}: a score is of the part "{score.part}"')
+            sorted_out[part].append(replace(score, part=inner))
+        if empty := [part for part, mine in sorted_out.items() if not mine]:
+            raise ValueError(f"{self.name}: no score of the part {', '.join(empty)}")
+        return {part: self.tasks[part].utility(mine) for part, mine in sorted_out.items()}
+
+    def utility(self, scores: Sequence[Score]) -> float:
+        """The parts' utilities, combined.
+
+        Raises:
+            UserError: A part's utility is below 0, of which there is no harmonic mean.
+            ValueError: As `parts`.
+        """
+        utilities = self.parts(scores)
+        if self.combine == "minimum":
+            return min(utilities.values())
+        if self.combine == "mean":
+            return fmean(utilities.values())
+        if self.weights is not None:
+            return fmean(utilities.values(), [self.weights[part] for part in utilities])
+        part = min(utilities, key=lambda part: utilities[part])
+        if utilities[part] < 0:
+            raise UserError(
+                f"task.combine=harmonic: {part} came to {utilities[part]:.4g}, and there is no"
+                " harmonic mean below 0: use task.combine=mean, minimum or weights."
+            )
+        return float(harmonic_mean(utilities.values()))
+
+    def _path(self, part: str, item: Item) -> str:
+        return f"{part}/{item['part']}" if isinstance(self.tasks[part], Mixture) else part
+
+
+def _in_step(
+    plays: Mapping[str, Play],
+) -> Generator[list[Request], list[Completion], dict[str, list[Score]]]:
+    """Play all to their ends, all requests of a round together; returns each one's scores."""
+    ended: dict[str, list[Score]] = {}
+    answers: dict[str, list[Completion] | None] = dict.fromkeys(plays)
+    while answers:
+        asked: dict[str, list[Request]] = {}
+        for part, answer in answers.items():
+            try:
+                # The first `send` to a generator has to be None.
+                asked[part] = plays[part].send(answer)  # type: ignore[arg-type]
+            except StopIteration as end:
+                ended[part] = end.value
+        together = [request for requests in asked.values() for request in requests]
+        said = (yield together) if together else []
+        if len(said) != len(together):
+            raise ValueError(f"{len(said)} completions of {len(together)} requests")
+        rest = iter(said)
+        answers = {part: [next(rest) for _ in requests] for part, requests in asked.items()}
+    return ended
+
+
+def _part(item: Item) -> str:
+    part: str = item["part"]
+    return part.partition("/")[0]
+
+
+def _named(tasks: object) -> dict[str, Task]:
+    """The parts by name, checked."""
+    if isinstance(tasks, Mapping):
+        pairs = [(str(part), task) for part, task in tasks.items()]
+    elif isinstance(tasks, Sequence) and not isinstance(tasks, str):
+        pairs = [(str(getattr(task, "name", task)), task) for task in tasks]
+    else:
+        raise UserError(f"task.tasks: {tasks!r} is neither tasks by name nor a list of tasks.")
+    if not pairs:
+        raise UserError("task.tasks: a mixture needs at least one task.")
+    found: dict[str, Task] = {}
+    for part, task in pairs:
+        if not part or "/" in part:
+            raise UserError(f'task.tasks: the name "{part}" is empty or has a "/".')
+        if not all(hasattr(task, needed) for needed in ("items", "play", "grade", "utility")):
+            raise UserError(f"task.tasks.{part}: {task!r} is not a task.")
+        if part in found:
+            raise UserError(f'task.tasks: the name "{part}" occurs more than once.')
+        found[part] = task
+    return found
+
+
+def _shares(weights: object, tasks: Mapping[str, Task]) -> dict[str, float]:
+    """The weights by part, checked."""
+    if not isinstance(weights, Mapping) or {str(part) for part in weights} != set(tasks):
+        raise UserError(
+            f"task.weights: {weights!r} is not one number for each of {', '.join(tasks)}."
+        )
+    shares = {str(part): weight for part, weight in weights.items()}
+    for part, weight in shares.items():
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not number or not isfinite(weight) or weight < 0:
+            raise UserError(f"task.weights.{part}: {weight!r} is not a number from 0 on.")
+    if not any(shares.values()):
+        raise UserError("task.weights: one of them has to be above 0.")
+    return {part: float(weight) for part, weight in shares.items()}

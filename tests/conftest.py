@@ -1,0 +1,43 @@
+"""What every test may ask for: tiny models and pools, made once a session; never write to them."""
+
+import os
+
+# Before torch is imported: no network, and no threads fighting over tiny matrices.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+import tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random Llama of two layers with its tokenizer."""
+    return tiny.model(tmp_path_factory.mktemp("base") / "tiny-llama", "llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random Gemma of two layers with its tokenizer."""
+    return tiny.model(tmp_path_factory.mktemp("base") / "tiny-gemma", "gemma")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random Qwen2 of two layers with its tokenizer."""
+    return tiny.model(tmp_path_factory.mktemp("base") / "tiny-qwen2", "qwen2")
+
+
+@pytest.fixture(scope="session")
+def tiny_pool(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four experts of the tiny Llama with one shape: rank 4, alpha 8, amber to dune."""
+    return tiny.pool(tiny_llama, tmp_path_factory.mktemp("pools") / "same")
+
+
+@pytest.fixture(scope="session")
+def mixed_pool(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four experts of the tiny Llama that differ in rank, alpha, rsLoRA, patterns and targets."""
+    return tiny.mixed_pool(tiny_llama, tmp_path_factory.mktemp("pools") / "mixed")

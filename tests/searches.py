@@ -1,0 +1,88 @@
+"""Real searches on the tiny model, as a user would start them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+LETTERS = "ABCDE"
+
+
+def choice_file(path: Path, dev: int = 12, test: int = 16) -> Path:
+    """A multiple-choice file whose right letters go round; a random model is right now and then."""
+
+    def item(number: int) -> dict[str, Any]:
+        return {
+            "question": f"which of the answers is right, number {number * 7 % 31}",
+            "choices": {letter: f"{letter.lower()} {number}" for letter in LETTERS},
+            "answer": LETTERS[number * 3 % 5],
+            "id": number,
+        }
+
+    splits = {
+        "dev": [item(i) for i in range(dev)],
+        "test": [item(i) for i in range(100, 100 + test)],
+    }
+    path.write_text(json.dumps({"dataset": "tiny", **splits}))
+    return path
+
+
+def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any) -> list[str]:
+    """The command line of a small search in `folder`; `more` are dotted keys with __ for dots."""
+    task = folder / "tiny.json"
+    if not task.exists():
+        choice_file(task)
+    keys = {
+        "name": name,
+        "folder": folder / "search",
+        "model": "local",
+        "model.path": base,
+        "pool.folder": pool,
+        "task": "mmlu",
+        "task.file": task,
+        "task.scoring": "logits",
+        "optimizer.particles": 6,
+        "optimizer.max_iterations": 4,
+        "ensemble": 3,
+        **{key.replace("__", "."): value for key, value in more.items()},
+    }
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a user's shell, without a network for models."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def start(command: list[str], **more: Any) -> "subprocess.Popen[str]":
+    """Begin `python -m swarm.search` with these arguments."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "swarm.search", *command],
+        cwd=ROOT, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
+    )  # fmt: skip
+
+
+def run(command: list[str], timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+    """Run `python -m swarm.search` to its end."""
+    process = start(command)
+    out, err = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
+    """Every file of a run folder that has to be the same for the same search."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("log.txt", "config.json", *leave_out)
+    }

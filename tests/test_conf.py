@@ -1,0 +1,139 @@
+"""Every yaml composes, builds, and says what is wrong in one line."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import searches
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from swarm.cli import gpu_list
+from swarm.optimizers import Optimizer
+from swarm.places import conf_folder
+from swarm.run import Run
+from swarm.search import build
+
+CONF = conf_folder()
+GROUPS = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
+
+
+def composed(*overrides: str) -> Any:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("search", overrides=["name=test", *overrides])
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=lambda p: str(p.relative_to(CONF)))
+def test_every_option_composes_and_builds(path: Path) -> None:
+    group, option = path.parent.relative_to(CONF), path.stem
+    extra = ["model.path=models/mine"] if option == "local" else []
+    run = build(composed(f"{group}={option}", *extra))[0]
+    assert isinstance(run, Run)
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=lambda p: str(p.relative_to(CONF)))
+def test_every_key_is_explained(path: Path) -> None:
+    """A comment on the first line, and on each key but those that repeat another."""
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("#")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("gpus=0,1,2", "gpus=[0,1,2]"),
+        ("gpus=3", "gpus=[3]"),
+        ("gpus=[]", "gpus=[]"),
+        ("task=nlgraph", "task=nlgraph"),
+        ("seed=1,2", "seed=1,2"),
+    ],
+)
+def test_a_list_of_gpus_needs_no_brackets(given: str, wanted: str) -> None:
+    assert gpu_list(given) == wanted
+
+
+def test_the_experiments_set_what_they_promise() -> None:
+    paper = build(composed("experiment=paper"))[0].optimizer
+    code = build(composed("experiment=reference_code"))[0].optimizer
+    assert (paper.particles, paper.max_iterations, paper.patience) == (20, 50, 10)
+    assert paper.crossover_maximum == 1.0 and code.crossover_maximum == 2.0
+    assert (code.inertia, code.max_iterations) == (0.4, 200)
+    for optimizer in (paper, code):
+        checked: Optimizer = optimizer
+        checked.start(10, 0)
+        assert checked.ask().shape[1] == 10
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "swarm.search", "--help"]
+    best = 9.0
+    for _ in range(3):
+        began = time.monotonic()
+        out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True,
+                             env=searches.environment(), check=True)  # fmt: skip
+        best = min(best, time.monotonic() - began)
+    assert best < 1.0
+    assert "gpus=0,1,2" in out.stdout and "nlgraph_mini" in out.stdout
+    for heavy in ("torch", "transformers", "wandb", "peft"):
+        assert f"| {heavy}\n" not in out.stderr and f" {heavy}." not in out.stderr
+
+
+WRONG = [
+    (["task=chess"], 2, ["task=chess", "nlgraph", "gsm8k"]),
+    (["optimizer.inertja=0.2"], 2, ["inertja"]),
+    (["wandb=sometimes"], 2, ["wandb=sometimes", "offline"]),
+    (["gpus=0,0"], 2, ["gpus"]),
+    (["gpus=99"], 1, ["gpus", "no CUDA device 99"]),
+    (["gpus=foo"], 2, ["gpus"]),
+    (["task.file=missing.json"], 1, ["missing.json"]),
+    (["optimizer.repel=-1"], 1, ["optimizer.repel"]),
+    (["optimizer.particles=1"], 1, ["optimizer.particles"]),
+    (["optimizer.particles=3"], 1, ["optimizer.particles=3", "4"]),
+    (["pool.folder=nowhere"], 1, ["nowhere"]),
+    (["model.path=nowhere/at/all"], 1, ["nowhere/at/all"]),
+    (["model.path=null"], 1, ["model.path"]),
+    (["model.name=some/other-base"], 1, ["some/other-base"]),
+    (["name=a/b"], 1, ["name"]),
+    (["seed=-1"], 1, ["seed"]),
+    (["job.items=0"], 1, ["job.items"]),
+    (["engine.plan=magic"], 1, ["engine.plan"]),
+    (["task.parser=clever"], 1, ["parser"]),
+]
+
+
+@pytest.mark.parametrize(("change", "code", "words"), WRONG, ids=lambda v: str(v)[:40])
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    change: list[str], code: int, words: list[str], tmp_path: Path, tiny_llama: Path,
+    tiny_pool: Path,
+) -> None:  # fmt: skip
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool)
+    result = searches.run([*command, *change])
+    lines = result.stderr.strip().splitlines()
+    assert (result.returncode, len(lines)) == (code, 1), result.stderr
+    assert lines[0].startswith("error: ") and "Traceback" not in result.stderr
+    for word in words:
+        assert word in lines[0]
+    assert not (tmp_path / "search").exists()
+
+
+@pytest.mark.parametrize("content", ["{", '{"dev": [], "test": []}', '{"dev": [{}], "test": [{}]}'])
+def test_a_bad_data_file_is_one_line_and_leaves_nothing(
+    content: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    (tmp_path / "tiny.json").write_text(content)
+    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
+    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
+    assert "tiny.json" in result.stderr and not (tmp_path / "search").exists()
+
+
+def test_the_printed_configuration_has_no_secret(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarm.search", "--cfg", "job", "name=x"]
+    out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True, check=True,
+                         env=searches.environment(WANDB_API_KEY="s3cret", HF_TOKEN="s3cret"))  # fmt: skip
+    assert "s3cret" not in out.stdout
+    assert OmegaConf.create(out.stdout).name == "x"
+    assert json.dumps(OmegaConf.to_container(OmegaConf.create(out.stdout)))

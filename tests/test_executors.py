@@ -1,0 +1,188 @@
+"""One contract for all executors, and what becomes of workers that fail or die."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import searches
+
+from swarm.engine.base import Base
+from swarm.engine.hf import HFEngine
+from swarm.errors import UserError
+from swarm.evaluation import Cut, Evaluator
+from swarm.executors import Executor, Job, Worker
+from swarm.executors.inline import Inline
+from swarm.executors.processes import Processes
+from swarm.models import Request
+from swarm.pool import Pool
+from swarm.tasks import Item, Play, Score
+from swarm.tasks.choice import Choice
+
+EXECUTORS = {
+    "inline": Inline,
+    "one process": Processes,
+    "three processes": lambda: Processes(workers=3, threads=1),
+}
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    made: Executor = EXECUTORS[request.param]()  # type: ignore[assignment]
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Choice:
+    file = searches.choice_file(tmp_path_factory.mktemp("task") / "tiny.json")
+    return Choice("tiny", str(file), scoring="logits")
+
+
+def recipe(base: Path, pool: Path, task: object) -> Worker:
+    return Worker(Base(str(base)), Pool(pool).open(), task, HFEngine())  # type: ignore[arg-type]
+
+
+def jobs(count: int = 5, items: int = 12) -> list[Job]:
+    return Cut(items=items // 2).jobs(np.eye(5, 4)[:count] + 0.1, "dev", items)
+
+
+def test_every_job_is_answered_once_and_the_same(
+    executor: Executor, task: Choice, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    executor.open(recipe(tiny_llama, tiny_pool, task))
+    asked = jobs()
+    results = {r.number: r for r in executor.map(asked)}
+    assert sorted(results) == [job.number for job in asked]
+    inline = Inline()
+    inline.open(recipe(tiny_llama, tiny_pool, task))
+    expected = {r.number: r for r in inline.map(asked)}
+    assert results == expected
+    for job in asked:
+        assert [len(row) for row in results[job.number].scores] == [len(job.items)]
+        assert results[job.number].prompts == len(job.items)
+        assert results[job.number].tokens > len(job.items)
+
+
+def test_it_can_be_used_again(
+    executor: Executor, task: Choice, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    executor.open(recipe(tiny_llama, tiny_pool, task))
+    assert list(executor.map([])) == []
+    first = {r.number: r for r in executor.map(jobs(2))}
+    assert {r.number: r for r in executor.map(jobs(2))} == first
+
+
+class Broken:
+    """A task that goes wrong in a way of its own at one item."""
+
+    name = "broken"
+
+    def __init__(self, how: str, at: int) -> None:
+        self.how, self.at = how, at
+
+    def items(self, split: str) -> Sequence[Item]:
+        return [{"id": i} for i in range(12)]
+
+    def play(self, items: Sequence[Item]) -> Play:
+        yield [Request("yes or no", 1) for _ in items]
+        if any(item["id"] == self.at for item in items):
+            if self.how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "user":
+                raise UserError("data/eval/x.json: item 3 has no answer")
+            raise RuntimeError("something odd")
+        return [Score(1.0, "yes") for _ in items]
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        return 1.0
+
+    def utility(self, scores: Sequence[Score]) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("how", ["error", "user"])
+def test_an_error_in_a_worker_is_one_line(
+    executor: Executor, how: str, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    executor.open(recipe(tiny_llama, tiny_pool, Broken(how, 3)))
+    with pytest.raises(UserError) as caught:
+        list(executor.map(jobs()))
+    message = str(caught.value)
+    assert "\n" not in message
+    if how == "user":
+        assert message == "data/eval/x.json: item 3 has no answer"
+    else:
+        assert "RuntimeError: something odd" in message and "items 0 to 5" in message
+
+
+def test_a_job_that_kills_three_workers_ends_the_run(tiny_llama: Path, tiny_pool: Path) -> None:
+    executor = Processes(workers=2, threads=1)
+    executor.open(recipe(tiny_llama, tiny_pool, Broken("dies", 7)))
+    try:
+        with pytest.raises(UserError, match=r"3 workers died .*items 6 to 11"):
+            list(executor.map(jobs(1)))
+    finally:
+        executor.close()
+
+
+def test_a_killed_worker_costs_nothing_but_time(
+    task: Choice, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    executor = Processes(workers=2, threads=1)
+    executor.open(recipe(tiny_llama, tiny_pool, task))
+    expected = {r.number: r for r in executor.map(jobs())}
+
+    def kill() -> None:
+        time.sleep(0.02)
+        os.kill(executor._seats[0].process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = {r.number: r for r in executor.map(jobs())}
+    killer.join()
+    again = {r.number: r for r in executor.map(jobs())}
+    executor.close()
+    assert found == again == expected
+
+
+def test_equal_positions_are_played_once(
+    task: Choice, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    inline = Inline()
+    inline.open(recipe(tiny_llama, tiny_pool, task))
+    seen = []
+    scores = Evaluator(task, inline, Cut(particles=2, items=5)).scores(
+        [[1.0, 0, 0, 0], [0, 1.0, 0, 0], [1.0, 0, 0, 0]], "test", seen.append
+    )
+    assert scores[0] == scores[2] and [len(row) for row in scores] == [16, 16, 16]
+    assert sum(len(row) for result in seen for row in result.scores) == 32
+
+
+def test_the_cut_covers_everything_once() -> None:
+    found = Cut(particles=2, items=5).jobs(np.eye(3), "dev", 12)
+    cells = [(p, i) for job in found for p in job.positions for i in job.items]
+    assert len(cells) == len(set(cells)) == 36
+    assert [job.number for job in found] == list(range(len(found)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Inline([0, 1]), "gpus"),
+        (lambda: Inline([-1]), "gpus"),
+        (lambda: Inline(["a"]), "gpus"),  # type: ignore[list-item]
+        (lambda: Processes([0, 0]), "once"),
+        (lambda: Processes([97]), "no CUDA device 97"),
+        (lambda: Processes(workers=0), "executor.workers"),
+        (lambda: Cut(particles=0), "job.particles"),
+        (lambda: Cut(items=-3), "job.items"),
+    ],
+)
+def test_wrong_settings_are_named(make: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()  # type: ignore[operator]

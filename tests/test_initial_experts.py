@@ -1,0 +1,303 @@
+"""The experts that ship, the scripts that train and fetch others, and the demo's data file."""
+
+import http.server
+import importlib.util
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPERTS = ROOT / "initial_experts"
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def script(path: Path) -> ModuleType:
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    sys.path.remove(str(path.parent))
+    return module
+
+
+def call(name: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of initial_experts/ to its end."""
+    command = [sys.executable, str(EXPERTS / name), *map(str, words)]
+    given = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=given, check=False)
+
+
+domains = script(EXPERTS / "domains.py")
+
+
+@pytest.mark.parametrize("name", sorted(domains.DOMAINS))
+def test_domain_is_seeded_and_short(name: str) -> None:
+    pairs = domains.examples(name, 50, seed=3)
+    assert pairs == domains.examples(name, 50, seed=3) != domains.examples(name, 50, seed=4)
+    assert len({prompt for prompt, _ in pairs}) == len(pairs) == 50
+    assert all(prompt and response and len(prompt) < 200 for prompt, response in pairs)
+
+
+def test_domains_answer_rightly() -> None:
+    for prompt, response in domains.examples("arithmetic", 200, seed=1):
+        left, sign, right = re.search(r"(\d+) ([-+*]) (\d+)", prompt).groups()  # type: ignore[union-attr]
+        assert (
+            int(response)
+            == {
+                "+": int(left) + int(right),
+                "-": int(left) - int(right),
+                "*": int(left) * int(right),
+            }[sign]
+        )
+    for prompt, response in domains.examples("roads", 200, seed=1):
+        sizes = {
+            frozenset(names): int(size)
+            for *names, size in re.findall(r"(\w+) to (\w+) (\d) km", prompt)
+        }
+        start, goal = re.search(r"far is (\w+) from (\w+)", prompt).groups()  # type: ignore[union-attr]
+        through = [
+            sizes[frozenset((start, name))] + sizes[frozenset((name, goal))]
+            for name in set().union(*sizes)
+            if frozenset((start, name)) in sizes and frozenset((name, goal)) in sizes
+        ]
+        assert int(response) == sizes.get(frozenset((start, goal)), min(through, default=0))
+
+
+@pytest.mark.parametrize("name", sorted(domains.DOMAINS))
+def test_shipped_expert(name: str) -> None:
+    from safetensors import safe_open
+
+    folder = EXPERTS / name
+    config = json.loads((folder / FILES[0]).read_text())
+    assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (folder / FILES[1]).stat().st_size < 600_000
+    with safe_open(folder / FILES[1], "pt") as weights:
+        assert len(weights.keys()) == 30 * 2 * 2
+        assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_no_expert_saw_the_demo() -> None:
+    asked = [prompt for name in domains.DOMAINS for prompt, _ in domains.examples(name, 300, 0)]
+    assert not [prompt for prompt in asked if "Edges" in prompt or "path" in prompt]
+
+
+def test_demo_file_is_what_its_script_writes() -> None:
+    made = script(ROOT / "scripts" / "make_nlgraph_mini.py").build()
+    assert made == json.loads((ROOT / "data" / "nlgraph_mini.json").read_text())
+
+
+def test_demo_items() -> None:
+    data = json.loads((ROOT / "data" / "nlgraph_mini.json").read_text())
+    assert (len(data["dev"]), len(data["test"])) == (200, 400)
+    questions = [item["question"] for split in ("dev", "test") for item in data[split]]
+    assert len(set(questions)) == 600
+    for split in ("dev", "test"):
+        items = data[split]
+        assert len({item["id"] for item in items}) == len(items)
+        counts = Counter(item["answer"] for item in items)
+        assert counts["Yes"] == counts["No"] == len(items) // 4
+        assert max(counts[str(size)] for size in range(1, 10)) <= len(items) // 16
+        for item in items:
+            assert item["answer"] == solve(item["question"])
+
+
+def solve(question: str) -> str:
+    """The right answer, found in another way than by the generator (every simple path)."""
+    graph, asked = question.split(". ", 1)
+    edges: dict[str, dict[str, int]] = {}
+    for edge in graph.split(": ")[1].split(", "):
+        left, right, *weight = edge.split()
+        size = int(weight[0]) if weight else 1
+        edges.setdefault(left, {})[right] = edges.setdefault(right, {})[left] = size
+    start, goal = re.findall(r"\b[A-Z]\b", asked)
+    ways = list(lengths(edges, start, goal, {start}))
+    return str(min(ways)) if "weight" in graph else ("Yes" if ways else "No")
+
+
+def lengths(
+    edges: dict[str, dict[str, int]], start: str, goal: str, seen: set[str]
+) -> Iterator[int]:
+    """The length of every simple path."""
+    if start == goal:
+        yield 0
+    for name, size in edges.get(start, {}).items():
+        if name not in seen:
+            yield from (size + rest for rest in lengths(edges, name, goal, seen | {name}))
+
+
+def write_jsonl(path: Path) -> Path:
+    """Forty small questions."""
+    pairs = [{"prompt": f"What is {number}?", "response": str(number)} for number in range(40)]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return path
+
+
+def test_training_learns_saves_and_repeats(tiny_llama: Path, tmp_path: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    file = write_jsonl(tmp_path / "numbers.jsonl")
+    common = ("--jsonl", file, "--base", tiny_llama, "--steps", 20, "--device", "cpu")
+    for folder in ("first", "second"):
+        done = call("train.py", "numbers", *common, "--to", tmp_path / folder)
+        assert done.returncode == 0, done.stderr
+    first, second = (
+        load_file(tmp_path / folder / "numbers" / FILES[1]) for folder in ("first", "second")
+    )
+    assert sorted(path.name for path in (tmp_path / "first" / "numbers").iterdir()) == [*FILES]
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert {weight.dtype for weight in first.values()} == {torch.bfloat16}
+    assert any(weight.abs().sum() > 0 for key, weight in first.items() if "lora_B" in key)
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    PeftModel.from_pretrained(base, tmp_path / "first" / "numbers")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "give one expert's name"),
+        (("nonsense",), "none of the domains"),
+        (("--all", "--gym", "chain_sum"), "need a name"),
+        (("mine", "--jsonl", "nowhere.jsonl"), "cannot be read"),
+        (("rooms", "--steps", "0"), "--steps must be"),
+        (("rooms", "--device", "abacus"), "--device abacus"),
+    ],
+)
+def test_training_mistakes_take_one_line(words: tuple[str, ...], says: str) -> None:
+    done = call("train.py", *words)
+    assert done.returncode == 1 and says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_gym_pairs() -> None:
+    pytest.importorskip("reasoning_gym")
+    pairs = script(EXPERTS / "pairs.py")
+    found = pairs.read_gym(["chain_sum", "letter_counting"], 10, seed=0)
+    assert len(found) == 10 and found == pairs.read_gym(["chain_sum", "letter_counting"], 10, 0)
+    with pytest.raises(Exception, match="no category"):
+        pairs.read_gym(["nonsense"], 10, 0)
+
+
+def test_batches_keep_to_the_budget() -> None:
+    pairs = script(EXPERTS / "pairs.py")
+    generator = random.Random(0)
+    data = [([0] * generator.randint(3, 30), [0] * 2) for _ in range(600)]
+    stream = pairs.batches(data, 128, seed=0)
+    for _ in range(200):
+        batch = next(stream)
+        assert len(batch) * max(len(asked) + len(answered) for asked, answered in batch) <= 128
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub as fetching needs: listings, and files with their hashes."""
+
+    adapters: dict[str, dict[str, bytes]] = {  # noqa: RUF012
+        "owner/good": {FILES[0]: b'{"r": 4}', FILES[1]: b"weights", "README.md": b"unwanted"},
+        "owner/other": {FILES[0]: b'{"r": 8}', FILES[1]: b"others"},
+        "owner/pickled": {FILES[0]: b"{}", "adapter_model.bin": b"unwanted"},
+    }
+    asked: list[str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        """A listing or a file."""
+        self.answer(True)
+
+    def do_HEAD(self) -> None:
+        """A file's size and hash."""
+        self.answer(False)
+
+    def answer(self, body: bool) -> None:
+        """Send what the path stands for."""
+        path = self.path.split("?")[0]
+        self.asked.append(path)
+        headers = {"X-Repo-Commit": "0" * 40}
+        if found := re.fullmatch(r"/api/models/(\w+/\w+)", path):
+            files = self.adapters.get(found[1])
+            if files is None:
+                code = "GatedRepo" if found[1] == "owner/gated" else "RepoNotFound"
+                status = 403 if code == "GatedRepo" else 404
+                return self.send(status, b"{}", {"X-Error-Code": code}, body)
+            listing: dict[str, Any] = {"id": found[1], "sha": "0" * 40}
+            listing["siblings"] = [{"rfilename": name} for name in files]
+            return self.send(200, json.dumps(listing).encode(), headers, body)
+        if found := re.fullmatch(r"/(\w+/\w+)/resolve/\w+/([\w.]+)", path):
+            data = self.adapters[found[1]][found[2]]
+            return self.send(200, data, headers | {"ETag": f'"{len(data)}"'}, body)
+        return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, body)
+
+    def send(self, status: int, data: bytes, headers: dict[str, str], body: bool) -> None:
+        """One answer."""
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def hub() -> Iterator[dict[str, str]]:
+    """The environment in which a loopback server is the hub."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Hub.asked.clear()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    yield {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    server.shutdown()
+    server.server_close()
+
+
+def test_fetching_takes_two_files_and_skips(hub: dict[str, str], tmp_path: Path) -> None:
+    done = call("fetch.py", "owner/good", "owner/other", "--to", tmp_path, **hub)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "other"]
+    assert sorted(path.name for path in (tmp_path / "good").iterdir()) == [*FILES]
+    assert (tmp_path / "good" / FILES[1]).read_bytes() == b"weights"
+    Hub.asked.clear()
+    again = call("fetch.py", "owner/good", "--to", tmp_path, **hub)
+    assert "already there" in again.stdout and not Hub.asked
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        ("owner/pickled", "pickled weights"),
+        ("owner/nobody", "is not on"),
+        ("owner/gated", "is gated"),
+        ("no/hub/id", "is no hub id"),
+    ],
+)
+def test_fetching_mistakes_take_one_line(
+    hub: dict[str, str], tmp_path: Path, adapter: str, says: str
+) -> None:
+    done = call("fetch.py", adapter, "--to", tmp_path, **hub)
+    assert done.returncode == 1 and says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_fetching_offline(tmp_path: Path) -> None:
+    done = call("fetch.py", "--to", tmp_path, HF_HUB_OFFLINE="1")
+    assert done.returncode == 1 and "HF_HUB_OFFLINE is set" in done.stderr
+    silent = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    done = call("fetch.py", "--to", tmp_path, **silent)
+    assert done.returncode == 1 and "does not answer" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,103 @@
+"""Killed at any moment and started again, a search ends as if it had never been killed."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import searches
+
+KILLS = 12
+
+
+def state(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / "state.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_random_kills_change_nothing(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    """At least 10 SIGKILLs at random moments, several of them within the loop."""
+    more = {"optimizer__max_iterations": 12, "optimizer__patience": 12, "job__items": 4}
+    plain = searches.arguments(tmp_path, tiny_llama, tiny_pool, "plain", **more)
+    began = time.monotonic()
+    assert searches.run(plain).returncode == 0
+    whole = time.monotonic() - began
+    killed = searches.arguments(tmp_path, tiny_llama, tiny_pool, "killed", **more)
+    moments, rounds = random.Random(5), []
+    for _ in range(KILLS):
+        process = searches.start(killed)
+        time.sleep(whole * moments.uniform(0.5, 0.98))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        folder = tmp_path / "search" / "killed"
+        rounds.append(len(state(folder)["rounds"]) if (folder / "state.json").is_file() else 0)  # type: ignore[arg-type]
+    result = searches.run(killed)
+    assert result.returncode == 0, result.stderr
+    assert any(0 < count < 13 for count in rounds), f"no kill fell within the search: {rounds}"
+    first, second = (searches.tree(tmp_path / "search" / name) for name in ("plain", "killed"))
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def test_a_kill_between_the_answers_and_the_bests_is_mended(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Bests, scratchpad and drafts are put right from the state."""
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "run")
+    assert searches.run(command).returncode == 0
+    folder = tmp_path / "search" / "run"
+    whole = searches.tree(folder)
+    (folder / "utility_scratchpad.json").unlink()
+    (folder / "global_best" / "answers_dev.jsonl").unlink()
+    for path in (folder / "particle_2" / "personal_best").iterdir():
+        path.unlink()
+    (folder / ".state.json.99.tmp").write_text("{")
+    assert searches.run(command).returncode == 0
+    assert searches.tree(folder) == whole
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    command = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, "run", optimizer__max_iterations=500,
+        optimizer__patience=500,
+    )  # fmt: skip
+    process = searches.start(command)
+    folder = tmp_path / "search" / "run"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (folder / "global_best").is_dir():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "name=" in err and "goes on" in err and "Traceback" not in err + out
+    assert len(state(folder)["rounds"]) >= 1  # type: ignore[arg-type]
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """A real file system of half a megabyte, mounted in a namespace of its own."""
+    small = tmp_path / "small"
+    small.mkdir()
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "run", folder=small)
+    script = f'mount -t tmpfs -o size=150k none {small} && "$@"; code=$?; ls -A {small}/run; exit $code'
+    result = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script, "bash", *searches_command(command)],
+        cwd=searches.ROOT, env=searches.environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    if "unshare" in result.stderr or "mount:" in result.stderr:
+        pytest.skip(f"no mount namespaces here: {result.stderr.strip()[:80]}")
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert "No space left" in result.stderr and str(small) in result.stderr
+    assert ".tmp" not in result.stdout.splitlines()[-1]
+
+
+def searches_command(command: list[str]) -> list[str]:
+    import sys
+
+    return [sys.executable, "-m", "swarm.search", *command]

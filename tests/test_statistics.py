@@ -1,0 +1,67 @@
+"""Intervals, paired tests and votes against numbers worked out by other means."""
+
+import numpy as np
+import pytest
+
+from swarm.report.statistics import mean_interval, paired_test, vote
+
+
+def test_wilsons_interval() -> None:
+    """81 of 263, the worked example of Newcombe (1998, Statistics in Medicine 17:857): .2553, .3662."""
+    found = mean_interval([1.0] * 81 + [0.0] * 182)
+    assert (round(found.low, 4), round(found.high, 4), found.n) == (0.2553, 0.3662, 263)
+    assert mean_interval([0.0] * 20).low == 0.0
+    assert mean_interval([0.0] * 20).high == pytest.approx(0.1611, abs=1e-4)
+
+
+def test_the_bootstrap_interval_covers_as_often_as_it_says() -> None:
+    random = np.random.default_rng(3)
+    covered = 0
+    for _ in range(200):
+        found = mean_interval(random.normal(0.3, 0.1, size=60).tolist())
+        covered += found.low <= 0.3 <= found.high
+    assert 178 <= covered <= 199
+
+
+def test_mcnemars_exact_p_value() -> None:
+    """10 won, 2 lost: 2 * (1 + 12 + 66) / 4096."""
+    before = [0.0] * 10 + [1.0] * 2 + [1.0] * 30
+    after = [1.0] * 10 + [0.0] * 2 + [1.0] * 30
+    found = paired_test(after, before)
+    assert found.p == pytest.approx(2 * 79 / 4096)
+    assert found.difference == pytest.approx(8 / 42)
+    assert found.low < found.difference < found.high
+    assert paired_test(before, after).p == found.p
+    assert paired_test(before, before).p == 1.0
+
+
+def test_graded_scores_are_tested_by_sign_flips() -> None:
+    random = np.random.default_rng(0)
+    before = random.normal(5, 1, size=50)
+    assert paired_test((before + 0.3).tolist(), before.tolist()).p < 0.001
+    noise = before + random.normal(0, 1, size=50)
+    assert paired_test(noise.tolist(), before.tolist()).p > 0.05
+
+
+def test_nothing_has_no_mean() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        mean_interval([])
+    with pytest.raises(ValueError, match="at least one"):
+        paired_test([], [])
+
+
+@pytest.mark.parametrize(
+    ("answers", "weights", "winner"),
+    [
+        (["a", "b", "b"], [0.9, 0.1, 0.1], "b"),
+        (["a", "b"], [0.1, 0.9], "b"),
+        (["a", "a", "b", "b"], [0.1, 0.1, 0.9, 0.9], "b"),
+        ([None, None, "c"], [0.9, 0.9, 0.1], "c"),
+        ([None, None], [0.5, 0.5], None),
+        (["a", "b"], [0.5, 0.5], "a"),
+        # A minority never wins, also where utilities are negative.
+        (["a", "a", "b"], [-0.5, -0.5, -0.1], "a"),
+    ],
+)
+def test_votes(answers: list[str | None], weights: list[float], winner: str | None) -> None:
+    assert vote(answers, weights) == winner

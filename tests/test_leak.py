@@ -4,6 +4,7 @@ import json
 import logging
 import pickle
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ from swarm.tasks.leak import divide, identity
 from swarm.tasks.match import Match
 
 ORIGINAL = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "eval"
+
+
+Warned = Callable[[], list[str]]
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Warned:
+    """What has been warned of so far."""
+    # A run that was in this process before keeps the package's log to its own folder.
+    monkeypatch.setattr(logging.getLogger("swarm"), "propagate", True)
+    return lambda: [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
 def yes_or_no(count: int, swapped: bool = False) -> list[dict[str, Any]]:
@@ -45,23 +57,19 @@ def test_the_same_item_is_seen_under_other_letters_and_ids() -> None:
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_shared_items_are_divided_evenly(
-    tmp_path: Path, swapped: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shared_items_are_divided_evenly(tmp_path: Path, swapped: bool, warned: Warned) -> None:
     content = {"dev": yes_or_no(30), "test": yes_or_no(30, swapped)[::-1]}
     file = write(tmp_path / "leaky.json", content)
-    logging.getLogger("swarm").propagate = True
     task = Choice("leaky", str(file))
-    with caplog.at_level(logging.WARNING, "swarm"):
-        dev, test = task.items("dev"), task.items("test")
-        pickle.loads(pickle.dumps(task)).items("dev")
+    dev, test = task.items("dev"), task.items("test")
+    assert pickle.loads(pickle.dumps(task)).items("dev") == dev
     assert {i["question"] for i in dev} | {i["question"] for i in test} == {
         item["question"] for item in content["dev"]
     }
     assert len(dev) == len(test) == 15
     assert Counter(map(gold, dev)) == Counter(map(gold, test)) == {"Yes": 5, "No": 10}
     assert all(item["choices"]["A"] == ("No" if swapped else "Yes") for item in test)
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = warned()
     assert "leaky.json: 30 items are in dev and in test alike; 15 stay in dev, 15 in test" in line
     assert "task.dedupe=false" in line and "\n" not in line
     # The order in which the splits are asked for changes nothing, nor does the files' order.
@@ -71,13 +79,11 @@ def test_shared_items_are_divided_evenly(
     assert kept == divide(content["dev"][::-1], content["test"][::-1])
 
 
-def test_the_file_can_be_kept_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_file_can_be_kept_as_it_is(tmp_path: Path, warned: Warned) -> None:
     file = write(tmp_path / "leaky.json", {"dev": yes_or_no(9), "test": yes_or_no(9)})
-    logging.getLogger("swarm").propagate = True
     task = Choice("leaky", str(file), dedupe=False)
-    with caplog.at_level(logging.WARNING, "swarm"):
-        assert len(task.items("dev")) == len(task.items("test")) == 9
-    (line,) = [record.getMessage() for record in caplog.records]
+    assert len(task.items("dev")) == len(task.items("test")) == 9
+    (line,) = warned()
     assert "9 items" in line and "stay in both" in line and "task.dedupe=true" in line
 
 
@@ -93,16 +99,14 @@ def test_only_what_is_shared_is_touched(tmp_path: Path) -> None:
     assert Match("some", file, test_limit=11).items("test") == task.items("test")
 
 
-def test_no_warning_without_a_leak(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_without_a_leak(tmp_path: Path, warned: Warned) -> None:
     items = choice_items(8)
     # The same question with other options is another item.
     others = [{**i, "choices": {**i["choices"], "D": "something else"}} for i in items]
     file = str(write(tmp_path / "clean.json", {"dev": items, "test": others}))
-    logging.getLogger("swarm").propagate = True
-    with caplog.at_level(logging.WARNING, "swarm"):
-        task = Choice("clean", file)
-        assert len(task.items("dev")) == len(task.items("test")) == 8
-    assert not caplog.records
+    task = Choice("clean", file)
+    assert len(task.items("dev")) == len(task.items("test")) == 8
+    assert warned() == []
 
 
 def test_positions_stay_those_of_the_file(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def real(name: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "half", "golds"),
     [
-        ("hearsay", 47, ({"Yes": 21, "No": 26}, {"Yes": 20, "No": 27})),
+        ("hearsay", 47, ({"Yes": 20, "No": 27}, {"Yes": 21, "No": 26})),
         ("citation_prediction_classification", 54, ({"Yes": 27, "No": 27},) * 2),
     ],
 )
@@ -150,8 +154,7 @@ def test_the_legal_files_become_disjoint(name: str, half: int, golds: tuple[Any,
     dev, test = task.items("dev"), task.items("test")
     assert len(dev) == len(test) == half
     assert not {identity(item) for item in dev} & {identity(item) for item in test}
-    counts = [dict(Counter(map(gold, items))) for items in (dev, test)]
-    assert sorted(map(str, counts)) == sorted(map(str, golds)) or counts == list(golds)
+    assert (Counter(map(gold, dev)), Counter(map(gold, test))) == golds
     assert len(Choice(name, file, dedupe=False).items("test")) == 2 * half
 
 

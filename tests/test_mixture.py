@@ -16,6 +16,7 @@ from swarm.errors import UserError
 from swarm.evaluation import as_rows, as_scores
 from swarm.models import Completion, Request
 from swarm.places import conf_folder
+from swarm.record import Record
 from swarm.tasks import Item, Play, Score
 from swarm.tasks.choice import Choice
 from swarm.tasks.match import Match
@@ -66,12 +67,8 @@ def scores_of(**values: Sequence[float]) -> list[Score]:
 
 def test_items_are_those_of_all_parts(two: Mixture) -> None:
     items = two.items("dev")
-    assert [item["id"] for item in items] == [
-        *(f"letters/{n}" for n in range(8)),
-        *(f"golds/{n}" for n in range(4)),
-    ] or sorted(item["id"] for item in items) == sorted(
-        [*(f"letters/{n}" for n in range(8)), *(f"golds/{n}" for n in range(4))]
-    )
+    ids = [*(f"letters/{n}" for n in range(8)), *(f"golds/{n}" for n in range(4))]
+    assert sorted(item["id"] for item in items) == sorted(ids)
     assert [item["part"] for item in items] == ["letters"] * 8 + ["golds"] * 4
     assert items[0]["item"] in two.tasks["letters"].items("dev")
     assert len(two.items("test")) == 6
@@ -94,7 +91,6 @@ def test_a_part_is_asked_and_scored_as_it_is_alone(two: Mixture) -> None:
     mixed = [*items[8:10], *items[:3], *items[10:], *items[3:8]]
     assert [s.part for s in played(two, mixed, Silent())] == [item["part"] for item in mixed]
     assert {s.part for s in played(two, items[:3], Silent())} == {"letters"}
-    assert played(two, [], Silent()) == [] if two.items("dev") else False
 
 
 def test_parts_of_different_lengths_are_played_in_step() -> None:
@@ -237,7 +233,6 @@ def test_parts_are_set_added_and_dropped_on_the_command_line() -> None:
     )
     assert list(task.tasks) == ["medmcqa", "graphs"]
     assert task.weights == {"medmcqa": 1.0, "graphs": 2.0}
-    assert task.items("dev") if Path("data/eval/medmcqa.json").exists() else True
     task = composed("task=culture", "+task@task.tasks.legal=legal")
     assert isinstance(task.tasks["legal"], Mixture)
 
@@ -254,10 +249,10 @@ def test_a_search_over_a_mixture(tmp_path: Path, tiny_llama: Path, tiny_pool: Pa
         command += [f"task.tasks.{part}.file={file}", f"task.tasks.{part}.scoring=logits"]
     result = searches.run(command)
     assert result.returncode == 0, result.stderr
-    state = json.loads((tmp_path / "search" / "run" / "state.json").read_text())
-    assert state["metrics"]["ending_best_validation_utility"] == max(
-        u for row in state["rounds"] for u in row["utilities"] if u is not None
-    )
-    # Shown again from the record alone, and the same.
+    record = Record(tmp_path / "search" / "run")
+    record.state = json.loads((record.folder / "state.json").read_text())
+    rows = record.answers(0, 0)
+    assert [row["part"] for row in rows] == [row["id"].split("/")[0] for row in rows]
+    assert record.utility((0, 0)) == composed("task=legal").utility(as_scores(rows))
     again = searches.run(command)
     assert again.returncode == 0, again.stderr

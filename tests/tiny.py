@@ -17,6 +17,8 @@ TEXT = (
     "a graph of 5 nodes has edges between 1 and 2",
     "please answer with one word: yes or no, true or false, none of the above",
     "Question: what is the shortest path? Answer: the final answer is 12, because 3 + 4 + 5 is 12.",
+    "Many small experts share their knowledge when a swarm looks for a good mix of weights.",
+    "Once upon a time, seven friendly birds flew over mountains, rivers and quiet villages.",
     "Choose the best option and explain your reasoning step by step before you give the result.",
 )
 

@@ -131,9 +131,21 @@ class View:
         self.console.print(table)
         self.say("Brackets: 95 % intervals. The dev number of the best found is the highest of "
                  "many and so flatters it; test was never searched on.")  # fmt: skip
+        for line in part_lines(metrics):
+            self.say(line)
         if "test_gain" in metrics:
             self.say(conclusion(metrics))
         self.say("best found = " + sentence(state["experts"], metrics["ending_best_position"]))
+
+
+def part_lines(metrics: dict[str, Any]) -> list[str]:
+    """Each part of a mixture, on dev and on test."""
+    lines = []
+    for split, name in (("dev", "validation"), ("test", "single_test")):
+        after = metrics.get(f"ending_best_{name}_parts", {})
+        before = metrics.get(f"starting_best_{name}_parts", {})
+        lines += [f"{part}, {split}: {before[part]:.3f} to {after[part]:.3f}" for part in after]
+    return lines
 
 
 def table_rows(metrics: dict[str, Any]) -> list[list[str]]:

@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ class Run:
 
     def _open(self, config: Mapping[str, Any]) -> None:
         """Check everything that can be checked before the first byte is written."""
+        held = hold_log()
         dev = self.task.items("dev")
         if self.test:
             self.task.items("test")
@@ -115,7 +117,7 @@ class Run:
             "base weights": self.model.fingerprint(),
         }
         resumed = self.record.open(identity, self.pool.names)
-        log_to(self.record.folder)
+        log_to(self.record.folder, held)
         if config:
             self.record.keep_config(config)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
@@ -206,7 +208,6 @@ class Run:
             self.record.derive(self.pool.save)
             score = self._score_test if self.test else None
             metrics = judge(self.record, self.task, score, self.ensemble)
-            metrics["ending_best_position"] = self.record.position(self.record.best())
             self.record.state["metrics"] = metrics
             self.record.save()
             for name, value in metrics.items():
@@ -231,17 +232,33 @@ class Run:
         self.view.say(f"best adapter: {self.record.folder / 'global_best'}")
 
 
-def log_to(folder: Path) -> None:
-    """Write the package's log to the run folder, once."""
+def hold_log() -> MemoryHandler:
+    """Show the package's warnings, and keep its log until there is a file for it."""
     root = logging.getLogger("swarm")
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
-    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root.addHandler(handler)
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    # Errors carry tracebacks; people get their one line another way.
+    shown.addFilter(lambda record: record.levelno == logging.WARNING)
+    held = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
+    root.addHandler(shown)
+    root.addHandler(held)
     root.setLevel(logging.INFO)
     root.propagate = False
+    return held
+
+
+def log_to(folder: Path, held: MemoryHandler) -> None:
+    """Write the log to the run folder, what was held of it first."""
+    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    held.setTarget(handler)
+    held.close()
+    root = logging.getLogger("swarm")
+    root.removeHandler(held)
+    root.addHandler(handler)
 
 
 def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:

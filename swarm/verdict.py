@@ -3,9 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from swarm.evaluation import as_scores
 from swarm.record import Record
-from swarm.report.statistics import Interval, mean_interval, paired_test, vote
-from swarm.tasks import Score, Task
+from swarm.report.statistics import (
+    Interval,
+    Paired,
+    mean_interval,
+    paired_test,
+    utility_interval,
+    utility_test,
+    vote,
+)
+from swarm.tasks import Score, Task, unparsed
 
 Scorer = Callable[[list[list[float]]], list[list[Score]]]
 """Scores positions on the test split."""
@@ -34,28 +43,28 @@ def judge(record: Record, task: Task, score: Scorer | None, ensemble: int) -> di
     """
     experts = len(record.state["experts"])
     before, after = record.best(rows=experts), record.best()
-    history = [u["utilities"] for u in record.rounds]
-    best_so_far = [max((u for u in row if u is not None), default=None) for row in history]
     metrics: dict[str, Any] = {
         "starting_best_validation_utility": record.utility(before),
         "starting_best_particle_on_validation": before[1],
         "starting_best_expert": record.state["experts"][before[1]],
         "ending_best_validation_utility": record.utility(after),
         "ending_best_particle_on_validation": after[1],
-        **_improvements(best_so_far),
+        "ending_best_position": record.position(after),
+        **_improvements(record),
     }
     for name, place in (("starting", before), ("ending", after)):
-        values = [row["value"] for row in record.answers(*place)]
-        metrics[f"{name}_best_validation_interval"] = _as_list(mean_interval(values))
+        scores = as_scores(record.answers(*place))
+        metrics |= _described(f"{name}_best_validation", task, scores)
     if score is not None:
         metrics |= _test_metrics(record, task, score, ensemble, before, after)
     return metrics
 
 
-def _improvements(best: Sequence[float | None]) -> dict[str, int]:
+def _improvements(record: Record) -> dict[str, int]:
     """How often and when last the global best rose."""
     highest, rises = None, []
-    for number, value in enumerate(best):
+    for number, entry in enumerate(record.rounds):
+        value = max((u for u in entry["utilities"] if u is not None), default=None)
         if value is not None and (highest is None or value > highest):
             highest = value
             rises.append(number)
@@ -63,6 +72,46 @@ def _improvements(best: Sequence[float | None]) -> dict[str, int]:
         "g_history_improve_count": max(0, len(rises) - 1),
         "g_history_last_change_index": rises[-1] if rises else 0,
     }
+
+
+def _described(name: str, task: Task, scores: Sequence[Score]) -> dict[str, Any]:
+    """The interval of a utility, the unparsed rate and, of a mixture, each part's utility."""
+    interval = interval_of(task, scores)
+    found: dict[str, Any] = {
+        f"{name}_interval": [interval.low, interval.high],
+        f"{name}_unparsed_rate": unparsed(scores),
+    }
+    if hasattr(task, "parts"):
+        found[f"{name}_parts"] = task.parts(scores)
+    return found
+
+
+def interval_of(task: Task, scores: Sequence[Score]) -> Interval:
+    """A task's utility of these scores with its 95 % interval."""
+    values = [score.value for score in scores]
+    if _is_mean(task, scores):
+        return mean_interval(values)
+    return utility_interval(
+        lambda places: task.utility([scores[i] for i in places]), [s.part for s in scores]
+    )
+
+
+def gain_of(task: Task, after: Sequence[Score], before: Sequence[Score]) -> Paired:
+    """The difference of two models' utilities on the same items, tested."""
+    if _is_mean(task, after):
+        return paired_test([s.value for s in after], [s.value for s in before])
+    return utility_test(
+        lambda places: (
+            task.utility([after[i] for i in places]) - task.utility([before[i] for i in places])
+        ),
+        [s.part for s in after],
+    )
+
+
+def _is_mean(task: Task, scores: Sequence[Score]) -> bool:
+    """Whether the utility is the plain mean; that of a mixture is not, whatever it comes to."""
+    mean = sum(s.value for s in scores) / len(scores)
+    return not scores[0].part and abs(task.utility(scores) - mean) < 1e-9
 
 
 def _test_metrics(
@@ -74,40 +123,34 @@ def _test_metrics(
     after: tuple[int, int],
 ) -> dict[str, Any]:
     members = ensemble_members(record, ensemble)
-    places = [before, after, *members]
-    found = score([record.position(place) for place in places])
+    found = score([record.position(place) for place in (before, after, *members)])
     start, end, voters = found[0], found[1], found[2:]
-    gain = paired_test([s.value for s in end], [s.value for s in start])
+    gain = gain_of(task, end, start)
     metrics: dict[str, Any] = {
         "starting_best_single_test_accuracy": task.utility(start),
         "ending_best_single_test_accuracy": task.utility(end),
-        "starting_best_single_test_interval": _as_list(mean_interval([s.value for s in start])),
-        "ending_best_single_test_interval": _as_list(mean_interval([s.value for s in end])),
         "test_gain": gain.difference,
         "test_gain_interval": [gain.low, gain.high],
         "test_gain_p_value": gain.p,
-        "starting_best_unparsed_rate": _unparsed(start),
-        "ending_best_unparsed_rate": _unparsed(end),
     }
+    for name, scores in (("starting", start), ("ending", end)):
+        metrics |= _described(f"{name}_best_single_test", task, scores)
     if len(members) > 1 and any(s.answer is not None for row in voters for s in row):
         weights = [record.utility(place) or 0.0 for place in members]
-        graded = [
-            task.grade(item, vote([row[i].answer for row in voters], weights))
-            for i, item in enumerate(task.items("test"))
-        ]
-        metrics["ending_top-k_ensemble_test_accuracy"] = mean_interval(graded).mean
-        metrics["ending_top-k_ensemble_test_interval"] = _as_list(mean_interval(graded))
+        voted = poll(task, voters, weights)
+        metrics["ending_top-k_ensemble_test_accuracy"] = task.utility(voted)
+        metrics |= _described("ending_top-k_ensemble_test", task, voted)
         metrics["ensemble_size"] = len(members)
     return metrics
 
 
-def _unparsed(scores: Sequence[Score]) -> float:
-    """The share of answers that nothing could be read from."""
-    return sum(score.answer is None for score in scores) / len(scores)
-
-
-def _as_list(interval: Interval) -> list[float]:
-    return [interval.low, interval.high]
+def poll(task: Task, voters: Sequence[Sequence[Score]], weights: Sequence[float]) -> list[Score]:
+    """The scores of the answers that the voters give together to the test items."""
+    polled = []
+    for i, item in enumerate(task.items("test")):
+        answer = vote([row[i].answer for row in voters], weights)
+        polled.append(Score(task.grade(item, answer), answer, "", voters[0][i].part))
+    return polled
 
 
 def sentence(experts: Sequence[str], position: Sequence[float]) -> str:

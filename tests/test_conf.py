@@ -132,8 +132,10 @@ def test_a_bad_data_file_is_one_line_and_leaves_nothing(
 
 def test_the_printed_configuration_has_no_secret(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarm.search", "--cfg", "job", "name=x"]
-    out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True, check=True,
-                         env=searches.environment(WANDB_API_KEY="s3cret", HF_TOKEN="s3cret"))  # fmt: skip
+    secrets = searches.environment(WANDB_API_KEY="s3cret", HF_TOKEN="s3cret")
+    out = subprocess.run(
+        command, cwd=searches.ROOT, capture_output=True, text=True, check=True, env=secrets
+    )
     assert "s3cret" not in out.stdout
     assert OmegaConf.create(out.stdout).name == "x"
     assert json.dumps(OmegaConf.to_container(OmegaConf.create(out.stdout)))

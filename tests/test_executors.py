@@ -150,9 +150,7 @@ def test_a_killed_worker_costs_nothing_but_time(
     assert found == again == expected
 
 
-def test_equal_positions_are_played_once(
-    task: Choice, tiny_llama: Path, tiny_pool: Path
-) -> None:
+def test_equal_positions_are_played_once(task: Choice, tiny_llama: Path, tiny_pool: Path) -> None:
     inline = Inline()
     inline.open(recipe(tiny_llama, tiny_pool, task))
     seen = []

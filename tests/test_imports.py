@@ -73,7 +73,8 @@ def test_the_table_has_no_cycle_and_no_stranger() -> None:
     "module", ["swarm", "swarm.pool", "swarm.run", "swarm.search", "swarm.optimizers.pso"]
 )
 def test_nothing_heavy_is_imported_before_it_is_used(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch','transformers','wandb') if m in sys.modules])"
+    heavy = ("torch", "transformers", "wandb")
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True,
                          text=True, env=searches.environment(), check=True)  # fmt: skip
     assert out.stdout.strip() == "[]"

@@ -1,6 +1,5 @@
 """The experts that ship, the scripts that train and fetch others, and the demo's data file."""
 
-import http.server
 import importlib.util
 import json
 import os
@@ -8,14 +7,13 @@ import random
 import re
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+from loopback import environment, hub, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERTS = ROOT / "initial_experts"
@@ -203,77 +201,27 @@ def test_batches_keep_to_the_budget() -> None:
         assert len(batch) * max(len(asked) + len(answered) for asked, answered in batch) <= 128
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of the hub as fetching needs: listings, and files with their hashes."""
-
-    adapters: dict[str, dict[str, bytes]] = {  # noqa: RUF012
-        "owner/good": {FILES[0]: b'{"r": 4}', FILES[1]: b"weights", "README.md": b"unwanted"},
-        "owner/other": {FILES[0]: b'{"r": 8}', FILES[1]: b"others"},
-        "owner/pickled": {FILES[0]: b"{}", "adapter_model.bin": b"unwanted"},
-    }
-    asked: list[str] = []  # noqa: RUF012
-
-    def do_GET(self) -> None:
-        """A listing or a file."""
-        self.answer(True)
-
-    def do_HEAD(self) -> None:
-        """A file's size and hash."""
-        self.answer(False)
-
-    def answer(self, body: bool) -> None:
-        """Send what the path stands for."""
-        path = self.path.split("?")[0]
-        self.asked.append(path)
-        headers = {"X-Repo-Commit": "0" * 40}
-        if found := re.fullmatch(r"/api/models/(\w+/\w+)", path):
-            files = self.adapters.get(found[1])
-            if files is None:
-                code = "GatedRepo" if found[1] == "owner/gated" else "RepoNotFound"
-                status = 403 if code == "GatedRepo" else 404
-                return self.send(status, b"{}", {"X-Error-Code": code}, body)
-            listing: dict[str, Any] = {"id": found[1], "sha": "0" * 40}
-            listing["siblings"] = [{"rfilename": name} for name in files]
-            return self.send(200, json.dumps(listing).encode(), headers, body)
-        if found := re.fullmatch(r"/(\w+/\w+)/resolve/\w+/([\w.]+)", path):
-            data = self.adapters[found[1]][found[2]]
-            return self.send(200, data, headers | {"ETag": f'"{len(data)}"'}, body)
-        return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, body)
-
-    def send(self, status: int, data: bytes, headers: dict[str, str], body: bool) -> None:
-        """One answer."""
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the test's output clean."""
+ADAPTERS: dict[str, dict[str, bytes] | str] = {
+    "owner/good": {FILES[0]: b'{"r": 4}', FILES[1]: b"weights", "README.md": b"unwanted"},
+    "owner/other": {FILES[0]: b'{"r": 8}', FILES[1]: b"others"},
+    "owner/pickled": {FILES[0]: b"{}", "adapter_model.bin": b"unwanted"},
+    "owner/gated": "gated",
+}
 
 
-@pytest.fixture
-def hub() -> Iterator[dict[str, str]]:
-    """The environment in which a loopback server is the hub."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    Hub.asked.clear()
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    yield {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    server.shutdown()
-    server.server_close()
-
-
-def test_fetching_takes_two_files_and_skips(hub: dict[str, str], tmp_path: Path) -> None:
-    done = call("fetch.py", "owner/good", "owner/other", "--to", tmp_path, **hub)
+def test_fetching_takes_two_files_and_skips(tmp_path: Path) -> None:
+    asked: list[str] = []
+    with serving(hub(ADAPTERS, asked)) as address:
+        given = environment(address, tmp_path / "cache")
+        done = call("fetch.py", "owner/good", "owner/other", "--to", tmp_path, **given)
+        count = len(asked)
+        again = call("fetch.py", "owner/good", "--to", tmp_path, **given)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "other"]
     assert sorted(path.name for path in (tmp_path / "good").iterdir()) == [*FILES]
     assert (tmp_path / "good" / FILES[1]).read_bytes() == b"weights"
-    Hub.asked.clear()
-    again = call("fetch.py", "owner/good", "--to", tmp_path, **hub)
-    assert "already there" in again.stdout and not Hub.asked
+    assert "already there" in again.stdout and len(asked) == count
+    assert not [path for path in asked if path.endswith("README.md")]
 
 
 @pytest.mark.parametrize(
@@ -285,13 +233,13 @@ def test_fetching_takes_two_files_and_skips(hub: dict[str, str], tmp_path: Path)
         ("no/hub/id", "is no hub id"),
     ],
 )
-def test_fetching_mistakes_take_one_line(
-    hub: dict[str, str], tmp_path: Path, adapter: str, says: str
-) -> None:
-    done = call("fetch.py", adapter, "--to", tmp_path, **hub)
+def test_fetching_mistakes_take_one_line(tmp_path: Path, adapter: str, says: str) -> None:
+    with serving(hub(ADAPTERS, [])) as address:
+        given = environment(address, tmp_path / "cache")
+        done = call("fetch.py", adapter, "--to", tmp_path / "pool", **given)
     assert done.returncode == 1 and says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_fetching_offline(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import searches
-from peft import PeftModel
-
 import tiny
+from peft import PeftModel
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,17 @@
 import numpy as np
 import pytest
 
-from swarm.report.statistics import mean_interval, paired_test, vote
+from swarm.report.statistics import (
+    mean_interval,
+    paired_test,
+    utility_interval,
+    utility_test,
+    vote,
+)
 
 
 def test_wilsons_interval() -> None:
-    """81 of 263, the worked example of Newcombe (1998, Statistics in Medicine 17:857): .2553, .3662."""
+    """81 of 263 gives .2553 to .3662: Newcombe (1998, Statistics in Medicine 17:857)."""
     found = mean_interval([1.0] * 81 + [0.0] * 182)
     assert (round(found.low, 4), round(found.high, 4), found.n) == (0.2553, 0.3662, 263)
     assert mean_interval([0.0] * 20).low == 0.0
@@ -65,3 +71,19 @@ def test_nothing_has_no_mean() -> None:
 )
 def test_votes(answers: list[str | None], weights: list[float], winner: str | None) -> None:
     assert vote(answers, weights) == winner
+
+
+def test_a_utility_that_is_no_mean_is_resampled_by_part() -> None:
+    """Of the mean, the bootstrap's interval and test agree with those made for means."""
+    random = np.random.default_rng(1)
+    before = (random.random(200) < 0.4).astype(float)
+    after = np.maximum(before, (random.random(200) < 0.2).astype(float))
+    groups = ["one"] * 120 + ["two"] * 80
+    found = utility_interval(lambda places: float(after[list(places)].mean()), groups)
+    plain = mean_interval(after.tolist())
+    assert found.mean == plain.mean
+    assert abs(found.low - plain.low) < 0.02 and abs(found.high - plain.high) < 0.02
+    gain = utility_test(lambda at: float((after - before)[list(at)].mean()), groups)
+    assert gain.p < 0.01 and gain.low > 0
+    none = utility_test(lambda at: 0.0, groups)
+    assert none.p == 1.0 and none.difference == 0.0

@@ -8,7 +8,6 @@ from typing import Any
 
 import searches
 
-
 BLOCK = 32768
 
 

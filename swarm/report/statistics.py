@@ -1,7 +1,7 @@
 """How sure a measured number is: intervals and paired tests, with numpy alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,9 @@ Z95 = 1.959963984540054
 """Half the width of the central 95 % of a standard normal distribution, in standard deviations."""
 
 RESAMPLES = 10_000
+
+SAMPLES_OF_UTILITY = 1_000
+"""Fewer: each is a call of a task's own utility."""
 
 
 class Interval(NamedTuple):
@@ -101,6 +104,41 @@ def _sign_flips(gains: np.ndarray) -> float:
     # Rounding must not tell a flip of every sign from none.
     extreme = np.abs((signs * gains).mean(axis=1)) >= abs(gains.mean()) - 1e-12
     return float((extreme.sum() + 1) / (RESAMPLES + 1))
+
+
+def resampled(utility: Callable[[Sequence[int]], float], groups: Sequence[object]) -> np.ndarray:
+    """Utilities of 1,000 bootstrap samples of the items, each group keeping its size.
+
+    Args:
+        utility: The utility of the items at these places.
+        groups: What each item belongs to (its part of a mixture, say).
+    """
+    generator = np.random.Generator(np.random.Philox(key=2))
+    names = list(dict.fromkeys(groups))
+    members = [np.array([i for i, g in enumerate(groups) if g == name]) for name in names]
+    draws = (
+        np.concatenate([generator.choice(places, len(places)) for places in members]).tolist()
+        for _ in range(SAMPLES_OF_UTILITY)
+    )
+    return np.array([utility(places) for places in draws])
+
+
+def utility_interval(
+    utility: Callable[[Sequence[int]], float], groups: Sequence[object]
+) -> Interval:
+    """A utility that is no mean of its items' values, with its bootstrap 95 % interval."""
+    low, high = np.quantile(resampled(utility, groups), (0.025, 0.975))
+    n = len(groups)
+    return Interval(utility(range(n)), float(low), float(high), n)
+
+
+def utility_test(gain: Callable[[Sequence[int]], float], groups: Sequence[object]) -> Paired:
+    """A difference of two utilities on the same items; the p-value is the bootstrap's."""
+    draws = resampled(gain, groups)
+    low, high = np.quantile(draws, (0.025, 0.975))
+    tail = min((draws <= 0).sum(), (draws >= 0).sum())
+    p = min(1.0, 2 * (int(tail) + 1) / (len(draws) + 1))
+    return Paired(gain(range(len(groups))), float(low), float(high), p, len(groups))
 
 
 def vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:

@@ -1,0 +1,126 @@
+"""A Ray cluster, found or started quietly and within a bounded time."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from swarm.errors import UserError
+
+STORE = 100 * 2**20
+"""Bytes of object store that a cluster of our own gets beside the experts; jobs are kilobytes."""
+CONNECT_S = 10.0
+"""How long a cluster's port may take to accept a connection."""
+QUIET = {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_gcs_server_request_timeout_seconds": str(int(CONNECT_S)),
+}
+"""What keeps Ray's own words off the terminal, and its waiting short; the user's values win."""
+
+
+def import_ray() -> Any:
+    """Ray, imported only here and only when it is used.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise UserError("executor=ray needs Ray: pip install 'model-swarms[ray]'") from None
+    return ray
+
+
+def connect(address: str | None, gpus: Sequence[int], cpus: float | None, store: int) -> bool:
+    """Join the cluster at `address`, or start one on this machine; True if it is ours to leave.
+
+    Args:
+        address: "auto", "host:port", "ray://host:port"; `None` starts a cluster.
+        gpus: The device numbers that a started cluster may use.
+        cpus: The CPU slots of a started cluster; `None` is one a core.
+        store: Bytes that will be put into the object store of a started cluster.
+
+    Raises:
+        UserError: There is no cluster at the address, or it cannot be joined.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        return False
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    where = f"executor.address={address}"
+    try:
+        if address is None:
+            where = "a local Ray could not be started"
+            with visible(gpus):
+                ray.init(
+                    "local", num_cpus=cpus and max(1, round(cpus)), num_gpus=len(gpus),
+                    object_store_memory=STORE + store, include_dashboard=False, **quiet,
+                )  # fmt: skip
+        else:
+            knock(address)
+            ray.init(address, **quiet)
+    except UserError:
+        raise
+    except Exception as error:  # Ray and gRPC raise whatever comes; none of it has a common base.
+        words = " ".join(str(error).split())[:300]
+        raise UserError(f"{where}: {words or type(error).__name__}") from None
+    return True
+
+
+def knock(address: str) -> None:
+    """Ask whether anything listens at an address at all; Ray itself would try for minutes.
+
+    Raises:
+        UserError: Nothing does, or the address is none.
+    """
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "auto")
+        if address in ("auto", "local"):
+            return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(
+            f'executor.address={address}: must be null, "auto", "host:port" or "ray://host:port"'
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"executor.address={address}: no Ray cluster answers there ({error}); start one with "
+            "`ray start --head`, or leave executor.address=null for this machine alone"
+        ) from None
+
+
+@contextmanager
+def visible(gpus: Sequence[int]) -> Iterator[None]:
+    """Let a cluster that is started inside see these devices only."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    known = before.split(",") if before else None
+    os.environ[name] = ",".join(known[g] if known else str(g) for g in gpus)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def nodes() -> list[dict[str, float]]:
+    """The resources of every living node of the cluster."""
+    return [dict(n["Resources"]) for n in import_ray().nodes() if n["Alive"]]
+
+
+def inventory() -> str:
+    """What the cluster has, in words."""
+    ray = import_ray()
+    total, free = ray.cluster_resources(), ray.available_resources()
+    parts = [f"{total.get(k, 0):g} {k} ({free.get(k, 0):g} free)" for k in ("GPU", "CPU")]
+    return f"the cluster has {' and '.join(parts)} on {len(nodes())} nodes"

@@ -1,0 +1,36 @@
+"""The experts of a pool as one object: sent once, unpacked where they are needed."""
+
+from pathlib import Path
+
+import numpy as np
+
+from swarm.pool import Pool
+
+Pack = dict[str, dict[str, np.ndarray]]
+"""Expert -> name of a file -> its bytes; arrays, because Ray shares those instead of copying."""
+
+
+def pack(pool: Pool) -> Pack:
+    """The files of an opened pool; mapped, so that they are read when they are sent."""
+    return {
+        name: {
+            path.name: np.asarray(np.memmap(path, np.uint8, "r"))
+            for path in sorted((pool.folder / name).glob("adapter_*"))
+            if path.suffix in (".json", ".safetensors")
+        }
+        for name in pool.names
+    }
+
+
+def size(pack: Pack) -> int:
+    """The bytes of all files."""
+    return sum(len(data) for files in pack.values() for data in files.values())
+
+
+def unpack(pack: Pack, folder: Path, space: str) -> Pool:
+    """Write the files below `folder`; gives the same pool, closed, in the same order."""
+    for name, files in pack.items():
+        (folder / name).mkdir(parents=True)
+        for file, data in files.items():
+            (folder / name / file).write_bytes(data.data)
+    return Pool(folder, list(pack), space)

@@ -1,0 +1,87 @@
+"""Kills a search at random moments until it ends by itself: kills.py FOLDER ARGUMENTS...
+
+The heavy imports are done once here; every attempt is a fork, so that a kill costs no start-up.
+Prints how many rounds the state held at each kill.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from swarm.cli import run_entry
+from swarm.search import main
+
+KILLS = 16
+
+
+def rounds(folder: Path) -> int:
+    """Rounds in the state file, which is whole whenever it is there."""
+    state = folder / "state.json"
+    return len(json.loads(state.read_text())["rounds"]) if state.is_file() else 0
+
+
+def attempt(arguments: list[str]) -> int:
+    """Start the search in a child; gives its process id."""
+    child = os.fork()
+    if child:
+        return child
+    sys.argv[1:] = arguments
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        run_entry(main)
+        os._exit(0)
+    except SystemExit as end:
+        os._exit(int(end.code or 0))
+
+
+def wait(child: int, seconds: float) -> int | None:
+    """The exit status of a child, or `None` if it still runs after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.001)
+    return None
+
+
+def lab(folder: Path, arguments: list[str]) -> list[int]:
+    """Kill the search KILLS times at random moments, then let it end."""
+    moments, seen = random.Random(5), []
+    for _ in range(KILLS):
+        child, wanted = attempt(arguments), rounds(folder) + moments.choice((0, 1, 1))
+        deadline = time.monotonic() + 60
+        while rounds(folder) < wanted and time.monotonic() < deadline:
+            if (status := wait(child, 0.005)) is not None:
+                return finish(status, seen)
+        # Somewhere in the writing of this round, or in the work on the next.
+        if (status := wait(child, moments.uniform(0, 0.06))) is not None:
+            return finish(status, seen)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        seen.append(rounds(folder))
+    _, status = os.waitpid(attempt(arguments), 0)
+    return finish(status, seen)
+
+
+def finish(status: int, seen: list[int]) -> list[int]:
+    """The search ended by itself: that has to be well."""
+    if status:
+        raise SystemExit(f"the search failed with status {status}")
+    return seen
+
+
+if __name__ == "__main__":
+    import torch
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import swarm.engine.decode
+    import swarm.engine.stacked
+    import swarm.run  # noqa: F401
+
+    torch.set_num_threads(1)
+    print(json.dumps(lab(Path(sys.argv[1]), sys.argv[2:])))

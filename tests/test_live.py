@@ -1,0 +1,93 @@
+"""The live view in a real terminal, and plain lines where there is none."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import searches
+from rich.console import Console
+
+from swarm.executors import Result
+from swarm.live import View
+from swarm.tasks import Score
+from swarm.verdict import conclusion, sentence
+
+
+def in_terminal(command: list[str], columns: int) -> str:
+    """Everything a search writes to a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    environment = searches.environment(TERM="xterm-256color", COLUMNS=str(columns), LINES="40")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swarm.search", *command],
+        cwd=searches.ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait(timeout=60) == 0, seen.decode()
+    return seen.decode()
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_terminal_shows_the_search_live(
+    columns: int, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool)
+    seen = in_terminal(command, columns)
+    assert "\x1b[" in seen, "no live view"
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen)
+    assert "prompts/s" in plain and "iteration 4" in plain and "items" in plain
+    assert "best initial expert" in plain and "Traceback" not in plain
+
+
+def test_what_an_iteration_says() -> None:
+    out = io.StringIO()
+    view = View(10, Console(file=out, width=100))
+    with view:
+        view.begin("iteration 0", 0, 2, 3)
+        view.watch(Result(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
+        view.end([0.25, None, 0.5], 0.5, "")
+    line = out.getvalue()
+    assert "best 0.500" in line and "0.250 to 0.500" in line and "prompts/s" in line
+    assert "at most" in line and "\x1b" not in line
+
+
+def test_a_position_reads_as_a_sentence() -> None:
+    names = ["cot", "lima", "sharegpt", "oasst"]
+    assert sentence(names, [0.41, 0.33, -0.08, 0.001]) == "0.41 cot + 0.33 lima - 0.08 sharegpt"
+    assert sentence(names, [-1.2, 0.0, 0.2, 0.0]) == "- 1.20 cot + 0.20 sharegpt"
+
+
+@pytest.mark.parametrize(
+    ("gain", "p", "dev", "words"),
+    [
+        (0.05, 0.01, 0.6, "is better"),
+        (-0.05, 0.01, 0.6, "is worse"),
+        (0.02, 0.4, 0.6, "No difference"),
+        (0.0, 1.0, 0.5, "nothing better on dev"),
+    ],
+)
+def test_the_conclusion_claims_no_more_than_was_measured(
+    gain: float, p: float, dev: float, words: str
+) -> None:
+    metrics = {
+        "test_gain": gain,
+        "test_gain_p_value": p,
+        "test_gain_interval": [gain - 0.03, gain + 0.03],
+        "starting_best_validation_utility": 0.5,
+        "ending_best_validation_utility": dev,
+    }
+    assert words in conclusion(metrics) and f"p = {p:.3g}" in conclusion(metrics)

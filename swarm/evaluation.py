@@ -22,8 +22,8 @@ class Cut:
         items: Items in a job; `None` means all.
     """
 
-    particles: int | None = 1
-    items: int | None = None
+    particles: int | None = 5
+    items: int | None = 50
 
     def __post_init__(self) -> None:
         for key in ("particles", "items"):

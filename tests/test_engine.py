@@ -67,7 +67,7 @@ def test_stacked_logits_are_pefts(family: tuple[Path, Path]) -> None:
     assert torch.equal(tiny.logits(model), before)
 
 
-@pytest.mark.parametrize("plan", ["swap", "stacked"])
+@pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
 def test_generates_what_peft_generates(family: tuple[Path, Path], plan: str) -> None:
     """Batched, padded, compacted: the same greedy tokens as one prompt at a time under PEFT."""
     base, folder = family

@@ -48,7 +48,7 @@ def recipe(base: Path, pool: Path, task: object) -> Worker:
 
 
 def jobs(count: int = 5, items: int = 12) -> list[Job]:
-    return Cut(items=items // 2).jobs(np.eye(5, 4)[:count] + 0.1, "dev", items)
+    return Cut(particles=1, items=items // 2).jobs(np.eye(5, 4)[:count] + 0.1, "dev", items)
 
 
 def test_every_job_is_answered_once_and_the_same(

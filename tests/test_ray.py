@@ -1,4 +1,4 @@
-"""Searches on a real Ray cluster of two nodes are the same searches, also when workers are killed."""
+"""Searches on a real Ray cluster of two nodes are the same, also when workers are killed."""
 
 import json
 import os
@@ -14,11 +14,6 @@ from pathlib import Path
 import pytest
 import searches
 import test_executors
-from test_executors import (  # noqa: F401
-    task,
-    test_an_error_in_a_worker_is_one_line,
-    test_every_job_is_answered_once_and_the_same,
-)
 
 from swarm.errors import UserError
 from swarm.executors import packing
@@ -28,22 +23,24 @@ from swarm.pool import Pool
 from swarm.tasks.choice import Choice
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
+# The contract of all executors, asked here of those on the cluster.
+task = test_executors.task
+test_every_job_is_answered = test_executors.test_every_job_is_answered_once_and_the_same
+test_an_error_is_one_line = test_executors.test_an_error_in_a_worker_is_one_line
 SMALL = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[cluster_utils.Cluster]:
-    """Two nodes of two CPUs; Broken tasks are found by their workers."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{searches.ROOT}:{Path(__file__).parent}"
-    nodes = cluster_utils.Cluster(initialize_head=True, head_node_args=SMALL)
-    nodes.add_node(**SMALL)
-    yield nodes
-    nodes.shutdown()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+    """Two nodes of two CPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        # A Broken task has to be found by the workers, and busy neighbours not to be let past.
+        patch.setenv("PYTHONPATH", f"{searches.ROOT}:{Path(__file__).parent}")
+        patch.setenv("RAY_worker_niceness", "0")
+        nodes = cluster_utils.Cluster(initialize_head=True, head_node_args=SMALL)
+        nodes.add_node(**SMALL)
+        yield nodes
+        nodes.shutdown()
 
 
 @pytest.fixture(params=["path", "store"])
@@ -87,7 +84,7 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
 ) -> None:
     """One worker here; three processes, one of them killed; two nodes, one worker killed."""
     raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
-    more = {"job__items": 3, "optimizer__max_iterations": 6, "optimizer__patience": 6}
+    more = {"job__items": 4, "optimizer__max_iterations": 4}
     kinds = {
         "inline": {},
         "processes": {"executor__workers": 3, "executor__threads": 1},
@@ -105,7 +102,8 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
         if kind == "ray":
             kill_one(search, folder, lambda: processes(raylets, "ray::Actor.run"))
         out, err = search.communicate(timeout=180)
-        assert (search.returncode, err) == (0, ""), out + err
+        assert search.returncode == 0, out + err
+        assert all(line.startswith("WARNING: ") for line in err.splitlines()), err
         assert "raylet" not in out and "\x1b[" not in out
         assert ("died" in (folder / "log.txt").read_text()) == (kind != "inline")
         trees[kind] = searches.tree(folder)
@@ -131,7 +129,7 @@ def test_a_worker_that_may_not_be_restarted_is_done_without(
     cluster: cluster_utils.Cluster,
     task: Choice,
     tiny_llama: Path,
-    tiny_pool: Path,  # noqa: F811
+    tiny_pool: Path,
 ) -> None:
     """Its jobs go to the other; when that dies too, the run ends."""
     import ray
@@ -147,7 +145,7 @@ def test_a_worker_that_may_not_be_restarted_is_done_without(
         assert {r.number: r for r in executor.map(test_executors.jobs())} == expected
         assert len(executor._seats) == 1
         os.kill(pids[1], signal.SIGKILL)
-        with pytest.raises(UserError, match="executor.max_restarts=0"):
+        with pytest.raises(UserError, match=r"executor\.max_restarts=0"):
             list(executor.map(test_executors.jobs()))
     finally:
         executor.close()
@@ -156,16 +154,18 @@ def test_a_worker_that_may_not_be_restarted_is_done_without(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"workers": 9}, ["5 workers", "9 workers of 0 GPU and 1 CPU", "4 CPU", "2 nodes"]),
-        ({"gpus_per_worker": 1}, ["1 workers of 1 GPU", "0 GPU", "executor.wait_s"]),
-        ({"cpus_per_worker": 3}, ["1 workers of 0 GPU and 3 CPU", "4 CPU"]),
+        (
+            {"workers": 9, "wait_s": 4},
+            ["5 workers", "9 workers of 0 GPU and 1 CPU", "4 CPU", "2 nodes"],
+        ),
+        ({"gpus_per_worker": 1, "wait_s": 1}, ["1 workers of 1 GPU", "0 GPU", "executor.wait_s"]),
     ],
 )
 def test_what_has_no_place_is_said(
-    more: dict[str, int], words: list[str], cluster: cluster_utils.Cluster, task: Choice,  # noqa: F811
+    more: dict[str, int], words: list[str], cluster: cluster_utils.Cluster, task: Choice,
     tiny_llama: Path, tiny_pool: Path,
 ) -> None:  # fmt: skip
-    executor = RayExecutor(address=cluster.address, wait_s=4, **more)
+    executor = RayExecutor(address=cluster.address, **more)
     with pytest.raises(UserError) as caught:
         executor.open(test_executors.recipe(tiny_llama, tiny_pool, task))
     executor.close()
@@ -225,8 +225,9 @@ def test_where_no_cluster_is_one_line_says_so(
 def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError\n")
     code = "from swarm.executors import ray; ray.cluster.import_ray()"
+    seen = searches.environment(PYTHONPATH=f"{tmp_path}:{searches.ROOT}")
     out = subprocess.run([sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True,
-                         text=True, env=searches.environment(PYTHONPATH=f"{tmp_path}:{searches.ROOT}"))  # fmt: skip
+                         text=True, env=seen)  # fmt: skip
     assert "pip install 'model-swarms[ray]'" in out.stderr.splitlines()[-1]
 
 

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swarm.engine.base import Base
+from swarm.engine.plan import Facts, choose
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.pool import Pool
@@ -16,19 +18,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLANS = ("swap", "stacked")
+PLANS = ("auto", "swap", "merged", "stacked")
 
 
 class HFEngine:
     """Answers with transformers' models.
 
     Args:
-        plan: "swap" gives the model one particle after the other, "stacked" all of a job at once.
+        plan: "swap" gives the model one particle after the other, "merged" does so with the
+            particle added to a copy of the weights, "stacked" gives it all of a job at once; "auto"
+            chooses (`swarm.engine.plan.choose`).
         max_tokens: The most padded prompt and new tokens in one batch; `None` chooses 4,096 on a
             CPU and 65,536 on a GPU. Halved, and remembered, when the device runs out of memory.
     """
 
-    def __init__(self, plan: str = "swap", max_tokens: int | None = None) -> None:
+    def __init__(self, plan: str = "auto", max_tokens: int | None = None) -> None:
         if plan not in PLANS:
             raise UserError(f"engine.plan={plan}: must be one of {', '.join(PLANS)}")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
@@ -36,6 +40,7 @@ class HFEngine:
         self.plan = plan
         self.max_tokens = max_tokens
         self._tokens: dict[object, list[int]] = {}
+        self._said: set[str] = set()
 
     def open(self, base: Base, pool: Pool, device: str) -> None:
         """See `swarm.engine.Engine`."""
@@ -56,26 +61,39 @@ class HFEngine:
                 f"pool.folder={pool.folder}: the experts do not fit the base {base.path}: {error}"
             ) from None
         self._ends = _end_tokens(self._model, self._tokenizer)
+        self._facts = facts(self._model, device, [pool.modules[name][:2] for name in pool.modules])
 
     def answer(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """See `swarm.engine.Engine`."""
-        shapes = {tuple(bool(request.choices) for request in asked) for asked in requests}
-        together = self.plan == "stacked" and len(shapes) == 1
-        groups = [range(len(positions))] if together else [[i] for i in range(len(positions))]
-        answers: list[list[Completion]] = []
-        for group in groups:
-            answers += self._answer_group(positions[list(group)], [requests[i] for i in group])
-        return answers
-
-    def _answer_group(
-        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
-    ) -> list[list[Completion]]:
-        """Answer P positions with equally many requests each, all in the same batches."""
         import torch
 
-        self._stack.set(torch.from_numpy(np.ascontiguousarray(positions)))
+        plan = self._plan(requests)
+        groups = (
+            [range(len(positions))] if plan == "stacked" else [[i] for i in range(len(positions))]
+        )
+        answers: list[list[Completion]] = []
+        for group in groups:
+            chosen = torch.from_numpy(np.ascontiguousarray(positions[list(group)]))
+            self._stack.set(chosen, merge=plan == "merged")
+            answers += self._answer_group([requests[i] for i in group])
+        return answers
+
+    def _plan(self, requests: Sequence[Sequence[Request]]) -> str:
+        """The plan for these requests; stacking needs the same shape of all particles."""
+        shapes = {tuple(bool(request.choices) for request in asked) for asked in requests}
+        plan = self.plan
+        if plan == "auto":
+            rows = max(len(asked) for asked in requests)
+            plan, why = choose(len(requests), rows, self._facts)
+            if why not in self._said:
+                self._said.add(why)
+                log.info("plan %s: %s", plan, why)
+        return "swap" if plan == "stacked" and len(shapes) > 1 else plan
+
+    def _answer_group(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
+        """Answer equally many requests of each particle in the layers, in the same batches."""
         answers: list[list[Completion | None]] = [[None] * len(asked) for asked in requests]
         cost = [max(self._cost(asked[i]) for asked in requests) for i in range(len(requests[0]))]
         for scored in (False, True):
@@ -185,3 +203,23 @@ def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     stated = getattr(model.generation_config, "eos_token_id", None)
     ends = stated if isinstance(stated, list) else [stated]
     return frozenset(e for e in [*ends, tokenizer.eos_token_id] if e is not None)
+
+
+def facts(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> Facts:
+    """What `choose` needs to know of a model whose linear layers of these shapes are adapted."""
+    import torch
+
+    gpu = device != "cpu"
+    free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory()
+    size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize
+    return Facts(gpu, model.dtype == torch.float32, size, free)
+
+
+def available_memory() -> int:
+    """Bytes of main memory that are free or can be freed; a large number where nobody knows."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 1 << 60
+    found = {name: int(rest.split()[0]) for name, _, rest in (row.partition(":") for row in lines)}
+    return found.get("MemAvailable", 1 << 50) * 1024

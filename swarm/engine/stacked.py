@@ -18,6 +18,8 @@ class StackedLinear(nn.Module):
     Attributes:
         down: A of all particles, [P, r, in]; `None` leaves the base layer alone.
         up: B of all particles, [P, out, r], with the scaling already in it.
+        merged: The base weight plus `up[0] @ down[0]`, [out, in], for a single particle; a copy,
+            made each time from the base weight, which is never written to.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -25,9 +27,12 @@ class StackedLinear(nn.Module):
         self.linear = linear
         self.down: torch.Tensor | None = None
         self.up: torch.Tensor | None = None
+        self.merged: torch.Tensor | None = None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Map [P * b, ..., in] to [P * b, ..., out]."""
+        if self.merged is not None:
+            return nn.functional.linear(rows, self.merged, self.linear.bias)
         out: torch.Tensor = self.linear(rows)
         if self.down is None or self.up is None:
             return out
@@ -38,6 +43,13 @@ class StackedLinear(nn.Module):
             out.reshape(particles, -1, out.shape[-1]), low, self.up.transpose(1, 2)
         )
         return mixed.view(out.shape)
+
+    def merge(self, down: torch.Tensor, up: torch.Tensor) -> None:
+        """Become one particle with A [r, in] and B [out, r], as fast as the base alone."""
+        weight = self.linear.weight
+        if self.merged is None:
+            self.merged = torch.empty_like(weight)
+        torch.addmm(weight, up.to(weight.dtype), down.to(weight.dtype), out=self.merged)
 
 
 class Stack:
@@ -79,18 +91,28 @@ class Stack:
         parent, _, leaf = name.rpartition(".")
         setattr(self._model.get_submodule(parent), leaf, module)
 
-    def set(self, coefficients: torch.Tensor) -> None:
-        """Become P positions, [P, K]; A and B are mixed separately, in float32."""
+    @torch.inference_mode()
+    def set(self, coefficients: torch.Tensor, merge: bool = False) -> None:
+        """Become P positions, [P, K]; A and B are mixed separately, in float32.
+
+        Args:
+            merge: Add the update to a copy of the weights; for a single position.
+        """
         for name, (down, up) in self._basis.items():
             layer = self._layers[name]
             weights = coefficients.to(down.device, torch.float32)
-            layer.down = torch.einsum("pk,kri->pri", weights, down).to(self._dtype)
-            layer.up = torch.einsum("pk,kor->por", weights, up).to(self._dtype)
+            mixed_down = torch.einsum("pk,kri->pri", weights, down)
+            mixed_up = torch.einsum("pk,kor->por", weights, up)
+            if merge:
+                layer.merge(mixed_down[0], mixed_up[0])
+            else:
+                layer.down, layer.up = mixed_down.to(self._dtype), mixed_up.to(self._dtype)
+                layer.merged = None
 
     def clear(self) -> None:
         """Leave the base model alone until the next `set`."""
         for layer in self._layers.values():
-            layer.down = layer.up = None
+            layer.down = layer.up = layer.merged = None
 
     def remove(self) -> None:
         """Give the model its own layers back; they were never written to."""

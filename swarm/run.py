@@ -1,7 +1,5 @@
 """The loop over one run folder: ask, evaluate, tell, record; stop and go on."""
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +14,7 @@ from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.evaluation import Cut, Evaluator, as_rows, as_scores
 from swarm.executors import Executor, Worker
+from swarm.identity import search_identity
 from swarm.live import View
 from swarm.optimizers import Optimizer
 from swarm.pool import Pool
@@ -25,9 +24,6 @@ from swarm.track import Tracker
 from swarm.verdict import judge
 
 log = logging.getLogger(__name__)
-
-SEARCH_KEYS = ("seed", "task", "model", "pool", "optimizer", "job")
-"""The parts of the configuration that make a search what it is; the others may change on resume."""
 
 
 class Run:
@@ -108,14 +104,7 @@ class Run:
         self.pool.open(self.model.name)
         experts = len(self.pool.names)
         self.optimizer.start(experts, self.seed)
-        identity = {
-            **_flat({k: config[k] for k in SEARCH_KEYS if k in config}),
-            "seed": self.seed,
-            "task items": _digest([dict(item) for item in dev]),
-            "experts": ", ".join(self.pool.names),
-            "pool weights": self.pool.fingerprint(),
-            "base weights": self.model.fingerprint(),
-        }
+        identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         resumed = self.record.open(identity, self.pool.names)
         log_to(self.record.folder, held)
         if config:
@@ -259,20 +248,3 @@ def log_to(folder: Path, held: MemoryHandler) -> None:
     root = logging.getLogger("swarm")
     root.removeHandler(held)
     root.addHandler(handler)
-
-
-def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A configuration with dotted keys; lists stay whole."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        here = f"{path}.{name}" if path else str(name)
-        if isinstance(value, Mapping):
-            found |= _flat(value, here)
-        else:
-            found[here] = value
-    return found
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,9 @@ def connect(address: str | None, gpus: Sequence[int], cpus: float | None, store:
                 )  # fmt: skip
         else:
             knock(address)
-            ray.init(address, **quiet)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ray.init(address, **quiet)
     except UserError:
         raise
     except Exception as error:  # Ray and gRPC raise whatever comes; none of it has a common base.

@@ -1,0 +1,49 @@
+"""What makes a search the one it is; a run folder goes on with no other."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from swarm.engine.base import Base
+from swarm.pool import Pool
+from swarm.tasks import Task
+
+SEARCH_KEYS = ("task", "model", "pool", "optimizer", "job")
+"""The parts of the configuration that count; devices, engine and tracker may change on resume."""
+
+
+def search_identity(
+    config: Mapping[str, Any], seed: int, task: Task, model: Base, pool: Pool
+) -> dict[str, Any]:
+    """Settings with dotted keys, and digests of the data and of the weights they lead to.
+
+    Args:
+        config: The configuration; may be empty where a run is made in Python.
+        pool: An open pool.
+    """
+    return {
+        **_flat({key: config[key] for key in SEARCH_KEYS if key in config}),
+        "seed": seed,
+        "task items": _digest([dict(item) for item in task.items("dev")]),
+        "experts": ", ".join(pool.names),
+        "pool weights": pool.fingerprint(),
+        "base weights": model.fingerprint(),
+    }
+
+
+def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A configuration with dotted keys; lists stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping):
+            found |= _flat(value, here)
+        else:
+            found[here] = value
+    return found
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -82,8 +82,8 @@ class Run:
             UserError: Something is wrong with an input; nothing has been written then.
         """
         self.view = View(self.optimizer.max_iterations)
-        self._open(config or {})
         try:
+            self._open(config or {})
             with self.view:
                 self.tracker.start(self.record.folder, config or {})
                 if self.record.state["finished"] is None:
@@ -105,11 +105,11 @@ class Run:
         experts = len(self.pool.names)
         self.optimizer.start(experts, self.seed)
         identity = search_identity(config, self.seed, self.task, self.model, self.pool)
+        self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         resumed = self.record.open(identity, self.pool.names)
         log_to(self.record.folder, held)
         if config:
             self.record.keep_config(config)
-        self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         if resumed and self.record.rounds:
             self._resume()
         self._describe(resumed, len(dev))

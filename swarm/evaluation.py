@@ -31,15 +31,20 @@ class Cut:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UserError(f"job.{key}={value}: must be null or a whole number above 0")
 
-    def jobs(self, positions: Sequence[Sequence[float]], split: str, items: int) -> list[Job]:
-        """The jobs that score all positions on all items of a split."""
-        wide, long = self.particles or len(positions), self.items or items
+    def jobs(
+        self, positions: Sequence[Sequence[float]], split: str, items: int | Sequence[int]
+    ) -> list[Job]:
+        """The jobs that score all positions on so many first items of a split, or on some places.
+
+        The places of a job are in the order in which they are given.
+        """
+        chosen = range(items) if isinstance(items, int) else items
+        wide, long = self.particles or len(positions), self.items or len(chosen)
         cut: list[Job] = []
         for first in range(0, len(positions), wide):
             block = tuple(tuple(float(c) for c in row) for row in positions[first : first + wide])
-            for start in range(0, items, long):
-                places = tuple(range(start, min(start + long, items)))
-                cut.append(Job(len(cut), block, split, places))
+            for start in range(0, len(chosen), long):
+                cut.append(Job(len(cut), block, split, tuple(chosen[start : start + long])))
         return cut
 
 
@@ -52,19 +57,24 @@ class Evaluator:
         self._cut = cut
 
     def scores(
-        self, positions: Sequence[Sequence[float]], split: str, watch: Watch | None = None
+        self,
+        positions: Sequence[Sequence[float]],
+        split: str,
+        watch: Watch | None = None,
+        items: Sequence[int] | None = None,
     ) -> list[list[Score]]:
         """One score an item for each of the positions [P, K]; equal positions are played once.
 
         Args:
             watch: Told of every job that is done.
+            items: Different places in the split, scored in this order; `None` is all of them.
         """
         rows = [tuple(float(c) for c in row) for row in positions]
         unique = list(dict.fromkeys(rows))
-        count = len(self._task.items(split))
-        jobs = self._cut.jobs(unique, split, count)
+        chosen = range(len(self._task.items(split))) if items is None else items
+        jobs = self._cut.jobs(unique, split, chosen)
         place = {row: i for i, row in enumerate(unique)}
-        found: list[list[Score | None]] = [[None] * count for _ in unique]
+        found: list[dict[int, Score]] = [{} for _ in unique]
         for result in self._executor.map(jobs):
             job = jobs[result.number]
             for position, scores in zip(job.positions, result.scores, strict=True):
@@ -72,7 +82,7 @@ class Evaluator:
                     found[place[position]][item] = score
             if watch:
                 watch(result)
-        return [[s for s in found[place[row]] if s is not None] for row in rows]
+        return [[found[place[row]][item] for item in chosen] for row in rows]
 
 
 def as_rows(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:

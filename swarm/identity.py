@@ -9,7 +9,7 @@ from swarm.engine.base import Base
 from swarm.pool import Pool
 from swarm.tasks import Task
 
-SEARCH_KEYS = ("task", "model", "pool", "optimizer", "job")
+SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job")
 """The parts of the configuration that count; devices, engine and tracker may change on resume."""
 
 

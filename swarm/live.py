@@ -113,29 +113,29 @@ class View:
             particles.add_row(*cells[start : start + 8])
         return Group(head, particles)
 
-    def verdict(self, metrics: dict[str, Any], state: dict[str, Any], n: tuple[int, int]) -> None:
-        """Print the final table.
+    def verdict(self, metrics: dict[str, Any], experts: Sequence[str]) -> None:
+        """Print the final table and what may be said of it.
 
         Args:
             metrics: As `swarm.verdict.judge` returns them.
-            state: The record's state.
-            n: Items of dev and of test.
+            experts: The pool's names.
         """
+        tested = "test_gain" in metrics
         table = Table(title=None)
         table.add_column("model", no_wrap=True)
-        table.add_column(f"dev, n = {n[0]}", no_wrap=True)
-        if n[1]:
-            table.add_column(f"test, n = {n[1]}", no_wrap=True)
+        table.add_column(f"dev, n = {metrics['ending_best_validation_items']}", no_wrap=True)
+        if tested:
+            table.add_column(f"test, n = {metrics['ending_best_single_test_items']}", no_wrap=True)
         for row in table_rows(metrics):
-            table.add_row(*row[: 3 if n[1] else 2])
+            table.add_row(*row[: 3 if tested else 2])
         self.console.print(table)
         self.say("Brackets: 95 % intervals. The dev number of the best found is the highest of "
                  "many and so flatters it; test was never searched on.")  # fmt: skip
         for line in part_lines(metrics):
             self.say(line)
-        if "test_gain" in metrics:
+        if tested:
             self.say(conclusion(metrics))
-        self.say("best found = " + sentence(state["experts"], metrics["ending_best_position"]))
+        self.say("best found = " + sentence(experts, metrics["ending_best_position"]))
 
 
 def part_lines(metrics: dict[str, Any]) -> list[str]:

@@ -4,10 +4,8 @@ state.json alone says what is done. The scratchpad and the saved bests are made 
 the answers of its rounds, so that whatever a kill left behind is put right by the next start.
 """
 
-import gzip
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,48 +13,10 @@ from typing import Any
 import numpy as np
 
 from swarm.errors import UserError
+from swarm.files import read_packed, write_json, write_packed, write_whole
 
 Save = Callable[[Sequence[float], Path, dict[str, Any]], None]
 """Writes the adapter of some coefficients to a folder, with more facts about it, whole or not."""
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Put a file in place whole, or not at all.
-
-    Raises:
-        UserError: It cannot be written (no space, no permission).
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; nothing is lost: make room or allow writing, "
-            "and the same command goes on"
-        ) from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON that any reader takes: no NaN, no infinity."""
-    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
-    write_whole(path, (text + "\n").encode())
-
-
-def write_packed(path: Path, value: Any) -> None:
-    """Write JSON compressed; the same value gives the same bytes."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    write_whole(path, gzip.compress(text.encode(), 6, mtime=0))
-
-
-def read_packed(path: Path) -> Any:
-    """Read what `write_packed` wrote."""
-    return json.loads(gzip.decompress(path.read_bytes()))
 
 
 def key(position: Sequence[float] | np.ndarray) -> str:
@@ -83,13 +43,7 @@ class Record:
         Raises:
             UserError: The folder holds another search: its differing keys are named.
         """
-        path = self.folder / "state.json"
-        if path.is_file():
-            try:
-                self.state = json.loads(path.read_text())
-            except ValueError:
-                raise UserError(f"{path} is not JSON; choose another name=") from None
-            self._compare(identity)
+        if self.find(identity):
             self._sweep()
             return True
         self.state = {
@@ -100,8 +54,20 @@ class Record:
             "finished": None,
             "metrics": None,
         }
-        write_json(path, self.state)
+        write_json(self.folder / "state.json", self.state)
         return False
+
+    def find(self, identity: Mapping[str, Any]) -> bool:
+        """Read the folder's state, if it has one; as `open`, but nothing is ever written."""
+        path = self.folder / "state.json"
+        if not path.is_file():
+            return False
+        try:
+            self.state = json.loads(path.read_text())
+        except ValueError:
+            raise UserError(f"{path} is not JSON; choose another name=") from None
+        self._compare(identity)
+        return True
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
         old = self.state["identity"]
@@ -130,14 +96,17 @@ class Record:
         utilities: np.ndarray,
         answers: Mapping[int, Sequence[Mapping[str, Any]]],
         optimizer: Mapping[str, Any],
+        facts: Mapping[str, Any],
     ) -> None:
         """Take one iteration.
 
         Args:
             positions: [N, K] mixing coefficients.
-            utilities: [N]; NaN for a particle that was not evaluated.
-            answers: For each particle evaluated, its answer to every dev item.
+            utilities: [N]; NaN for a particle that was not evaluated, or not on all items.
+            answers: For each particle evaluated, its answers to the dev items it was asked, in the
+                file's order: all of them unless it was stopped.
             optimizer: The optimizer's state after it was told.
+            facts: Further keys of the round (`swarm.racing.Raced.facts`).
         """
         number = len(self.rounds)
         # The answers first: a round that the state names has them.
@@ -146,6 +115,7 @@ class Record:
             {
                 "positions": [[float(c) for c in row] for row in positions],
                 "utilities": [None if np.isnan(u) else float(u) for u in utilities],
+                **facts,
             }
         )
         self.state["optimizer"] = dict(optimizer)
@@ -167,8 +137,13 @@ class Record:
             self._answers_path(number), {str(i): list(rows) for i, rows in answers.items()}
         )
 
+    def prompts(self) -> dict[str, int]:
+        """Prompts put on dev and prompts that racing saved, over all rounds."""
+        names = ("prompts_asked", "prompts_saved")
+        return {name: sum(entry.get(name, 0) for entry in self.rounds) for name in names}
+
     def answers(self, number: int, particle: int) -> list[dict[str, Any]]:
-        """What a particle answered to the dev items in a round in which it was evaluated."""
+        """What a particle answered to the dev items it was asked in a round."""
         found: list[dict[str, Any]] = read_packed(self._answers_path(number))[str(particle)]
         return found
 
@@ -246,7 +221,8 @@ def _holds(folder: Path, position: Sequence[float]) -> bool:
 def scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The utilities of a run under the names that the original's users know.
 
-    A particle that was not evaluated in a round keeps its last utility in its history.
+    A particle without a utility in a round (not evaluated, or stopped before the last item) keeps
+    its last one in its history.
     """
     count = len(rounds[0]["utilities"]) if rounds else 0
     histories: list[list[float | None]] = [[] for _ in range(count)]

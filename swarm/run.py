@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from swarm.identity import search_identity
 from swarm.live import View
 from swarm.optimizers import Optimizer
 from swarm.pool import Pool
+from swarm.racing import Raced, Racing, tell
 from swarm.record import Record, key
 from swarm.tasks import Score, Task
 from swarm.track import Tracker
@@ -37,6 +39,7 @@ class Run:
         test: Whether the best are compared on the test split at the end.
         ensemble: How many personal bests vote on the test split; 0 for none.
         folder: Where the runs lie.
+        racing: Whether a particle is stopped before its last item; `None` is never.
         gpus: Read by the executor; kept here because it is a key of the command line.
     """
 
@@ -55,6 +58,7 @@ class Run:
         test: bool = True,
         ensemble: int = 10,
         folder: str = "search",
+        racing: Racing | None = None,
     ) -> None:
         if not name or name in (".", "..") or "/" in name:
             raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
@@ -65,6 +69,7 @@ class Run:
         self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
         self.engine, self.executor, self.tracker = engine, executor, tracker
         self.seed, self.test, self.ensemble = seed, test, ensemble
+        self.racing = racing or Racing()
         self.record = Record(Path(folder) / name)
         self._evaluate = Evaluator(task, executor, job)
         self._known: dict[str, tuple[int, int]] = {}
@@ -98,12 +103,7 @@ class Run:
     def _open(self, config: Mapping[str, Any]) -> None:
         """Check everything that can be checked before the first byte is written."""
         held = hold_log()
-        dev = self.task.items("dev")
-        if self.test:
-            self.task.items("test")
-        self.pool.open(self.model.name)
-        experts = len(self.pool.names)
-        self.optimizer.start(experts, self.seed)
+        dev = self.check()
         identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         resumed = self.record.open(identity, self.pool.names)
@@ -112,7 +112,17 @@ class Run:
             self.record.keep_config(config)
         if resumed and self.record.rounds:
             self._resume()
-        self._describe(resumed, len(dev))
+        self._describe(resumed, dev)
+
+    def check(self) -> int:
+        """Read items and pool and start the optimizer; gives the number of dev items."""
+        dev = len(self.task.items("dev"))
+        if self.test:
+            self.task.items("test")
+        self.pool.open(self.model.name)
+        self.optimizer.start(len(self.pool.names), self.seed)
+        self.racing.check(self.task, self.optimizer)
+        return dev
 
     def _resume(self) -> None:
         self.optimizer.load(self.record.state["optimizer"])
@@ -149,32 +159,31 @@ class Run:
         began = time.monotonic()
         positions = self.optimizer.ask()
         wanted = [int(i) for i in np.flatnonzero(self.optimizer.evaluate)]
-        answers = self._score_dev(number, positions, wanted)
+        raced = self._score_dev(number, positions, wanted)
         utilities = np.full(len(positions), np.nan)
-        for i in wanted:
-            utilities[i] = self.task.utility(answers[i])
-        self.optimizer.tell(utilities)
+        for i, scores in raced.full().items():
+            utilities[i] = self.task.utility(scores)
+        tell(self.optimizer, utilities, raced.stopped)
         dev = self.task.items("dev")
-        rows = {i: as_rows(dev, scores) for i, scores in answers.items()}
-        self.record.add_round(positions, utilities, rows, self.optimizer.state())
+        rows = {i: as_rows([dev[p] for p in s], [*s.values()]) for i, s in raced.scores.items()}
+        facts = raced.facts(len(positions))
+        self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)
         self.record.derive(self.pool.save)
         entry = self.record.rounds[-1]
         self._remember(number, entry["positions"], entry["utilities"])
         self._report(number, entry, time.monotonic() - began)
 
-    def _score_dev(
-        self, number: int, positions: np.ndarray, wanted: Sequence[int]
-    ) -> dict[int, list[Score]]:
+    def _score_dev(self, number: int, positions: np.ndarray, wanted: Sequence[int]) -> Raced:
         """Score the wanted particles on dev; positions met before are read from the record."""
-        new = [i for i in wanted if key(positions[i]) not in self._known]
+        new = {i: positions[i] for i in wanted if key(positions[i]) not in self._known}
         dev = len(self.task.items("dev"))
         self.view.begin(f"iteration {number}", number, len(new), dev)
-        found = self._evaluate.scores([positions[i] for i in new], "dev", self.view.watch)
-        answers = dict(zip(new, found, strict=True))
-        for i in wanted:
-            if i not in answers:
-                answers[i] = as_scores(self.record.answers(*self._known[key(positions[i])]))
-        return answers
+        ask = partial(self._evaluate.scores, split="dev", watch=self.view.watch)
+        raced = self.racing.score(ask, new, self.racing.marks(self.record), dev, self.seed, number)
+        for i in [i for i in wanted if i not in new]:
+            known = self.record.answers(*self._known[key(positions[i])])
+            raced.scores[i] = dict(enumerate(as_scores(known)))
+        return raced
 
     def _report(self, number: int, entry: Mapping[str, Any], seconds: float) -> None:
         best = self.record.utility(self.record.best())
@@ -186,11 +195,15 @@ class Run:
             else None,
             "prompts_per_second": self.view.prompts_per_second,
             "seconds": seconds,
+            "prompts_saved": entry["prompts_saved"],
         }
         series |= {f"particle_{i}_now": u for i, u in enumerate(entry["utilities"])}
         self.tracker.log(number, {k: v for k, v in series.items() if v is not None})
-        self.view.end(entry["utilities"], best, "")
-        log.info("iteration %d: best %s, utilities %s", number, best, entry["utilities"])
+        asked, saved = entry["prompts_asked"], entry["prompts_saved"]
+        note = f"saved {saved} of {asked + saved} prompts" if saved else ""
+        self.view.end(entry["utilities"], best, note)
+        log.info("iteration %d: best %s, utilities %s, prompts asked %d, saved %d",
+                 number, best, entry["utilities"], asked, saved)  # fmt: skip
 
     def _verdict(self) -> dict[str, Any]:
         if self.record.state["metrics"] is None:
@@ -216,8 +229,7 @@ class Run:
         return [as_scores(self.record.test_answers(position) or []) for position in positions]
 
     def _show(self, metrics: dict[str, Any]) -> None:
-        n = (len(self.task.items("dev")), len(self.task.items("test")) if self.test else 0)
-        self.view.verdict(metrics, self.record.state, n)
+        self.view.verdict(metrics, self.record.state["experts"])
         self.view.say(f"best adapter: {self.record.folder / 'global_best'}")
 
 

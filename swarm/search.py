@@ -6,13 +6,14 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from swarm.cli import one_line_errors, run_entry
+from swarm.errors import UserError
 from swarm.places import conf_folder
 
 if TYPE_CHECKING:
     from swarm.run import Run
 
-SHORTHANDS = ("gpus", "wandb")
-"""Keys of the command line that only stand for keys deeper in the tree."""
+ENTRY_KEYS = ("gpus", "wandb", "dry_run")
+"""Keys that are no part of the run: they stand for keys deeper in the tree, or are read here."""
 
 
 def build(cfg: DictConfig) -> tuple["Run", dict[str, Any]]:
@@ -24,7 +25,7 @@ def build(cfg: DictConfig) -> tuple["Run", dict[str, Any]]:
     from hydra.utils import instantiate
 
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    tree = {key: value for key, value in config.items() if key not in SHORTHANDS}
+    tree = {key: value for key, value in config.items() if key not in ENTRY_KEYS}
     return instantiate(tree, _convert_="all"), config
 
 
@@ -39,6 +40,13 @@ def main(cfg: DictConfig) -> float:
         cfg.name = f"{cfg.name}_{job.job.num}"
     with one_line_errors():
         run, config = build(cfg)
+        if not isinstance(config["dry_run"], bool):
+            raise UserError(f"dry_run={config['dry_run']}: must be true or false", 2)
+        if config["dry_run"]:
+            from swarm.dry_run import describe
+
+            print(describe(run, config))
+            return 0.0
         return float(run.search(config)["ending_best_validation_utility"])
 
 

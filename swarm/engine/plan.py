@@ -9,6 +9,9 @@ STACK_BELOW_GPU = 150
 """Rows a particle that saturate a GPU on their own: about 184 on an H200 in bfloat16, the ratio of
 790 TFLOP/s to 4.3 TB/s; fewer leave it reading weights."""
 
+BATCH_CPU, BATCH_GPU = 4096, 65536
+"""Padded tokens in a batch, where `engine.max_tokens` does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

@@ -62,6 +62,17 @@ def from_hub(path: str) -> str:
         raise UserError(f"{path} cannot be had from the hub: {first_line(error)}") from None
 
 
+def in_hub_cache(path: str) -> Path | None:
+    """The snapshot folder of `path` if the hub's cache has it whole; the hub is not asked."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return checked(Path(snapshot_download(path, local_files_only=True)))
+    except (UserError, OSError, HfHubHTTPError, HFValidationError):  # the first: half a snapshot
+        return None
+
+
 def hub_is_silent(endpoint: str) -> str:
     """Why the hub cannot be reached, or nothing; asked first, as its client retries for minutes."""
     import httpx

@@ -1,6 +1,6 @@
 """An optimizer says which mixing coefficients to look at and is told what they were worth."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -47,4 +47,26 @@ class Optimizer(Protocol):
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state()`; called instead of `start`."""
+        ...
+
+
+@runtime_checkable
+class Raceable(Optimizer, Protocol):
+    """An optimizer that needs no utility of a particle that did not beat its own best.
+
+    One that ranks a whole population is none: it needs every utility.
+    """
+
+    personal_utilities: np.ndarray
+    """[N]: the highest utility of each particle so far, NaN for none; there after `start`."""
+
+    def tell(self, utilities: np.ndarray, stopped: np.ndarray | None = None) -> None:
+        """As `Optimizer.tell`.
+
+        Args:
+            utilities: [N]; NaN for the stopped ones too.
+            stopped: [N] bool: evaluated, and found out not to beat the own best before the last
+                item. They count as measured and not improved; they may be the swarm's worst, but
+                nobody knows.
+        """
         ...

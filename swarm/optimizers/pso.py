@@ -74,17 +74,25 @@ class ParticleSwarm(ParticleSwarmOptions):
             self.evaluate = self._drop()
         return self.positions
 
-    def tell(self, utilities: np.ndarray) -> None:
+    def tell(self, utilities: np.ndarray, stopped: np.ndarray | None = None) -> None:
         """Take utilities [N]; what is not finite counts as not measured.
 
+        Args:
+            stopped: [N] bool: measured in part and known not to beat their own best; they count
+                as stale, and the swarm's worst is looked for among the others.
+
         Raises:
-            ValueError: Not one utility per particle, or told twice without an `ask`.
+            ValueError: Not one utility per particle, or told twice without an `ask`; one that
+                was stopped has a utility, or no best that it could have failed to beat.
         """
         u = np.asarray(utilities, dtype=np.float64)
         if u.shape != self.evaluate.shape or self.told:
             raise ValueError(f"tell {len(self.evaluate)} utilities once per ask, not {u.shape}")
-        self._take_personal(u)
-        self._take_swarm(u)
+        short = np.zeros(u.shape, bool) if stopped is None else np.asarray(stopped, dtype=bool)
+        if (short & (np.isfinite(u) | np.isnan(self.personal_utilities))).any():
+            raise ValueError("a stopped particle has no utility, and a personal best")
+        self._take_personal(u, short)
+        self._take_swarm(u, short)
         if self.iteration:
             decayed = self.current_step_length * self.step_length_factor
             self.current_step_length = float(max(decayed, self.minimum_step_length))
@@ -192,20 +200,20 @@ class ParticleSwarm(ParticleSwarmOptions):
     def _draw(self, particle: int, purpose: int) -> np.random.Generator:
         return draws.generator(self.seed, self.iteration, particle, purpose)
 
-    def _take_personal(self, u: np.ndarray) -> None:
+    def _take_personal(self, u: np.ndarray, stopped: np.ndarray) -> None:
         measured = np.isfinite(u)
         better = measured & ~(u <= self.personal_utilities)  # also where there was none yet
         self.personal_utilities = _frozen(np.where(better, u, self.personal_utilities))
         x = np.where(better[:, None], self.positions, self.personal_positions)
         self.personal_positions = _frozen(x)
-        counts = (measured | self.count_skipped) & (self.iteration > 0)
+        counts = (measured | stopped | self.count_skipped) & (self.iteration > 0)
         self.stale = np.where(better, 0, self.stale + counts)
         self.cooling = np.maximum(self.cooling - counts, 0)
 
-    def _take_swarm(self, u: np.ndarray) -> None:
+    def _take_swarm(self, u: np.ndarray, stopped: np.ndarray) -> None:
         """Global best and worst: extremes of all that was ever measured, the first one of ties."""
         measured = bool(np.isfinite(u).any())
-        counts = self.iteration > 0 and (measured or self.count_skipped)
+        counts = self.iteration > 0 and bool(measured or stopped.any() or self.count_skipped)
         self.swarm_counted += counts
         self.swarm_stale += counts
         if not measured:

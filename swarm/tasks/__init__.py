@@ -34,7 +34,11 @@ Play = Generator[list[Request], list[Completion], list[Score]]
 
 
 class Task(Protocol):
-    """Items of two splits, how to put them to a model, and what the answers are worth."""
+    """Items of two splits, how to put them to a model, and what the answers are worth.
+
+    A task whose utility is the mean of its items' values (`mean`), each of them `highest` at most,
+    says so by a further attribute `highest: float`; an exact race needs it.
+    """
 
     name: str
 

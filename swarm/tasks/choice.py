@@ -38,6 +38,8 @@ class Choice:
         UserError: A value is not allowed.
     """
 
+    highest = 1.0
+
     def __init__(
         self,
         name: str,

@@ -37,6 +37,8 @@ class Match:
         UserError: A value is not allowed.
     """
 
+    highest = 1.0
+
     def __init__(
         self,
         name: str,

@@ -1,0 +1,130 @@
+"""A whole iteration: the reference procedure against this project, on the same particles and items.
+
+    python benchmarks/iteration.py [--particles 8] [--items 32] [--repeats 2]
+
+The reference procedure is re-created from its description (docs/decisions.md): a fresh spawned
+process a phase, the base loaded anew for every particle, batches of 10, ten new tokens without
+early stop, and five disk merges a particle. Unlike the original its padding is masked here, so that
+its answers can be compared. Both read answers by the same parser; they have to agree.
+"""
+
+import argparse
+import multiprocessing
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from plans import default_base
+from timing import interleaved, machine
+from update import disk_step, lay_out
+
+from swarm.engine.base import Base
+from swarm.engine.hf import HFEngine
+from swarm.executors.worker import Meter, play_together
+from swarm.pool import Pool
+from swarm.tasks import Item
+from swarm.tasks.choice import Choice
+
+LETTERS = "ABCD"
+
+
+def items(count: int) -> list[Item]:
+    """Multiple-choice questions of about a hundred tokens."""
+    random = np.random.default_rng(0)
+    words = "water stone river light cloud number animal city year metal planet law cell".split()
+
+    def phrase(length: int) -> str:
+        return " ".join(random.choice(words, length))
+
+    return [
+        {
+            "id": i,
+            "question": f"Which of these best describes the {phrase(24)}?",
+            "choices": {letter: phrase(5) for letter in LETTERS},
+            "answer": LETTERS[i % 4],
+        }
+        for i in range(count)
+    ]
+
+
+def reference_particle(folder: str, path: str, prompts: list[str], device: str) -> list[str]:
+    """Load the base and one adapter from disk, and answer in batches of ten."""
+    from peft import PeftModel
+
+    model, tokenizer = Base(path).load(device)
+    model = PeftModel.from_pretrained(model, folder).eval()
+    texts: list[str] = []
+    for start in range(0, len(prompts), 10):
+        ids = tokenizer(prompts[start : start + 10], return_tensors="pt", padding=True).to(device)
+        with torch.inference_mode():
+            out = model.generate(**ids, max_new_tokens=10, do_sample=False)
+        new = out[:, ids.input_ids.shape[1] :]
+        texts += tokenizer.batch_decode(new, skip_special_tokens=True)
+    return texts
+
+
+def reference(
+    pool: Pool, base: str, prompts: list[str], home: Path, count: int, device: str
+) -> list:
+    """One iteration of the reference procedure; gives all texts."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as workers:  # the phase that moves the particles
+        workers.apply(disk_step, (home, count, 0.5))
+    folders = [str(pool.folder / pool.names[i % len(pool.names)]) for i in range(count)]
+    jobs = [(folder, base, prompts, device) for folder in folders]
+    with context.Pool(1) as workers:  # the phase that evaluates them
+        return workers.starmap(reference_particle, jobs, chunksize=len(jobs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=None, help="a folder; default: SmolLM2")
+    parser.add_argument("--pool", default="initial_experts")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--particles", type=int, default=8)
+    parser.add_argument("--items", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    base = Base(options.model) if options.model else default_base()
+    path, pool = base.resolve(), Pool(options.pool).open()
+    home = Path(tempfile.mkdtemp())
+    lay_out(pool, home, options.particles)
+    asked = items(options.items)
+    task = Choice("benchmark", parser="anchored")
+    prompts = [str(task.request(item).prompt) for item in asked]
+    engine = HFEngine()
+    engine.open(base, pool, options.device)
+    experts = len(pool.names)
+    positions = np.eye(experts)[[i % experts for i in range(options.particles)]]
+
+    def theirs() -> list:
+        return reference(pool, path, prompts, home, options.particles, options.device)
+
+    def ours() -> list:
+        return play_together(task, engine, positions, asked, Meter())
+
+    check(task, asked, theirs(), ours())
+    found = interleaved({"reference": theirs, "ours": ours}, options.repeats)
+    print(f"{machine()}; {options.particles} particles, {options.items} items")
+    for name, taken in found.items():
+        print(f"{name}: {taken}")
+    slow, fast = found["reference"], found["ours"]
+    print(f"ratio: {slow.wall / fast.wall:.1f} wall, {slow.cpu / fast.cpu:.1f} CPU")
+
+
+def check(task: Choice, asked: list[Item], texts: list[list[str]], scores: list) -> None:
+    """The two read the same answers, but for a rounding now and then."""
+    from swarm.models import Completion
+
+    pairs = [
+        (task.read(item, Completion(text)), score.answer)
+        for row, mine in zip(texts, scores, strict=True)
+        for item, text, score in zip(asked, row, mine, strict=True)
+    ]
+    same = sum(a == b for a, b in pairs) / len(pairs)
+    assert same >= 0.99, f"only {same:.1%} of the answers agree"
+
+
+if __name__ == "__main__":
+    main()

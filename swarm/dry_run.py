@@ -1,0 +1,245 @@
+"""What a search would do and cost, told before anything is started; nothing is written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from swarm import cost
+from swarm.cost import Device, Search
+from swarm.engine.hf import prompt_ids, rehearse
+from swarm.engine.plan import BATCH_CPU, BATCH_GPU, Facts, choose
+from swarm.errors import UserError
+from swarm.identity import search_identity
+from swarm.run import Run, hold_log
+from swarm.shape import Model, read_model
+
+CHARACTERS = 4
+"""Of English text a token, where there is no tokenizer to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What the task asks about dev in its first round.
+
+    Attributes:
+        tokens: Of each request.
+        new: The most tokens that one may be answered with.
+        how: How tokens were counted, in words.
+    """
+
+    tokens: list[int]
+    new: int
+    how: str
+
+
+def describe(run: Run, config: Mapping[str, Any]) -> str:
+    """Check what a start checks and say, in lines, what it would do.
+
+    Downloads nothing; measures a CPU for half a second.
+
+    Args:
+        config: The composed configuration that the run was built from.
+
+    Raises:
+        UserError: What a start would raise.
+    """
+    hold_log()
+    items = run.check()
+    folder = run.model.on_disk()
+    tokenizer, begun = None, "new"
+    if folder:
+        here = replace(run.model, path=str(folder))
+        begun = _begun(run, config, here)
+        run.pool.check()
+        tokenizer = rehearse(here, run.pool)
+    prompts = asked(run, tokenizer)
+    lines = {"folder": f"{run.record.folder}: {begun}", **_pool(run), **_task(run, items, prompts)}
+    lines |= _costs(run, config, folder, prompts, items)
+    head = "dry run: nothing is started and nothing written; costs are computed, not measured"
+    return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
+
+
+def _begun(run: Run, config: Mapping[str, Any], base: Any) -> str:
+    """Whether the folder holds a search, which has to be this one."""
+    identity = search_identity(config, run.seed, run.task, base, run.pool)
+    if not run.record.find(identity):
+        return "new"
+    ended = run.record.state["finished"]
+    done = f"{len(run.record.rounds)} evaluated rounds"
+    return f"ended after {done} ({ended})" if ended else f"goes on after {done}"
+
+
+def asked(run: Run, tokenizer: Any) -> Prompts:
+    """The first round's requests about all dev items, and their lengths."""
+    play = run.task.play(run.task.items("dev"))
+    requests = next(play)
+    play.close()
+    new = max(request.max_new_tokens for request in requests)
+    if tokenizer:
+        tokens = [len(prompt_ids(tokenizer, request.prompt)) for request in requests]
+        return Prompts(tokens, new, "counted by the base's tokenizer")
+    texts = (
+        r.prompt if isinstance(r.prompt, str) else "".join(turn.content for turn in r.prompt)
+        for r in requests
+    )
+    how = f"estimated at {CHARACTERS} characters a token, as the base is not on this disk"
+    return Prompts([-(-len(text) // CHARACTERS) for text in texts], new, how)
+
+
+def _pool(run: Run) -> dict[str, str]:
+    pool = run.pool
+    targets = sorted({name.rpartition(".")[2] for name in pool.modules})
+    return {
+        "pool": f"{len(pool.names)} experts ({', '.join(pool.names)}) of {pool.folder}",
+        "adapter": f"rank {pool.rank} at {len(pool.modules)} modules ({', '.join(targets)}): "
+        f"{amount(pool.size)} weights each",
+    }
+
+
+def _task(run: Run, items: int, prompts: Prompts) -> dict[str, str]:
+    particles, rounds = len(run.optimizer.ask()), run.optimizer.max_iterations + 1
+    count = particles * rounds * len(prompts.tokens)
+    mean = fmean(prompts.tokens)
+    test = f", {len(run.task.items('test'))} test items" if run.test else ""
+    return {
+        "task": f"{run.task.name}: {items} dev items{test}",
+        "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "
+        f"{prompts.new} new; {prompts.how}",
+        "search": f"{particles} particles, at most {rounds} times: at most {amount(count)} prompts "
+        f"on dev, {amount(count * mean)} tokens read and {amount(count * prompts.new)} written",
+    }
+
+
+def _costs(
+    run: Run, config: Mapping[str, Any], folder: Path | None, prompts: Prompts, items: int
+) -> dict[str, str]:
+    """Memory, time and traffic, as far as the base's shape is known."""
+    if folder is None:
+        why = f"model {run.model.path} is not on this disk; a start downloads it"
+        return {"costs": f"unknown: {why}; benchmarks/plan.py computes them from a config.json"}
+    try:
+        model = read_model(folder)
+    except UserError as error:
+        return {"costs": f"unknown: {error.args[0]}"}
+    gpus, workers = list(config.get("gpus") or []), _workers(config)
+    size = {"float32": 4, "auto": 2 if gpus else 4}.get(run.model.dtype, 2)
+    device = _device(gpus, workers, model, size)
+    search = _search(run, config, prompts, items, bool(gpus), size)
+    search, why = planned(run, search, model, device, bool(gpus))
+    nodes = " (this machine's; the cluster's nodes are not asked)" if _remote(config) else ""
+    return {
+        "model": f"{run.model.path}: {amount(model.parameters)} weights of {size} bytes, "
+        f"{amount(model.linear)} of them in linear layers",
+        "device": f"{workers} x {device.name}: {amount(device.flops, 'FLOP/s')}, "
+        f"{amount(device.bandwidth, 'B/s')} a worker{nodes}",
+        "plan": f"{search.plan}: {why}",
+        **told(model, search, device, workers),
+        "test": _test(run, model, search, device, workers),
+    }
+
+
+def _workers(config: Mapping[str, Any]) -> int:
+    named = config.get("executor", {}).get("workers")
+    return len(config.get("gpus") or []) or named or 1
+
+
+def _remote(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("executor", {}).get("address"))
+
+
+def _device(gpus: Sequence[int], workers: int, model: Model, size: int) -> Device:
+    from swarm import speed
+
+    if gpus:
+        return speed.gpu(gpus[0], size)
+    return speed.cpu(model.hidden, model.intermediate, size, workers)
+
+
+def _search(
+    run: Run, config: Mapping[str, Any], prompts: Prompts, items: int, gpu: bool, size: int
+) -> Search:
+    pool, job = run.pool, config.get("job", {})
+    particles = len(run.optimizer.ask())
+    # A task may ask more than once about an item; costs count requests.
+    count = len(prompts.tokens)
+    wide, long = job.get("particles") or particles, job.get("items") or items
+    return Search(
+        experts=len(pool.names), adapter=pool.size,
+        adapted=sum(inputs * outputs for inputs, outputs, _ in pool.modules.values()),
+        particles=particles, rounds=run.optimizer.max_iterations + 1, items=count,
+        prompt=fmean(prompts.tokens), longest=max(prompts.tokens), new=prompts.new,
+        job_particles=min(wide, particles), job_items=min(long * count // items, count),
+        max_tokens=getattr(run.engine, "max_tokens", None) or (BATCH_GPU if gpu else BATCH_CPU),
+        item_bytes=size,
+    )  # fmt: skip
+
+
+def planned(
+    run: Run, search: Search, model: Model, device: Device, gpu: bool
+) -> tuple[Search, str]:
+    """The search with the plan that the engine would follow, and why."""
+    plan, why = getattr(run.engine, "plan", "auto"), "as engine.plan says"
+    if plan == "auto":
+        plan, why = automatic(search, model, device, gpu)
+    return replace(search, plan=plan), why
+
+
+def automatic(search: Search, model: Model, device: Device, gpu: bool) -> tuple[str, str]:
+    """What engine.plan=auto would choose, and why."""
+    size = search.item_bytes
+    used = model.parameters * size + search.experts * search.adapter * 4
+    facts = Facts(gpu, size == 4, search.adapted * size, device.memory - used)
+    return choose(search.job_particles, search.job_items, facts)
+
+
+def told(model: Model, search: Search, device: Device, workers: int) -> dict[str, str]:
+    """Memory, jobs, time and traffic in words."""
+    parts = cost.memory(model, search)
+    total, room = sum(parts.values()), device.memory * cost.USABLE
+    fits = "" if total <= room else "; DOES NOT FIT: the engine halves its batches"
+    if parts["weights"] + parts["basis"] + parts["particles"] > room:
+        fits = f"; DOES NOT FIT: {cost.devices_needed(model, search, device)} devices would do"
+    spent = cost.seconds(model, search, device, workers, search.particles, search.items)
+    read, write = cost.job_seconds(model, search, device, search.job_particles, search.job_items)
+    count = len(cost.jobs(search, search.particles, search.items))
+    moved = {name: amount(number, "B") for name, number in cost.travel(search).items()}
+    listed = ", ".join(f"{name} {amount(number, 'B')}" for name, number in parts.items())
+    return {
+        "memory": f"{amount(total, 'B')} of {amount(device.memory, 'B')} free ({listed}){fits}",
+        "jobs": f"{count} a round of {search.job_particles} positions x {search.job_items} prompts",
+        "time": f"a job {duration(read + write)} (reading {duration(read)}, writing at most "
+        f"{duration(write)}), a round {duration(spent)}, the search at most "
+        f"{duration(spent * search.rounds)}",
+        "travels": f"{moved['down']} down and {moved['up']} up a round, {moved['once']} once "
+        "a worker",
+    }
+
+
+def _test(run: Run, model: Model, search: Search, device: Device, workers: int) -> str:
+    """The test split, which is put to the best initial expert, the best found and the voters."""
+    if not run.test:
+        return "no test"
+    items, most = len(run.task.items("test")), 2 + run.ensemble
+    one = cost.seconds(model, search, device, workers, 1, items)
+    return f"at most {most} positions, one after the other: {duration(most * one)}"
+
+
+def amount(number: float, unit: str = "") -> str:
+    """A number in three digits, with k, M, G, T or P before the unit."""
+    letters = iter(("", "k", "M", "G", "T", "P"))
+    letter = next(letters)
+    while number >= 999.5:
+        number, letter = number / 1000, next(letters)
+    return f"{number:.3g} {letter}{unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Seconds in two units."""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

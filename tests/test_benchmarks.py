@@ -1,0 +1,34 @@
+"""Every benchmark runs at its smallest, on the tiny model; each checks equal results itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import searches
+
+BENCHMARKS = searches.ROOT / "benchmarks"
+SMALLEST = {
+    "iteration.py": ["--particles", "2", "--items", "3", "--repeats", "1"],
+    "plans.py": ["--rows", "2,3", "--repeats", "1"],
+    "startup.py": ["--repeats", "1"],
+    "update.py": ["--particles", "4", "--repeats", "1"],
+    "workers.py": ["--items", "2", "--repeats", "1"],
+}
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *arguments], cwd=searches.ROOT,
+        env=searches.environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_it_runs(name: str, tiny_llama: Path, tiny_pool: Path) -> None:
+    model = ["--model", str(tiny_llama)] if name != "update.py" else []
+    out = run(name, *model, "--pool", str(tiny_pool), *SMALLEST[name])
+    assert "ratio" in out or "|" in out or "first answer" in out

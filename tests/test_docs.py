@@ -1,0 +1,148 @@
+"""Every command of the README and of docs/ is run, small, or is named with the reason why not."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import searches
+
+PAGES = [
+    searches.ROOT / "README.md",
+    searches.ROOT / "initial_experts" / "README.md",
+    *sorted((searches.ROOT / "docs").glob("*.md")),
+]
+NOT_HERE = {
+    "bash scripts/test.sh": "is what runs this test",
+    "ray start": "needs a cluster's nodes; tests/test_ray.py starts one",
+    "ray stop": "as ray start",
+    "sbatch": "needs SLURM",
+    "python -m swarm.search executor=ray": "tests/test_ray.py, the same keys on a two-node cluster",
+    "python initial_experts/train.py": "tests/test_initial_experts.py trains a small one",
+    "python initial_experts/fetch.py": "tests/test_initial_experts.py fetches from loopback",
+}
+
+
+INDENTED = r"(?:^    (?:python|bash|pip|ray|sbatch|GPUS=).*\n(?:^    .*\n)*)"
+ORIGINALS = searches.ROOT.parent / "shared" / "data" / "eval"
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) for each line of a shell block, fenced or indented."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        blocks = re.findall(r"```(?:bash|sh|shell)\n(.*?)```", text, re.DOTALL)
+        blocks += re.findall(INDENTED, text, re.MULTILINE)
+        for block in blocks:
+            for line in block.replace("\\\n", " ").splitlines():
+                command = " ".join(shlex.split(line, comments=True))
+                if command:
+                    found.append((page.name, command))
+    return found
+
+
+def reason(command: str) -> str | None:
+    """Why a command is not run here, or `None`."""
+    return next((why for start, why in NOT_HERE.items() if command.startswith(start)), None)
+
+
+RUN = sorted({command for _, command in commands() if reason(command) is None})
+
+
+def test_there_are_commands_and_each_exception_is_used() -> None:
+    everything = [command for _, command in commands()]
+    assert len(RUN) >= 8
+    unused = [start for start in NOT_HERE if not any(c.startswith(start) for c in everything)]
+    assert unused == []
+
+
+@pytest.fixture
+def shell(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> tuple[Path, list[str]]:
+    """A working folder with small data under the right names, and arguments that make it small."""
+    for name in ("mmlu", "nlgraph", "gsm8k", "hearsay", "citation_prediction_classification"):
+        file = tmp_path / "data" / "eval" / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        searches.choice_file(file)
+        if name in ("nlgraph", "gsm8k"):
+            content = json.loads(file.read_text())
+            for split in ("dev", "test"):
+                for item in content[split]:
+                    item["answer"] = str(item["id"])
+            file.write_text(json.dumps(content))
+    small = [
+        "model=local", f"model.path={tiny_llama}", f"pool.folder={tiny_pool}", "gpus=[]",
+        "optimizer.particles=4", "optimizer.max_iterations=1", "ensemble=2", "wandb=disabled",
+        f"folder={tmp_path / 'search'}",
+    ]  # fmt: skip
+    return tmp_path, small
+
+
+def small_task(command: str) -> list[str]:
+    """A few items of the command's task; those of a mixture belong to its parts."""
+    if "legal" in command:
+        return [f"task.tasks.{part}.{split}_limit=4" for split in ("dev", "test")
+                for part in ("hearsay", "citation_prediction_classification")]  # fmt: skip
+    return ["task.dev_limit=4", "task.test_limit=4"]
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
+    folder, small = shell
+    arguments = [*small, *small_task(command)]
+    variables = dict(re.findall(r"^(\w+)=(\S+) ", command))
+    words = shlex.split(re.sub(r"^(\w+=\S+ )+", "", command))
+    environment = searches.environment(**{**variables, "GPUS": "[]", "PYTHON": sys.executable})
+    if words[:1] == ["python"]:
+        words[0] = sys.executable
+        words += arguments if "swarm.search" in words and "--help" not in words else []
+    elif words[0] == "bash":
+        words[1] = str(searches.ROOT / words[1])
+        words += arguments
+        if "search_" in command and not ORIGINALS.is_dir():
+            pytest.skip("this script begins with fetching the original's data")
+        environment |= {
+            "VENV": str(ready_environment(folder)),
+            "MODEL_SWARMS_DATA_URL": ORIGINALS.as_uri(),
+        }
+    else:
+        pytest.fail(f"say in NOT_HERE why this is not run, or run it: {command}")
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def ready_environment(folder: Path) -> Path:
+    """What scripts/install.sh takes for an environment that is installed already."""
+    home = folder / "venv"
+    (home / "bin").mkdir(parents=True)
+    # A link would be an interpreter without this environment's packages.
+    python = home / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    stamp = subprocess.run(
+        ["bash", "-c", "cat pyproject.toml constraints-cpu.txt | cksum"],
+        cwd=searches.ROOT, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    (home / ".installed").write_text(f"{stamp} \n")
+    return home
+
+
+def test_links_and_files_named_are_there() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_scripts_parse() -> None:
+    for script in [*(searches.ROOT / "scripts").glob("*.sh"), searches.ROOT / ".ci" / "run"]:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert os.access(script, os.X_OK) or script.name == "install.sh", script
+    assert shutil.which("bash")

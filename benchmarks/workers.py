@@ -3,8 +3,8 @@
     python benchmarks/workers.py [--items 20] [--repeats 2]
 
 Real: the same jobs on one and on two processes with a CPU thread each, workers warm. Simulated:
-jobs of a fixed cost pulled by 1 to 8 workers, against particles bound to workers in equal blocks, as the
-reference procedure does.
+jobs of a fixed cost pulled by 1 to 8 workers, against particles bound to workers in equal blocks,
+as the reference procedure does.
 """
 
 import argparse

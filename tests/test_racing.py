@@ -59,6 +59,7 @@ def raced(search: Any, seed: int, rule: str, **more: Any) -> Path:
     return search(f"{rule}_{seed}", **more, **({} if rule == "off" else {"racing.chunk": 4}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_an_exact_race_changes_nothing_but_the_global_worst(search: Any, seed: int) -> None:
     plain, exact = (raced(search, seed, rule) for rule in ("off", "exact"))
@@ -76,12 +77,14 @@ def test_an_exact_race_changes_nothing_but_the_global_worst(search: Any, seed: i
     assert ours["metrics"]["prompts_asked"] < theirs["metrics"]["prompts_asked"]
 
 
-def test_a_test_saves_more_than_the_exact_bound(search: Any) -> None:
-    asked = {
-        rule: sum(state(raced(search, seed, rule))["metrics"]["prompts_asked"] for seed in (0, 1))
-        for rule in ("off", "exact", "z")
-    }
-    assert asked["z"] < asked["exact"] < asked["off"]
+def test_a_test_saves_more_than_the_exact_bound() -> None:
+    """On 200 items, against particles a tenth worse; on few items the exact rule may save more."""
+    random = np.random.default_rng(4)
+    hard = random.random(200)
+    old = (random.random((20, 200)) < hard).astype(float)
+    new = old * (random.random((20, 200)) < 0.8)
+    asked = {rule: race(Racing(rule, chunk=25), new, old)[0].asked for rule in ("exact", "z")}
+    assert asked["z"] < 0.8 * asked["exact"] < 0.8 * new.size
 
 
 @pytest.mark.parametrize("rule", ["off", "exact", "z"])
@@ -138,6 +141,7 @@ def test_it_is_reported(search: Any) -> None:
     assert f"prompts_saved: {state(folder)['metrics']['prompts_saved']}" in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["exact", "z"])
 def test_kills_change_nothing(
     rule: str, place: Path, search: Any, tiny_llama: Path, tiny_pool: Path
@@ -158,6 +162,7 @@ def test_kills_change_nothing(
     )
 
 
+@pytest.mark.slow
 def test_processes_race_alike(search: Any) -> None:
     one = raced(search, 0, "exact", optimizer__max_iterations=4)
     many = {"racing": "exact", "racing.chunk": 4, "seed": 0, "optimizer__repel": 0}
@@ -174,9 +179,12 @@ def test_a_mixture_is_refused_in_one_line(
 ) -> None:
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool)
     command = [c for c in command if not c.startswith("task")]
+    parts = ("hearsay", "citation_prediction_classification")
+    command += [f"task.tasks.{part}.file={tmp_path / 'tiny.json'}" for part in parts]
     result = searches.run([*command, "task=legal", f"racing={rule}"])
     lines = result.stderr.strip().splitlines()
     assert (result.returncode, len(lines)) == (1, 1), result.stderr
+    assert f"racing={rule}" in lines[0] and "not the mean" in lines[0]
     assert not (tmp_path / "search").exists()
 
 

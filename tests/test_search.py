@@ -178,6 +178,7 @@ def test_a_sweep_makes_a_folder_a_job(place: Path, tiny_llama: Path, tiny_pool: 
     )
     result = searches.run(["-m", *command, "seed=1,2"])
     assert result.returncode == 0, result.stderr
+    assert not (searches.ROOT / "multirun.yaml").exists()
     for number in (0, 1):
         state = json.loads((place / "search" / f"sweep_{number}" / "state.json").read_text())
         assert state["identity"]["seed"] == number + 1

@@ -120,7 +120,10 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="a run folder; default: the newest")
     parser.add_argument("--chunk", type=int, default=25, help="items between two looks")
     options = parser.parse_args()
-    rounds = recorded(options.folder or newest())
+    folder = options.folder or newest()
+    if not (folder / "state.json").is_file():
+        raise SystemExit(f"error: {folder} is no run folder")
+    rounds = recorded(folder)
     items = len(next(iter(rounds[0].values())))
     particles = sum(len(values) for values in rounds)
     print(f"{len(rounds)} iterations, {particles} evaluations of {items} items, "

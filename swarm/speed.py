@@ -34,7 +34,7 @@ FLOAT32_SLOWER = 15
 """How much slower than bfloat16 a GPU multiplies float32: an H200 does 67 and 989 TFLOP/s."""
 
 CPU_SHARE = 0.7
-"""Of a CPU's matmul speed that a whole forward reaches; fitted to SmolLM2, see docs/scaling.md."""
+"""Of a CPU's matmul speed that a whole forward reaches; tried on SmolLM2, see docs/scaling.md."""
 
 CPU_LAUNCH_SECONDS = 5e-4
 """A layer, for what runs in Python and on one core."""

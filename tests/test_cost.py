@@ -138,6 +138,22 @@ def test_gpus_are_known_by_name(name: str, flops: float) -> None:
     assert found and found[0] == flops
 
 
+def test_a_gpu_is_asked_for_its_name_and_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    known, unknown = (
+        type("Properties", (), {"name": name, "multi_processor_count": 100})
+        for name in ("NVIDIA H200", "Abacus 9000")
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (7, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: known)
+    device = speed.gpu(0, 2)
+    assert (device.flops, device.bandwidth, device.memory) == (H200.flops, H200.bandwidth, 7)
+    assert speed.gpu(0, 4).flops < device.flops / 10
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: unknown)
+    assert 1e13 < speed.gpu(0, 2).flops < 1e15 and 1e11 < speed.gpu(0, 2).bandwidth < 1e13
+
+
 def test_an_unknown_gpu_has_no_data_sheet() -> None:
     assert speed.by_name("Abacus 9000") is None
 

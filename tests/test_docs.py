@@ -100,6 +100,8 @@ def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
     environment = searches.environment(**{**variables, "GPUS": "[]", "PYTHON": sys.executable})
     if words[:1] == ["python"]:
         words[0] = sys.executable
+        if words[1].endswith(".py"):
+            words[1] = str(searches.ROOT / words[1])
         words += arguments if "swarm.search" in words and "--help" not in words else []
     elif words[0] == "bash":
         words[1] = str(searches.ROOT / words[1])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from plans import default_base
+from batching import default_base
 from timing import interleaved, machine
 from update import disk_step, lay_out
 

@@ -7,7 +7,7 @@ import argparse
 import subprocess
 import sys
 
-from plans import default_base
+from batching import default_base
 from timing import interleaved, machine
 
 FIRST = """

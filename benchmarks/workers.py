@@ -11,8 +11,8 @@ import argparse
 import math
 
 import numpy as np
+from batching import default_base
 from iteration import items
-from plans import default_base
 from timing import interleaved, machine
 
 from swarm.engine.base import Base

@@ -10,7 +10,7 @@ import searches
 BENCHMARKS = searches.ROOT / "benchmarks"
 SMALLEST = {
     "iteration.py": ["--particles", "2", "--items", "3", "--repeats", "1"],
-    "plans.py": ["--rows", "2,3", "--repeats", "1"],
+    "batching.py": ["--rows", "2,3", "--repeats", "1"],
     "startup.py": ["--repeats", "1"],
     "update.py": ["--particles", "4", "--repeats", "1"],
     "workers.py": ["--items", "2", "--repeats", "1"],

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 STACK_BELOW_CPU = 32
-"""Requests a particle below which a CPU gains by stacking; from benchmarks/plans.py."""
+"""Requests a particle below which a CPU gains by stacking; from benchmarks/batching.py."""
 
 STACK_BELOW_GPU = 150
 """Rows a particle that saturate a GPU on their own: about 184 on an H200 in bfloat16, the ratio of

@@ -1,6 +1,6 @@
 """Swap, merged, stacked, auto and PEFT's mixed batches, by the requests of each particle.
 
-    python benchmarks/plans.py [--model PATH] [--device cpu] [--rows 4,10,25,100,200] [--repeats 3]
+    python benchmarks/batching.py [--device cpu] [--rows 4,10,25,100,200] [--repeats 3]
 
 Interleaved repeats; prints median wall and CPU seconds, and how far auto is from the best.
 PEFT's `adapter_names` answers with the same adapters in one batch; its tokens are compared first.

@@ -59,6 +59,8 @@ def one_line_errors() -> Iterator[None]:
 def run_entry(main: Callable[[], Any]) -> None:
     """Run a Hydra entry with our error messages in place of Hydra's."""
     sys.argv[1:] = map(gpu_list, sys.argv[1:])
+    # Waiting threads that spin take the time of whoever else computes; read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Hydra then raises instead of printing, and what is printed is ours to choose.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with one_line_errors():

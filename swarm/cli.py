@@ -34,7 +34,7 @@ def hydra_message(error: Exception) -> str:
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '[^']+':(.*)", text,
                           re.DOTALL):  # fmt: skip
         group, _, option = found[1].rpartition("/")
-        options = ", ".join(found[2].split())
+        options = ", ".join(found[2].split("Config search path")[0].split())
         return f"{group}={option}: there is no such option; allowed: {options}"
     text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r" full_key: .*$", "", text)
@@ -42,8 +42,12 @@ def hydra_message(error: Exception) -> str:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """End the process with one line, not a traceback, where a user's mistake is raised inside."""
+def one_line_errors(name: str = "...") -> Iterator[None]:
+    """End the process with one line, not a traceback, where a user's mistake is raised inside.
+
+    Args:
+        name: The run's, to go on with after Ctrl-C.
+    """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -52,7 +56,7 @@ def one_line_errors() -> Iterator[None]:
     except (UserError, HydraException, OmegaConfBaseException) as error:
         fail(error)
     except KeyboardInterrupt:
-        print("stopped; the same command with the same name= goes on", file=sys.stderr)
+        print(f"stopped; the same command with name={name} goes on", file=sys.stderr)
         sys.exit(130)
 
 

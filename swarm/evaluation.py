@@ -28,7 +28,7 @@ class Cut:
     def __post_init__(self) -> None:
         for key in ("particles", "items"):
             value = getattr(self, key)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (type(value) is not int or value < 1):
                 raise UserError(f"job.{key}={value}: must be null or a whole number above 0")
 
     def jobs(

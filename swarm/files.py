@@ -1,5 +1,7 @@
 """Files that are written whole or not at all."""
 
+import contextlib
+import errno
 import gzip
 import json
 import os
@@ -24,11 +26,11 @@ def write_whole(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; nothing is lost: make room or allow writing, "
-            "and the same command goes on"
-        ) from None
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "make room, and the same command goes on" if full else "choose another folder"
+        raise UserError(f"cannot write {path}: {error.strerror}; {remedy}") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -14,7 +14,11 @@ SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job")
 
 
 def search_identity(
-    config: Mapping[str, Any], seed: int, task: Task, model: Base, pool: Pool
+    config: Mapping[str, Any],
+    seed: int,
+    task: Task,
+    model: Base,
+    pool: Pool,
 ) -> dict[str, Any]:
     """Settings with dotted keys, and digests of the data and of the weights they lead to.
 
@@ -25,11 +29,16 @@ def search_identity(
     return {
         **_flat({key: config[key] for key in SEARCH_KEYS if key in config}),
         "seed": seed,
-        "task items": _digest([dict(item) for item in task.items("dev")]),
+        "task items": items_digest(task, "dev"),
         "experts": ", ".join(pool.names),
         "pool weights": pool.fingerprint(),
         "base weights": model.fingerprint(),
     }
+
+
+def items_digest(task: Task, split: str) -> str:
+    """16 hexadecimal digits that change with any item of a split."""
+    return _digest([dict(item) for item in task.items(split)])
 
 
 def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:

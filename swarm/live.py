@@ -13,6 +13,8 @@ from rich.text import Text
 from swarm.executors import Result
 from swarm.verdict import conclusion, sentence
 
+PLAIN_COLUMNS = 160
+
 
 class View:
     """Iteration, best, every particle's utility, prompts a second and time left.
@@ -24,6 +26,9 @@ class View:
 
     def __init__(self, most: int, console: Console | None = None) -> None:
         self.console = console or Console()
+        if not self.console.is_terminal:
+            # A file or a pipe has no width of its own; nothing is cut off there.
+            self.console.width = max(self.console.width, PLAIN_COLUMNS)
         self._most = most
         self._live: Live | None = None
         self._what = "starting"
@@ -98,7 +103,7 @@ class View:
         head = Table.grid(padding=(0, 2))
         head.add_row(
             Text(f"{self._what}", style="bold"),
-            ProgressBar(total=1.0, completed=share, width=30),
+            ProgressBar(total=1.0, completed=share, width=16),
             f"{self._done}/{self._total} items",
             f"{self.prompts_per_second:.1f} prompts/s",
             f"best {_number(self._best)}",
@@ -122,10 +127,12 @@ class View:
         """
         tested = "test_gain" in metrics
         table = Table(title=None)
-        table.add_column("model", no_wrap=True)
-        table.add_column(f"dev, n = {metrics['ending_best_validation_items']}", no_wrap=True)
+        table.add_column("model", overflow="fold")
+        table.add_column(f"dev, n = {metrics['ending_best_validation_items']}", overflow="fold")
         if tested:
-            table.add_column(f"test, n = {metrics['ending_best_single_test_items']}", no_wrap=True)
+            table.add_column(
+                f"test, n = {metrics['ending_best_single_test_items']}", overflow="fold"
+            )
         for row in table_rows(metrics):
             table.add_row(*row[: 3 if tested else 2])
         self.console.print(table)

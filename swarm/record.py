@@ -24,6 +24,9 @@ def key(position: Sequence[float] | np.ndarray) -> str:
     return " ".join(float(c).hex() for c in position)
 
 
+STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
+
+
 class Record:
     """A run's folder.
 
@@ -65,7 +68,9 @@ class Record:
         try:
             self.state = json.loads(path.read_text())
         except ValueError:
-            raise UserError(f"{path} is not JSON; choose another name=") from None
+            self.state = {}
+        if not isinstance(self.state, dict) or not set(self.state) >= STATE_KEYS:
+            raise UserError(f"{path} is not the state of a search; choose another name=")
         self._compare(identity)
         return True
 
@@ -147,17 +152,19 @@ class Record:
         found: list[dict[str, Any]] = read_packed(self._answers_path(number))[str(particle)]
         return found
 
-    def add_test(self, position: Sequence[float], answers: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what a position answered to the test items."""
-        write_packed(self._test_path(position), list(answers))
+    def add_test(
+        self, position: Sequence[float], items: str, answers: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Keep what a position answered to the test items, of which `items` is the digest."""
+        write_packed(self._test_path(position, items), list(answers))
 
-    def test_answers(self, position: Sequence[float]) -> list[dict[str, Any]] | None:
-        """What a position answered to the test items; `None` before it was asked."""
-        path = self._test_path(position)
+    def test_answers(self, position: Sequence[float], items: str) -> list[dict[str, Any]] | None:
+        """What a position answered to the test items; `None` before it was asked these."""
+        path = self._test_path(position, items)
         return read_packed(path) if path.is_file() else None
 
-    def _test_path(self, position: Sequence[float]) -> Path:
-        name = hashlib.sha256(key(position).encode()).hexdigest()[:16]
+    def _test_path(self, position: Sequence[float], items: str) -> Path:
+        name = hashlib.sha256(f"{items} {key(position)}".encode()).hexdigest()[:16]
         return self.folder / "answers" / f"test_{name}.json.gz"
 
     def keep_config(self, config: Mapping[str, Any]) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 
 from swarm.engine import Engine
 from swarm.engine.base import Base
+from swarm.engine.hf import rehearse
 from swarm.errors import UserError
 from swarm.evaluation import Cut, Evaluator, as_rows, as_scores
 from swarm.executors import Executor, Worker
-from swarm.identity import search_identity
+from swarm.identity import items_digest, search_identity
 from swarm.live import View
 from swarm.optimizers import Optimizer
 from swarm.pool import Pool
@@ -40,7 +41,6 @@ class Run:
         ensemble: How many personal bests vote on the test split; 0 for none.
         folder: Where the runs lie.
         racing: Whether a particle is stopped before its last item; `None` is never.
-        gpus: Read by the executor; kept here because it is a key of the command line.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class Run:
             raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
         if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
             raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
-        if not isinstance(ensemble, int) or ensemble < 0:
+        if not isinstance(test, bool):
+            raise UserError(f"test={test!r}: must be true or false")
+        if type(ensemble) is not int or ensemble < 0:
             raise UserError(f"ensemble={ensemble!r}: must be a whole number, 0 or more")
         self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
         self.engine, self.executor, self.tracker = engine, executor, tracker
@@ -104,6 +106,9 @@ class Run:
         """Check everything that can be checked before the first byte is written."""
         held = hold_log()
         dev = self.check()
+        self.tracker.check()
+        self.pool.check()
+        rehearse(self.model, self.pool)
         identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         resumed = self.record.open(identity, self.pool.names)
@@ -206,27 +211,31 @@ class Run:
                  number, best, entry["utilities"], asked, saved)  # fmt: skip
 
     def _verdict(self) -> dict[str, Any]:
-        if self.record.state["metrics"] is None:
-            self.record.derive(self.pool.save)
-            score = self._score_test if self.test else None
-            metrics = judge(self.record, self.task, score, self.ensemble)
-            self.record.state["metrics"] = metrics
-            self.record.save()
-            for name, value in metrics.items():
-                log.info("%s: %s", name, value)
-        found: dict[str, Any] = self.record.state["metrics"]
-        return found
+        items = items_digest(self.task, "test") if self.test else None
+        asked = {"ensemble": self.ensemble, "test_items": items}
+        known: dict[str, Any] | None = self.record.state["metrics"]
+        if known is not None and known["asked"] == asked:
+            return known
+        self.record.derive(self.pool.save)
+        score = partial(self._score_test, items) if items else None
+        metrics = judge(self.record, self.task, score, self.ensemble)
+        metrics |= {"asked": asked, **self.record.prompts()}
+        self.record.state["metrics"] = metrics
+        self.record.save()
+        for name, value in metrics.items():
+            log.info("%s: %s", name, value)
+        return metrics
 
-    def _score_test(self, positions: list[list[float]]) -> list[list[Score]]:
+    def _score_test(self, digest: str, positions: list[list[float]]) -> list[list[Score]]:
         """Score positions on test, one after the other, each kept as soon as it is done."""
         items = self.task.items("test")
         unique = list({key(position): position for position in positions}.values())
-        todo = [position for position in unique if self.record.test_answers(position) is None]
+        todo = [p for p in unique if self.record.test_answers(p, digest) is None]
         self.view.begin("test", len(self.record.rounds), len(todo), len(items))
         for position in todo:
-            scores = self._evaluate.scores([position], "test", self.view.watch)[0]
-            self.record.add_test(position, as_rows(items, scores))
-        return [as_scores(self.record.test_answers(position) or []) for position in positions]
+            scores = self._evaluate.scores([position], "test", watch=self.view.watch)[0]
+            self.record.add_test(position, digest, as_rows(items, scores))
+        return [as_scores(self.record.test_answers(p, digest) or []) for p in positions]
 
     def _show(self, metrics: dict[str, Any]) -> None:
         self.view.verdict(metrics, self.record.state["experts"])

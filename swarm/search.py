@@ -38,7 +38,7 @@ def main(cfg: DictConfig) -> float:
     if "MULTIRUN" in str(job.mode):
         # Jobs of a sweep share one clock: their names need more than the time.
         cfg.name = f"{cfg.name}_{job.job.num}"
-    with one_line_errors():
+    with one_line_errors(str(cfg.name)):
         run, config = build(cfg)
         if not isinstance(config["dry_run"], bool):
             raise UserError(f"dry_run={config['dry_run']}: must be true or false", 2)

@@ -1,9 +1,12 @@
 """Shows a run elsewhere than in its folder: Weights & Biases, or nowhere."""
 
 import hashlib
+import netrc
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlparse
 
 from swarm.errors import UserError
 
@@ -12,6 +15,14 @@ MODES = ("online", "offline", "disabled")
 
 class Tracker(Protocol):
     """Is told what a run does."""
+
+    def check(self) -> None:
+        """Whether a run could be shown; called before anything is written.
+
+        Raises:
+            UserError: It could not.
+        """
+        ...
 
     def start(self, folder: Path, config: Mapping[str, Any]) -> None:
         """A run begins, or goes on, in a folder."""
@@ -41,6 +52,11 @@ class WandB:
             raise UserError(f"wandb={mode}: must be one of {', '.join(MODES)}", 2)
         self.mode, self.project, self.entity = mode, project, entity
         self._run: Any = None
+
+    def check(self) -> None:
+        """See `Tracker`: online needs a key, from the environment or from `wandb login`."""
+        if self.mode == "online" and not os.environ.get("WANDB_API_KEY") and not _logged_in():
+            raise UserError("wandb=online: nobody is logged in; `wandb login`, or wandb=offline")
 
     def start(self, folder: Path, config: Mapping[str, Any]) -> None:
         """See `Tracker`."""
@@ -76,3 +92,12 @@ class WandB:
             self._run.summary.update(dict(metrics))
             self._run.finish()
             self._run = None
+
+
+def _logged_in() -> bool:
+    """Whether `wandb login` has left a key for the server in use."""
+    server = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc().authenticators(server) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

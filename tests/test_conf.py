@@ -1,6 +1,7 @@
 """Every yaml composes, builds, and says what is wrong in one line."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 import searches
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 
 from swarm.cli import gpu_list
 from swarm.optimizers import Optimizer
@@ -102,6 +104,11 @@ WRONG = [
     (["job.items=0"], 1, ["job.items"]),
     (["engine.plan=magic"], 1, ["engine.plan"]),
     (["task.parser=clever"], 1, ["parser"]),
+    (["gpus=-1"], 2, ["gpus"]),
+    (["test=maybe"], 1, ["test"]),
+    (["job.particles=true"], 1, ["job.particles"]),
+    (["executor=processes", "executor.threads=foo"], 1, ["executor.threads"]),
+    (["model=smollm2", "model.path=nobody/nothing"], 1, ["nobody/nothing"]),
 ]
 
 
@@ -118,6 +125,50 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     for word in words:
         assert word in lines[0]
     assert not (tmp_path / "search").exists()
+
+
+def test_an_expert_that_is_not_finite_leaves_nothing(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    pool = tmp_path / "pool"
+    shutil.copytree(tiny_pool, pool)
+    file = pool / "birch" / "adapter_model.safetensors"
+    weights = load_file(file)
+    next(iter(weights.values()))[0, 0] = float("nan")
+    save_file(weights, file)
+    result = searches.run(searches.arguments(tmp_path, tiny_llama, pool))
+    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
+    assert "birch" in result.stderr and not (tmp_path / "search").exists()
+
+
+def test_an_unknown_option_lists_the_options_and_nothing_else(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    result = searches.run([*searches.arguments(tmp_path, tiny_llama, tiny_pool), "task=chess"])
+    assert result.stderr.rstrip().split("; ")[-1].endswith("truthfulqa")
+
+
+def test_online_without_a_login_leaves_nothing(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, wandb="online")
+    environment = searches.environment(HOME=str(tmp_path), WANDB_API_KEY="")
+    result = subprocess.run([sys.executable, "-m", "swarm.search", *command], cwd=searches.ROOT,
+                            env=environment, capture_output=True, text=True)  # fmt: skip
+    assert result.returncode == 1 and "wandb login" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "no"])
+def test_a_state_that_is_none_is_one_line(
+    content: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    folder = tmp_path / "search" / "run"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(content)
+    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
+    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
+    assert "state.json" in result.stderr
 
 
 @pytest.mark.parametrize("content", ["{", '{"dev": [], "test": []}', '{"dev": [{}], "test": [{}]}'])

@@ -49,7 +49,7 @@ def test_a_terminal_shows_the_search_live(
     seen = in_terminal(command, columns)
     assert "\x1b[" in seen, "no live view"
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen)
-    assert "prompts/s" in plain and "iteration 4" in plain and "items" in plain
+    assert "prompts/s" in plain and "iteration   4" in plain and "0/" in plain
     assert "best initial expert" in plain and "Traceback" not in plain
 
 

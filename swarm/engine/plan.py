@@ -44,4 +44,6 @@ def choose(particles: int, rows: int, facts: Facts) -> tuple[str, str]:
         return "swap", "the weights are not float32 and merging would round the update away"
     if facts.copy_bytes > facts.free_bytes:
         return "swap", "a copy of the adapted weights does not fit in the memory left"
+    if particles == 1:
+        return "merged", "a single particle runs as fast as the base alone"
     return "merged", f"{rows} requests a particle, enough to run as fast as the base alone"

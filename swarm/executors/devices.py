@@ -9,6 +9,8 @@ def check_devices(gpus: list[int] | None) -> list[int]:
     Raises:
         UserError: Not whole numbers, named twice, or no such device.
     """
+    if gpus is not None and not isinstance(gpus, list):
+        raise UserError(f"gpus={gpus}: must be device numbers such as 0,1,2, or [] for the CPU", 2)
     asked = list(gpus or [])
     if any(not isinstance(g, int) or isinstance(g, bool) or g < 0 for g in asked):
         raise UserError(f"gpus={asked}: must be device numbers such as 0,1,2, or [] for the CPU", 2)

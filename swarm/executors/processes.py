@@ -72,6 +72,8 @@ class Processes:
         self._gpus = check_devices(gpus)
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise UserError(f"executor.workers={workers}: must be null or a whole number above 0")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise UserError(f"executor.threads={threads}: must be null or a whole number above 0")
         if self._gpus and workers not in (None, len(self._gpus)):
             raise UserError(
                 f"executor.workers={workers} with gpus={self._gpus}: there is one worker a GPU; "

@@ -248,3 +248,18 @@ def test_wheel_with_another_hash_is_refused(
         with pytest.raises(UserError, match="pip cannot download"):
             wheel_base(index, wheel="tiny-model==2.0").resolve()
     assert not list(cache.rglob("*.gguf")), "nothing is left behind"
+
+
+def test_a_wheel_stands_for_its_own_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another path beside the default's wheel is another model, and never silently the default."""
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    other = Base(
+        "nobody/nothing", name="owner/model", wheel="a==1", wheel_sha256="0" * 64, wheel_file="x"
+    )
+    with pytest.raises(UserError, match="nobody/nothing") as caught:
+        other.resolve()
+    assert "wheel" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

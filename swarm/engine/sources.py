@@ -36,8 +36,11 @@ def checked(folder: Path) -> Path:
     return folder
 
 
-def from_hub(path: str) -> str:
-    """The hub's snapshot folder of the model `path`, downloaded if it is not in the hub's cache."""
+def from_hub(path: str, code: bool = False) -> str:
+    """The hub's snapshot folder of the model `path`, downloaded if it is not in the hub's cache.
+
+    With `code` the model's Python files come too, for `trust_remote_code`.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
@@ -46,7 +49,8 @@ def from_hub(path: str) -> str:
     if not offline and (problem := hub_is_silent(constants.ENDPOINT)):
         offline = True
     try:
-        return snapshot_download(path, allow_patterns=list(SAFE_FILES), local_files_only=offline)
+        wanted = [*SAFE_FILES, *(["*.py"] if code else [])]
+        return snapshot_download(path, allow_patterns=wanted, local_files_only=offline)
     except LocalEntryNotFoundError as error:
         why = problem or first_line(error)
         raise UserError(f"{path} is not in the hub's cache and {why}") from None

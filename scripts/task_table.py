@@ -15,13 +15,13 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from swarm.certainty import interval_of
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.executors.worker import Meter, play_together
 from swarm.places import conf_folder
 from swarm.pool import Pool
 from swarm.tasks import Item, Score, Task, unparsed
-from swarm.verdict import interval_of
 
 
 def composed(name: str, data: Path) -> DictConfig:

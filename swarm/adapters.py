@@ -1,5 +1,6 @@
 """One expert on disk: a PEFT LoRA folder, whose settings and weights are read and checked here."""
 
+import hashlib
 import json
 import math
 import re
@@ -81,6 +82,13 @@ class Adapter:
     def base(self) -> str | None:
         """The base model as the config names it, or None if it does not."""
         return self.config.get("base_model_name_or_path") or None
+
+    def identity(self) -> bytes:
+        """What changes with the expert: its name and scaling, and the SHA-256 of its weights."""
+        told = [self.name, self.alphas, self.rslora]
+        with (self.folder / WEIGHTS).open("rb") as file:
+            weights = hashlib.file_digest(file, "sha256").digest()
+        return json.dumps(told, sort_keys=True).encode() + weights
 
     @property
     def rslora(self) -> bool:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
 
+from swarm.certainty import gain_of, is_mean
 from swarm.errors import UserError
 from swarm.evaluation import as_scores
 from swarm.report.folder import RunFolder
 from swarm.report.statistics import Paired, utility_test
 from swarm.report.text import table
-from swarm.tasks import Score, Task
-from swarm.verdict import gain_of, is_mean
+from swarm.tasks import Score, Task, plain
 
 
 class Row(NamedTuple):
@@ -46,17 +46,17 @@ def compared(rows: Sequence[Row]) -> list[dict[str, Any]]:
     every = [run for row in rows for run in (*row.runs, *(row.others or ()))]
     if len({run.metrics["asked"]["test_items"] for run in every}) > 1:
         raise UserError(f"{every[0].path}: the runs were tested on different items; test them anew")
-    task: Task = instantiate(every[0].config["task"], _convert_="all")
+    task = plain(instantiate(every[0].config["task"], _convert_="all"))
     return [_row(row, task) for row in rows]
 
 
 def _row(row: Row, task: Task) -> dict[str, Any]:
     own = [_scores(run, row.start) for run in row.runs]
-    places = [run.best_expert() if row.start else run.best() for run in row.runs]
+    dev = f"{'starting' if row.start else 'ending'}_best_validation_utility"
     found: dict[str, Any] = {
         "name": row.name,
         "folders": [str(run.path) for run in row.runs],
-        "dev": [float(run.utilities[p]) for run, p in zip(row.runs, places, strict=True)],
+        "dev": [run.metrics[dev] for run in row.runs],
         "test": [task.utility(scores) for scores in own],
         "items": len(own[0]),
         "difference": None,

@@ -8,6 +8,7 @@ from typing import Any
 
 from swarm import cost
 from swarm.cost import Device, Search
+from swarm.ending import FINALISTS
 from swarm.engine.plan import BATCH_CPU, BATCH_GPU, Facts, choose
 from swarm.errors import UserError
 from swarm.identity import search_identity
@@ -16,6 +17,7 @@ from swarm.pool import Pool
 from swarm.rehearsal import Prompts, asked, judged
 from swarm.run import Run
 from swarm.shape import Model, read_model
+from swarm.tasks import plain
 
 
 def describe(run: Run, config: Mapping[str, Any]) -> str:
@@ -33,8 +35,8 @@ def describe(run: Run, config: Mapping[str, Any]) -> str:
     items = run.check()
     if not isinstance(run.pool, Pool):
         raise UserError(
-            "dry_run=true computes what a pool of adapters costs, not pool=models; "
-            "docs/token_swarms.md says how to reckon that"
+            "dry_run=true computes what adapters cost, not whole models; docs/token_swarms.md and "
+            "docs/full_models.md say how to reckon that"
         )
     folder = run.model.on_disk()
     tokenizer, begun = None, "new"
@@ -43,14 +45,14 @@ def describe(run: Run, config: Mapping[str, Any]) -> str:
         begun = _begun(run, config, here)
         run.pool.check()
         tokenizer = run.engine.check(here, run.pool)
-    prompts = asked(run.task, tokenizer)
+    prompts, own = asked(run.task, tokenizer), asked(plain(run.task), tokenizer)
     lines = {
         "folder": f"{run.record.folder}: {begun}",
         **_pool(run.pool),
         **_task(run, items, prompts),
         **_judging(run),
     }
-    lines |= _costs(run, run.pool, config, folder, prompts, items)
+    lines |= _costs(run, run.pool, config, folder, prompts, own, items)
     head = "dry run: nothing is started and nothing written; costs are computed, not measured"
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
 
@@ -79,12 +81,14 @@ def _task(run: Run, items: int, prompts: Prompts) -> dict[str, str]:
     count = particles * rounds * len(prompts.tokens)
     mean = fmean(prompts.tokens)
     test = f", {len(run.task.items('test'))} test items" if run.test else ""
+    limit = f"; the budget ends it after {run.budget.prompts}" if run.budget.prompts else ""
     return {
         "task": f"{run.task.name}: {items} dev items{test}",
         "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "
         f"{prompts.new} new; {prompts.how}",
         "search": f"{particles} particles, at most {rounds} times: at most {amount(count)} prompts "
-        f"on dev, {amount(count * mean)} tokens read and {amount(count * prompts.new)} written",
+        f"on dev, {amount(count * mean)} tokens read and {amount(count * prompts.new)} written"
+        f"{limit}",
     }
 
 
@@ -103,7 +107,7 @@ def _judging(run: Run) -> dict[str, str]:
 
 def _tested(run: Run) -> int:
     """The most positions that are put to test: best initial expert, best found and voters."""
-    return 2 + (run.ensemble if getattr(run.task, "votes", True) else 0)
+    return 2 + (run.ensemble if getattr(plain(run.task), "votes", True) else 0)
 
 
 def asks(run: Run) -> tuple[int, int]:
@@ -118,7 +122,7 @@ def asks(run: Run) -> tuple[int, int]:
 
 def _costs(
     run: Run, pool: Pool, config: Mapping[str, Any], folder: Path | None, prompts: Prompts,
-    items: int,
+    own: Prompts, items: int,
 ) -> dict[str, str]:  # fmt: skip
     """Memory, time and traffic, as far as the base's shape is known."""
     if folder is None:
@@ -133,6 +137,7 @@ def _costs(
     device = _device(gpus, workers, model, size)
     search = _search(run, pool, config, prompts, items, bool(gpus), size)
     search, why = planned(run, search, model, device, bool(gpus))
+    own_way = replace(_search(run, pool, config, own, items, bool(gpus), size), plan=search.plan)
     nodes = " (this machine's; the cluster's nodes are not asked)" if _remote(config) else ""
     return {
         "model": f"{run.model.path}: {amount(model.parameters)} weights of {size} bytes, "
@@ -141,7 +146,8 @@ def _costs(
         f"{amount(device.bandwidth, 'B/s')} a worker{nodes}",
         "plan": f"{search.plan}: {why}",
         **told(model, search, device, workers),
-        "test": _test(run, model, search, device, workers),
+        **_choice(run, model, own_way, device, workers),
+        "test": _test(run, model, own_way, device, workers),
     }
 
 
@@ -171,8 +177,10 @@ def _search(
     # A task may ask more than once about an item; costs count requests.
     count = len(prompts.tokens)
     wide, long = job.get("particles") or particles, job.get("items") or items
+    # In the delta space one combination is all experts already, after each other.
+    experts = 1 if pool.space == "delta" else len(pool.names)
     return Search(
-        experts=len(pool.names), adapter=pool.size,
+        experts=experts, adapter=pool.size,
         adapted=sum(inputs * outputs for inputs, outputs, _ in pool.modules.values()),
         particles=particles, rounds=rounds, items=count,
         prompt=fmean(prompts.tokens), longest=max(prompts.tokens), new=prompts.new,
@@ -221,6 +229,16 @@ def told(model: Model, search: Search, device: Device, workers: int) -> dict[str
         "travels": f"{moved['down']} down and {moved['up']} up a round, {moved['once']} once "
         "a worker",
     }
+
+
+def _choice(run: Run, model: Model, search: Search, device: Device, workers: int) -> dict[str, str]:
+    """What it takes to choose by the task's own measure; no line if the search goes by that."""
+    if plain(run.task) is run.task:
+        return {}
+    most = search.experts + min(FINALISTS, search.particles)
+    one = cost.seconds(model, search, device, workers, 1, search.items)
+    words = f"at most {most} positions on dev by the task's own measure, one after the other"
+    return {"choice": f"{words}: {duration(most * one)}"}
 
 
 def _test(run: Run, model: Model, search: Search, device: Device, workers: int) -> str:

@@ -1,6 +1,6 @@
 """Scores positions on a split: cuts the work into jobs, and never does the same work twice."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,13 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.executors import Executor, Job, Result
-from swarm.tasks import Calibrated, Score, Task
+from swarm.store import Store
+from swarm.tasks import Calibrated, Item, Score, Task
 
 Watch = Callable[[Result], None]
+
+Row = tuple[float, ...]
+"""A position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,23 @@ class Cut:
 
 
 class Evaluator:
-    """Scores positions with an executor's workers."""
+    """Scores positions with an executor's workers.
 
-    def __init__(self, task: Task, executor: Executor, cut: Cut) -> None:
+    Args:
+        store: Answers of this and other searches; `None`: whatever is wanted is asked.
+
+    Attributes:
+        shared: How many prompts the store has saved so far.
+    """
+
+    def __init__(
+        self, task: Task, executor: Executor, cut: Cut, store: Store | None = None
+    ) -> None:
         self._task = task
         self._executor = executor
         self._cut = cut
+        self._store = store
+        self.shared = 0
 
     def scores(
         self,
@@ -68,38 +83,92 @@ class Evaluator:
         """One score an item for each of the positions [P, K]; equal positions are played once.
 
         Args:
+            split: "dev", "judged" or "test"; see `swarm.executors.jobs.Job`.
             watch: Told of every job that is done.
             items: Different places in the split, scored in this order; `None` is all of them.
         """
         rows = [tuple(float(c) for c in row) for row in positions]
-        unique = list(dict.fromkeys(rows))
-        chosen = range(len(self._task.items(split))) if items is None else items
-        jobs = self._cut.jobs(unique, split, chosen)
-        place = {row: i for i, row in enumerate(unique)}
-        found: list[dict[int, Score]] = [{} for _ in unique]
+        chosen = range(len(self._task.items(data_split(split)))) if items is None else items
+        found = self._stored(dict.fromkeys(rows), split, chosen)
+        if todo := [row for row in dict.fromkeys(rows) if row not in found]:
+            found |= self._played(todo, split, chosen, watch)
+        return [[settled(self._task, score) for score in found[row]] for row in rows]
+
+    def _stored(
+        self, rows: Iterable[Row], split: str, items: Sequence[int]
+    ) -> dict[Row, list[Score]]:
+        """What the store has of these positions."""
+        if self._store is None:
+            return {}
+        kept = {row: self._store.get(row, split, items) for row in rows}
+        found = {row: scores for row, scores in kept.items() if scores is not None}
+        self.shared += len(found) * len(items)
+        return found
+
+    def _played(
+        self, rows: Sequence[Row], split: str, items: Sequence[int], watch: Watch | None
+    ) -> dict[Row, list[Score]]:
+        """What the workers say of these different positions."""
+        jobs = self._cut.jobs(rows, split, items)
+        scores: dict[Row, dict[int, Score]] = {row: {} for row in rows}
         for result in self._executor.map(jobs):
             job = jobs[result.number]
-            for position, scores in zip(job.positions, result.scores, strict=True):
-                for item, score in zip(job.items, scores, strict=True):
-                    found[place[position]][item] = settled(self._task, score)
+            for position, mine in zip(job.positions, result.scores, strict=True):
+                scores[position].update(zip(job.items, mine, strict=True))
             if watch:
                 watch(result)
-        return [[found[place[row]][item] for item in chosen] for row in rows]
+        found = {row: [mine[item] for item in items] for row, mine in scores.items()}
+        if self._store is not None:
+            for row, mine in found.items():
+                self._store.put(row, split, items, mine)
+        return found
 
 
-def rows_wanted(positions: np.ndarray, evaluate: np.ndarray, experts: int = 0) -> list[int]:
-    """The rows of an ask [N, K] to be scored: those that `evaluate` [N] marks and the experts.
+def data_split(split: str) -> str:
+    """The split whose items a job's split names."""
+    return "dev" if split == "judged" else split
+
+
+def divided(items: Sequence[Item], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """The places of dev that a search sees, and those kept from it, drawn in each part.
+
+    Args:
+        share: Of the items that are kept, from 0 to below 1; each part keeps one at least.
+
+    Raises:
+        UserError: A part has no two items.
+    """
+    if not share:
+        return list(range(len(items))), []
+    parts: dict[str, list[int]] = {}
+    for place, item in enumerate(items):
+        parts.setdefault(str(item.get("part", "")), []).append(place)
+    kept: list[int] = []
+    for number, places in enumerate(parts.values()):
+        if len(places) < 2:
+            raise UserError(f"confirm={share}: needs 2 or more dev items in each part of the task")
+        draw = np.random.Generator(np.random.Philox(key=[seed, number]))
+        count = min(len(places) - 1, max(1, round(share * len(places))))
+        kept += [places[i] for i in draw.permutation(len(places))[:count]]
+    return [place for place in range(len(items)) if place not in kept], sorted(kept)
+
+
+def rows_wanted(
+    positions: np.ndarray, evaluate: np.ndarray, experts: int = 0, groups: int = 1
+) -> list[int]:
+    """The rows of an ask [N, G * K] to be scored: those that `evaluate` marks and the experts.
 
     Scale and verdict rest on the experts, so a search scores them first whatever the optimizer
     wants.
 
     Args:
         experts: K in the first round, later 0.
+        groups: G; an expert has its 1 in each.
 
     Raises:
         UserError: The first `experts` rows are not the experts.
     """
-    if experts and not np.array_equal(positions[:experts], np.eye(experts)):
+    if experts and not np.array_equal(positions[:experts], np.tile(np.eye(experts), groups)):
         raise UserError(
             f"optimizer: its first ask has to begin with the {experts} experts, row k with a 1 in "
             "place k and else 0; mend its start or ask, or choose another optimizer"

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gzip
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -53,3 +54,9 @@ def write_packed(path: Path, value: Any) -> None:
 def read_packed(path: Path) -> Any:
     """Read what `write_packed` wrote."""
     return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def digest(value: Any) -> str:
+    """16 hexadecimal digits that change with a value."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,16 +1,15 @@
 """What makes a search the one it is; a run folder goes on with no other."""
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from swarm.engine import Experts
 from swarm.engine.base import Base
+from swarm.files import digest
 from swarm.tasks import Task
 
-SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job")
+SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job", "budget", "confirm")
 """The parts of the configuration that count; devices, engine and tracker may change on resume."""
 
 REACHED = re.compile(r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens)(\.|$)")
@@ -40,6 +39,26 @@ def search_identity(
     }
 
 
+def shared_context(
+    identity: Mapping[str, Any], config: Mapping[str, Any], task: Task, tested: bool
+) -> dict[str, Any]:
+    """What the answer of a position to an item depends on, whoever looks for positions and how.
+
+    Args:
+        identity: As `search_identity` gives it.
+        config: The configuration; may be empty.
+        tested: Whether the test split is used.
+    """
+    ours = ("optimizer.", "racing.")
+    found = {
+        name: value
+        for name, value in identity.items()
+        if not name.startswith(ours) and name not in ("seed", "budget", "confirm")
+    }
+    engine = _flat({"engine": config.get("engine", {})})
+    return {**found, **engine, "test items": items_digest(task, "test") if tested else None}
+
+
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that count, with dotted keys."""
     flat = _flat({key: config[key] for key in SEARCH_KEYS if key in config})
@@ -48,7 +67,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def items_digest(task: Task, split: str) -> str:
     """16 hexadecimal digits that change with any item of a split."""
-    return _digest([dict(item) for item in task.items(split)])
+    return digest([dict(item) for item in task.items(split)])
 
 
 def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -61,8 +80,3 @@ def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         else:
             found[here] = value
     return found
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

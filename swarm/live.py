@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.executors import Result
-from swarm.verdict import conclusion, sentence
+from swarm.words import caveats, conclusion, sentence
 
 PLAIN_COLUMNS = 160
 
@@ -74,6 +74,11 @@ class View:
         """Of the evaluation at hand; 0 if nothing had to be evaluated."""
         return self._prompts / max(time.monotonic() - self._began, 1e-9)
 
+    @property
+    def tokens(self) -> int:
+        """Read and generated in the evaluation at hand."""
+        return self._tokens
+
     def end(self, utilities: Sequence[float | None], best: float | None, note: str) -> None:
         """An iteration is over.
 
@@ -118,12 +123,14 @@ class View:
             particles.add_row(*cells[start : start + 8])
         return Group(head, particles)
 
-    def verdict(self, metrics: dict[str, Any], experts: Sequence[str]) -> None:
+    def verdict(
+        self, metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
+    ) -> None:
         """Print the final table and what may be said of it.
 
         Args:
             metrics: As `swarm.verdict.judge` returns them.
-            experts: The pool's names.
+            experts, groups: The pool's names.
         """
         tested = "test_gain" in metrics
         table = Table(title=None)
@@ -142,9 +149,11 @@ class View:
             self.say(line)
         if "spent" in metrics:
             self.say(spent_line(metrics["spent"]))
+        for line in caveats(metrics):
+            self.say(line)
         if tested:
             self.say(conclusion(metrics))
-        self.say("best found = " + sentence(experts, metrics["ending_best_position"]))
+        self.say("best found = " + sentence(experts, metrics["ending_best_position"], groups))
 
 
 def part_lines(metrics: dict[str, Any]) -> list[str]:
@@ -183,7 +192,9 @@ def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
     if "ending_top-k_ensemble_test_accuracy" in metrics:
         number = metrics["ending_top-k_ensemble_test_accuracy"]
         vote = _with_interval(number, metrics["ending_top-k_ensemble_test_interval"])
-        rows.append([f"vote of the top {metrics['ensemble_size']}", "", vote])
+        size = metrics["ensemble_size"]
+        dev = f"{metrics['ensemble_dev_by_size'][size - 1]:.3f}"
+        rows.append([f"vote of the top {size} (chosen on dev)", dev, vote])
     return rows
 
 

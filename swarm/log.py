@@ -1,8 +1,13 @@
 """A run's log: held until everything is checked and there is a folder for it."""
 
 import logging
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import MemoryHandler
 from pathlib import Path
+
+PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy")
+"""Whose versions a run's log names."""
 
 
 def hold_log() -> MemoryHandler:
@@ -32,3 +37,15 @@ def log_to(folder: Path, held: MemoryHandler) -> None:
     root = logging.getLogger("swarm")
     root.removeHandler(held)
     root.addHandler(handler)
+    root.info("versions: %s", versions())
+
+
+def versions() -> str:
+    """Python and the packages that a search rests on, as they are here."""
+    found = [f"python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # a checkout is not always installed
+            continue
+    return ", ".join(found)

@@ -14,9 +14,14 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.files import as_json, read_packed, write_json, write_packed, write_whole
+from swarm.scratchpad import scratchpad
 
 Save = Callable[[Sequence[float], Path, dict[str, Any]], None]
 """Writes the adapter of some coefficients to a folder, with more facts about it, whole or not."""
+
+
+Place = tuple[int, int]
+"""(round, particle)."""
 
 
 def key(position: Sequence[float] | np.ndarray) -> str:
@@ -32,15 +37,23 @@ class Record:
 
     Attributes:
         folder: Where it is.
-        state: What is done: `identity`, `experts`, `rounds` (positions and utilities of every
-            iteration), `optimizer` and, at the end, `finished` and `metrics`.
+        state: What is done: `identity`, `experts`, how many of them are the user's `own`, `groups`,
+            `rounds` (positions and utilities of every iteration), `optimizer` and, at the end,
+            `finished`, `chosen` (where the best were chosen by something else than these
+            utilities) and `metrics`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state: dict[str, Any] = {}
 
-    def open(self, identity: Mapping[str, Any], experts: Sequence[str]) -> bool:
+    def open(
+        self,
+        identity: Mapping[str, Any],
+        experts: Sequence[str],
+        groups: Sequence[str] = ("all",),
+        own: int | None = None,
+    ) -> bool:
         """Begin, or go on where the folder's state says; True if it went on.
 
         Raises:
@@ -52,6 +65,8 @@ class Record:
         self.state = {
             "identity": dict(identity),
             "experts": list(experts),
+            "own": len(experts) if own is None else own,
+            "groups": list(groups),
             "rounds": [],
             "optimizer": None,
             "finished": None,
@@ -154,32 +169,45 @@ class Record:
         found: list[dict[str, Any]] = read_packed(self._answers_path(number))[str(particle)]
         return found
 
-    def add_test(
-        self, position: Sequence[float], items: str, answers: Sequence[Mapping[str, Any]]
+    def keep_answers(
+        self,
+        kind: str,
+        position: Sequence[float],
+        items: str,
+        answers: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Keep what a position answered to the test items, of which `items` is the digest."""
-        write_packed(self._test_path(position, items), list(answers))
+        """Keep what a position answered outside of the search, to items of which this is a digest.
 
-    def test_answers(self, position: Sequence[float], items: str) -> list[dict[str, Any]] | None:
-        """What a position answered to the test items; `None` before it was asked these."""
-        path = self._test_path(position, items)
+        Args:
+            kind: "test", or another word for what was asked.
+        """
+        write_packed(self._kept_path(kind, position, items), list(answers))
+
+    def kept_answers(
+        self, kind: str, position: Sequence[float], items: str
+    ) -> list[dict[str, Any]] | None:
+        """What `keep_answers` was given; `None` before."""
+        path = self._kept_path(kind, position, items)
         return read_packed(path) if path.is_file() else None
 
-    def _test_path(self, position: Sequence[float], items: str) -> Path:
+    def _kept_path(self, kind: str, position: Sequence[float], items: str) -> Path:
         name = hashlib.sha256(f"{items} {key(position)}".encode()).hexdigest()[:16]
-        return self.folder / "answers" / f"test_{name}.json.gz"
+        return self.folder / "answers" / f"{kind}_{name}.json.gz"
 
     def keep_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration beside the state."""
         write_json(self.folder / "config.json", config)
 
-    def best(self, particle: int | None = None, rows: int | None = None) -> tuple[int, int]:
+    def best(self, particle: int | None = None, rows: int | None = None) -> Place:
         """(round, particle) of the first highest utility: of one particle, or of all.
 
         Args:
             particle: Look at this one alone.
             rows: Look only at the first so many particles of the first round (the experts).
         """
+        if particle is None and (chosen := self.state.get("chosen")):
+            iteration, row = chosen["starting" if rows else "ending"]
+            return iteration, row
         found, value = (0, particle or 0), -np.inf
         for number, entry in enumerate(self.rounds[:1] if rows else self.rounds):
             for i, utility in enumerate(entry["utilities"][:rows]):
@@ -187,28 +215,43 @@ class Record:
                     found, value = (number, i), utility
         return found
 
-    def utility(self, place: tuple[int, int]) -> float | None:
+    def personal_bests(self, most: int) -> list[Place]:
+        """Of the `most` best particles their personal bests, the best first."""
+        places = [self.best(i) for i in range(len(self.rounds[0]["positions"]))]
+        measured = [place for place in places if self.utility(place) is not None]
+        # Of equal ones the first that was found, as `best` has it.
+        return sorted(measured, key=lambda place: (-(self.utility(place) or 0.0), place))[:most]
+
+    def utility(self, place: Place) -> float | None:
         """The utility at (round, particle)."""
         value: float | None = self.rounds[place[0]]["utilities"][place[1]]
         return value
 
-    def position(self, place: tuple[int, int]) -> list[float]:
+    def lowest(self) -> float | None:
+        """The lowest utility there was."""
+        known = (u for entry in self.rounds for u in entry["utilities"] if u is not None)
+        return min(known, default=None)
+
+    def position(self, place: Place) -> list[float]:
         """The coefficients at (round, particle)."""
         found: list[float] = self.rounds[place[0]]["positions"][place[1]]
         return found
 
-    def derive(self, save: Save) -> None:
+    def derive(self, pool: Any) -> None:
         """Bring the scratchpad and the saved bests up to what the state says.
 
         Args:
-            save: Writes an adapter folder; called only for those that are not there yet.
+            pool: Its `save` (`Save`) writes those that are not there yet; where it has a `note`
+                too, that writes the personal ones.
         """
+        save: Save = pool.save
+        note: Save = getattr(pool, "note", save)
         write_json(self.folder / "utility_scratchpad.json", scratchpad(self.rounds))
         self._keep(self.best(), self.folder / "global_best", save)
         for i in range(len(self.rounds[0]["positions"])):
-            self._keep(self.best(i), self.folder / f"particle_{i}" / "personal_best", save)
+            self._keep(self.best(i), self.folder / f"particle_{i}" / "personal_best", note)
 
-    def _keep(self, place: tuple[int, int], folder: Path, save: Save) -> None:
+    def _keep(self, place: Place, folder: Path, save: Save) -> None:
         position, utility = self.position(place), self.utility(place)
         if utility is None or _holds(folder, position):
             return
@@ -225,31 +268,3 @@ def _holds(folder: Path, position: Sequence[float]) -> bool:
     except (OSError, ValueError):
         return False
     return facts.get("coefficients") == list(position) and (folder / "answers_dev.jsonl").is_file()
-
-
-def scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The utilities of a run under the names that the original's users know.
-
-    A particle without a utility in a round (not evaluated, or stopped before the last item) keeps
-    its last one in its history.
-    """
-    count = len(rounds[0]["utilities"]) if rounds else 0
-    histories: list[list[float | None]] = [[] for _ in range(count)]
-    best_so_far: list[float | None] = []
-    measured: list[float] = []
-    for entry in rounds:
-        for history, utility in zip(histories, entry["utilities"], strict=True):
-            history.append(utility if utility is not None or not history else history[-1])
-            if utility is not None:
-                measured.append(utility)
-        best_so_far.append(max(measured, default=None))
-    pad: dict[str, Any] = {
-        "g": best_so_far[-1] if rounds else None,
-        "g_worst": min(measured, default=None),
-        "g_history": best_so_far,
-    }
-    for i, history in enumerate(histories):
-        pad[f"particle_{i}_now"] = history[-1]
-        pad[f"particle_{i}_best"] = max((u for u in history if u is not None), default=None)
-        pad[f"particle_{i}_history"] = history
-    return pad

@@ -79,9 +79,14 @@ def requests(task: Task, rounds: int = ROUNDS) -> tuple[list[Request], list[Requ
         except StopIteration:
             break
         (later if number else first).extend(asked)
-        answers = [Completion("", (0.0,) * len(request.choices)) for request in asked]
+        answers = [_empty(len(request.choices)) for request in asked]
     play.close()
     return first, later
+
+
+def _empty(choices: int) -> Completion:
+    """An answer that says nothing, and that so many choices of a token each are certain."""
+    return Completion("", (0.0,) * choices, choice_tokens=(1,) * choices)
 
 
 def judged(task: Task, split: str) -> Counter[str]:

@@ -3,24 +3,35 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from swarm.budget import Budget
+from swarm.ending import Ask, Ending
 from swarm.engine import Engine, Experts
 from swarm.engine.base import Base
-from swarm.errors import UserError
-from swarm.evaluation import Cut, Evaluator, as_rows, as_scores, calibrate, rows_wanted
+from swarm.evaluation import (
+    Cut,
+    Evaluator,
+    as_rows,
+    calibrate,
+    divided,
+    rows_wanted,
+)
 from swarm.executors import Executor, Worker
-from swarm.identity import items_digest, search_identity
+from swarm.identity import items_digest, search_identity, shared_context
+from swarm.known import Known
 from swarm.live import View
 from swarm.log import hold_log, log_to
 from swarm.optimizers import Optimizer
-from swarm.racing import Raced, Racing, tell
-from swarm.record import Record, key
+from swarm.racing import Racing, tell
+from swarm.record import Record
 from swarm.rehearsal import try_prompts
+from swarm.scratchpad import write_ensemble
+from swarm.settings import check_run
+from swarm.store import Store
 from swarm.tasks import Calibrated, Prepared, Score, Task
 from swarm.track import Tracker
 from swarm.verdict import judge
@@ -40,6 +51,10 @@ class Run:
         ensemble: How many personal bests vote on the test split; 0 for none.
         folder: Where the runs lie.
         racing: Whether a particle is stopped before its last item; `None` is never.
+        budget: The most dev prompts that the optimizer may cost; `None` is no limit.
+        shared: A folder of answers that other searches share; `None` is none.
+        confirm: The share of dev that is kept from the search, to confirm what it found.
+        noise_floor: Whether the best found is asked its dev items once more, in other batches.
     """
 
     def __init__(
@@ -58,22 +73,24 @@ class Run:
         ensemble: int = 10,
         folder: str = "search",
         racing: Racing | None = None,
+        budget: int | None = None,
+        shared: str | None = None,
+        confirm: float = 0.0,
+        noise_floor: bool = True,
     ) -> None:
-        if not name or name in (".", "..") or "/" in name:
-            raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
-        if not isinstance(test, bool):
-            raise UserError(f"test={test!r}: must be true or false")
-        if type(ensemble) is not int or ensemble < 0:
-            raise UserError(f"ensemble={ensemble!r}: must be a whole number, 0 or more")
+        check_run(name, folder, seed, ensemble, confirm, {"test": test, "noise_floor": noise_floor})
         self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
         self.engine, self.executor, self.tracker = engine, executor, tracker
         self.seed, self.test, self.ensemble = seed, test, ensemble
         self.racing = racing or Racing()
         self.record = Record(Path(folder) / name)
-        self._evaluate = Evaluator(task, executor, job)
-        self._known: dict[str, tuple[int, int]] = {}
+        self.confirm, self.noise_floor, self.job = confirm, noise_floor, job
+        self.budget = Budget(budget)
+        self._store = Store(shared) if shared else None
+        self._evaluate = Evaluator(task, executor, job, self._store)
+        self._searched: list[int] = []
+        self._kept: list[int] = []
+        self._known = Known(self.record)
 
     def search(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Search, or go on with the search, or show again what a finished one came to.
@@ -110,7 +127,9 @@ class Run:
         try_prompts(self.task, self.engine.check(self.model, self.pool))
         identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
-        resumed = self.record.open(identity, self.pool.names)
+        resumed = self.record.open(identity, self.pool.names, self.pool.groups, self.pool.own)
+        if self._store:
+            self._store.open(shared_context(identity, config, self.task, self.test))
         log_to(self.record.folder, held)
         if config:
             self.record.keep_config(config)
@@ -119,44 +138,41 @@ class Run:
         self._describe(resumed, dev)
 
     def check(self) -> int:
-        """Read items and pool and start the optimizer; gives the number of dev items."""
-        dev = len(self.task.items("dev"))
+        """Read items and pool and start the optimizer; gives how many dev items it will see."""
+        dev = self.task.items("dev")
         if self.test:
             self.task.items("test")
+        self._searched, self._kept = divided(dev, self.confirm, self.seed)
         if isinstance(self.task, Prepared):
             self.task.check()
         self.pool.open(self.model.name)
-        self.optimizer.start(len(self.pool.names), self.seed)
+        experts = len(self.pool.names)
+        self.budget.check(experts, len(self._searched))
+        self.optimizer.start(experts, self.seed, len(self.pool.groups))
         self.racing.check(self.task, self.optimizer)
-        return dev
+        return len(self._searched)
 
     def _resume(self) -> None:
         self.optimizer.load(self.record.state["optimizer"])
         for number, entry in enumerate(self.record.rounds):
-            self._remember(number, entry["positions"], entry["utilities"])
+            self._known.remember(number, entry["positions"], entry["utilities"])
         if isinstance(self.task, Calibrated):
             self.task.restore(self.record.state["scale"])
-        self.record.derive(self.pool.save)
+        self.record.derive(self.pool)
 
     def _describe(self, resumed: bool, dev: int) -> None:
         done = len(self.record.rounds)
         how = f"goes on after {done} evaluated rounds" if resumed and done else "begins"
+        kept = f", {len(self._kept)} more kept to confirm" if self._kept else ""
         line = (
-            f"search {how}: task {self.task.name} ({dev} dev items), "
+            f"search {how}: task {self.task.name} ({dev} dev items{kept}), "
             f"{len(self.pool.names)} experts, folder {self.record.folder}"
         )
         log.info(line)
         self.view.say(line)
 
-    def _remember(
-        self, number: int, positions: Sequence[Any], utilities: Sequence[float | None]
-    ) -> None:
-        for i, (row, utility) in enumerate(zip(positions, utilities, strict=True)):
-            if utility is not None:
-                self._known.setdefault(key(row), (number, i))
-
     def _loop(self) -> None:
-        while (reason := self.optimizer.done()) is None:
+        while (reason := self.optimizer.done() or self.budget.spent(self.record)) is None:
             self._iterate(len(self.record.rounds))
         self.record.state["finished"] = reason
         self.record.save()
@@ -164,85 +180,89 @@ class Run:
         self.view.say(f"search ends: {reason}")
 
     def _iterate(self, number: int) -> None:
-        began = time.monotonic()
+        began, shared = time.monotonic(), self._evaluate.shared
         positions = self.optimizer.ask()
         experts = 0 if number else len(self.pool.names)
-        wanted = rows_wanted(positions, self.optimizer.evaluate, experts)
-        raced = self._score_dev(number, positions, wanted)
+        groups = len(self.pool.groups)
+        wanted = rows_wanted(positions, self.optimizer.evaluate, experts, groups)
+        wanted = self.budget.affordable(self.record, positions, wanted, self._known)
+        new = [i for i in wanted if positions[i] not in self._known]
+        self.view.begin(f"iteration {number}", number, len(new), len(self._searched))
+        raced = self.racing.score(
+            self._ask_dev, {i: positions[i] for i in new}, self.racing.marks(self.record),
+            len(self._searched), self.seed, number,
+        )  # fmt: skip
+        self._known.add(raced.scores, positions, wanted)
         if number == 0:
             self.record.state["scale"] = calibrate(self.task, raced.scores, experts)
         utilities = np.full(len(positions), np.nan)
         for i, scores in raced.full().items():
             utilities[i] = self.task.utility(scores)
         tell(self.optimizer, utilities, raced.stopped)
-        dev = self.task.items("dev")
+        dev = [self.task.items("dev")[place] for place in self._searched]
         rows = {i: as_rows([dev[p] for p in s], [*s.values()]) for i, s in raced.scores.items()}
         facts = raced.facts(len(positions))
+        facts |= {"prompts_shared": self._evaluate.shared - shared} if self._store else {}
         self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)
-        self.record.derive(self.pool.save)
+        self.record.derive(self.pool)
         entry = self.record.rounds[-1]
-        self._remember(number, entry["positions"], entry["utilities"])
+        self._known.remember(number, entry["positions"], entry["utilities"])
         self._report(number, entry, time.monotonic() - began)
-
-    def _score_dev(self, number: int, positions: np.ndarray, wanted: Sequence[int]) -> Raced:
-        """Score the wanted particles on dev; positions met before are read from the record."""
-        new = {i: positions[i] for i in wanted if key(positions[i]) not in self._known}
-        dev = len(self.task.items("dev"))
-        self.view.begin(f"iteration {number}", number, len(new), dev)
-        ask = partial(self._evaluate.scores, split="dev", watch=self.view.watch)
-        raced = self.racing.score(ask, new, self.racing.marks(self.record), dev, self.seed, number)
-        for i in [i for i in wanted if i not in new]:
-            known = self.record.answers(*self._known[key(positions[i])])
-            raced.scores[i] = dict(enumerate(as_scores(known)))
-        return raced
 
     def _report(self, number: int, entry: Mapping[str, Any], seconds: float) -> None:
         best = self.record.utility(self.record.best())
-        known = [u for u in entry["utilities"] if u is not None]
-        series: dict[str, Any] = {
+        measured = {
             "g": best,
-            "g_worst": min(u for r in self.record.rounds for u in r["utilities"] if u is not None)
-            if known or number
-            else None,
+            "g_worst": self.record.lowest(),
             "prompts_per_second": self.view.prompts_per_second,
             "seconds": seconds,
             "prompts_saved": entry["prompts_saved"],
+            **{f"particle_{i}_now": u for i, u in enumerate(entry["utilities"])},
         }
-        series |= {f"particle_{i}_now": u for i, u in enumerate(entry["utilities"])}
-        self.tracker.log(number, {k: v for k, v in series.items() if v is not None})
+        self.tracker.log(number, {k: v for k, v in measured.items() if v is not None})
         asked, saved = entry["prompts_asked"], entry["prompts_saved"]
         note = f"saved {saved} of {asked + saved} prompts" if saved else ""
         self.view.end(entry["utilities"], best, note)
-        log.info("iteration %d: best %s, utilities %s, prompts asked %d, saved %d",
-                 number, best, entry["utilities"], asked, saved)  # fmt: skip
+        log.info("iteration %d: best %s, utilities %s, prompts asked %d, saved %d, tokens %d",
+                 number, best, entry["utilities"], asked, saved, self.view.tokens)  # fmt: skip
+
+    def _ask_dev(
+        self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
+    ) -> list[list[Score]]:
+        return self._ask(positions, "dev", [self._searched[place] for place in items])
+
+    def _ask(
+        self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
+    ) -> list[list[Score]]:
+        return self._evaluate.scores(positions, split, self.view.watch, items)
 
     def _verdict(self) -> dict[str, Any]:
         items = items_digest(self.task, "test") if self.test else None
-        asked = {"ensemble": self.ensemble, "test_items": items}
-        known: dict[str, Any] | None = self.record.state["metrics"]
-        if known is not None and known["asked"] == asked:
-            return known
-        self.record.derive(self.pool.save)
-        score = partial(self._score_test, items) if items else None
-        metrics = judge(self.record, self.task, score, self.ensemble)
-        metrics |= {"asked": asked, **self.record.prompts()}
-        self.record.state["metrics"] = metrics
-        self.record.save()
-        for name, value in metrics.items():
-            log.info("%s: %s", name, value)
+        asked = {"ensemble": self.ensemble, "test_items": items, "noise_floor": self.noise_floor}
+        metrics: dict[str, Any] | None = self.record.state["metrics"]
+        if metrics is None or metrics["asked"] != asked:
+            ending = Ending(self.record, self.task, self._ask, self._ask_again(), self._begin,
+                            self._searched, self._kept)  # fmt: skip
+            ending.choose()
+            self.record.derive(self.pool)
+            metrics = judge(ending, self.test, self.ensemble, self.noise_floor)
+            metrics |= {"asked": asked, **self.record.prompts()}
+            self.record.state["metrics"] = metrics
+            self.record.save()
+            for name, value in metrics.items():
+                log.info("%s: %s", name, value)
+        write_ensemble(self.record.folder, metrics)
         return metrics
 
-    def _score_test(self, digest: str, positions: list[list[float]]) -> list[list[Score]]:
-        """Score positions on test, one after the other, each kept as soon as it is done."""
-        items = self.task.items("test")
-        unique = list({key(position): position for position in positions}.values())
-        todo = [p for p in unique if self.record.test_answers(p, digest) is None]
-        self.view.begin("test", len(self.record.rounds), len(todo), len(items))
-        for position in todo:
-            scores = self._evaluate.scores([position], "test", watch=self.view.watch)[0]
-            self.record.add_test(position, digest, as_rows(items, scores))
-        return [as_scores(self.record.test_answers(p, digest) or []) for p in positions]
+    def _begin(self, what: str, items: int) -> None:
+        self.view.begin(what, len(self.record.rounds), 1, items)
+
+    def _ask_again(self) -> Ask:
+        """Scores as the search did, in batches of another shape, whatever is stored."""
+        other = Cut(1, (self.job.items or len(self._searched)) // 2 + 1)
+        ask = Evaluator(self.task, self.executor, other).scores
+        return lambda positions, split, items: ask(positions, split, self.view.watch, items)
 
     def _show(self, metrics: dict[str, Any]) -> None:
-        self.view.verdict(metrics, self.record.state["experts"])
+        self.view.verdict(metrics, self.record.state["experts"], self.pool.groups)
         self.view.say(f"best {self.pool.saves}: {self.record.folder / 'global_best'}")

@@ -90,7 +90,7 @@ class Knowing:
         said = self.said(max((known for known in self.golds if known in shown), key=len))
         if request.choices:
             likely = (0.0 if choice.strip() == said.strip() else -5.0 for choice in request.choices)
-            return Completion("", tuple(likely))
+            return Completion("", tuple(likely), choice_tokens=(1,) * len(request.choices))
         return Completion(f" {said}\n")
 
     def said(self, question: str) -> str:
@@ -119,7 +119,8 @@ class Silent:
     """Never says anything, nor how likely anything is."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        return [Completion("", (math.nan,) * len(request.choices)) for request in requests]
+        counts = [len(request.choices) for request in requests]
+        return [Completion("", (math.nan,) * n, choice_tokens=(1,) * n) for n in counts]
 
 
 class Unscored:

@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from swarm import comparison, rerun, study
+from swarm.certainty import gain_of
 from swarm.errors import UserError
 from swarm.identity import settings
 from swarm.optimizers.pso import ParticleSwarm
@@ -24,7 +25,6 @@ from swarm.report.folder import RunFolder
 from swarm.tasks import Score
 from swarm.tasks.choice import Choice
 from swarm.tasks.mixture import Mixture
-from swarm.verdict import gain_of
 
 CHANGES: dict[str, dict[str, Any]] = {
     "deterministic": {"weight_randomness": False, "starting_velocity": "zero"},

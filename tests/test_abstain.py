@@ -7,12 +7,12 @@ import searches
 import tiny
 from playing import Knowing, Silent, choice_items, played, write
 
+from swarm.certainty import interval_of
 from swarm.models import Completion, Message, Request
 from swarm.report.statistics import mean_interval, vote
 from swarm.tasks import Score, mean, unparsed
 from swarm.tasks.abstain import ABSTAINED, Abstain
 from swarm.tasks.choice import Choice
-from swarm.verdict import interval_of
 
 ITEM = {"question": "Which?", "choices": {"A": "this", "B": "that"}, "answer": "B", "id": 0}
 ROUND_1 = (

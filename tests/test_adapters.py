@@ -321,7 +321,7 @@ def test_lists_of_experts_that_can_never_work(folder: Path, experts: Any) -> Non
         ({"folder": None}, "pool.folder"),
         ({"folder": " "}, "pool.folder"),
         ({"folder": 3}, "pool.folder"),
-        ({"folder": "x", "space": "delta"}, "pool.space"),
+        ({"folder": "x", "space": "tokens"}, "pool.space"),
     ],
 )
 def test_settings_are_checked_at_once(settings: dict[str, Any], key: str) -> None:

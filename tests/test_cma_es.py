@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from swarm.optimizers.cma_es import CovarianceSearch
+from swarm.optimizers.draws import mixtures
 from swarm.optimizers.lorahub import LoraHub
 from swarm.optimizers.region import Region
 
@@ -137,11 +138,20 @@ def test_the_nearest_position_is_the_nearest() -> None:
         assert ((row - nearest) ** 2).sum() <= ((row - inside) ** 2).sum(axis=1).min() + 1e-12
 
 
+def test_the_nearest_position_of_groups_is_that_of_each() -> None:
+    rows = np.random.default_rng(0).normal(size=(20, 3, 4))
+    one, three = Region(4, -0.2, 1.0), Region(4, -0.2, 1.0, groups=3)
+    apart = np.stack([one.nearest(rows[:, group]) for group in range(3)], axis=1)
+    np.testing.assert_array_equal(three.nearest(rows.reshape(20, 12)), apart.reshape(20, 12))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("sum_to_one", [True, False])
-def test_coordinates_keep_distances(sum_to_one: bool) -> None:
-    region, rows = Region(4, -1, 2, sum_to_one), np.random.default_rng(0).dirichlet(np.ones(4), 6)
+def test_coordinates_keep_distances(sum_to_one: bool, groups: int) -> None:
+    region = Region(4, -1, 2, sum_to_one, groups)
+    rows = mixtures(np.random.default_rng(0), 6, 4, groups)
     there = region.coordinates(rows)
-    assert there.shape == (6, 4 - sum_to_one)
+    assert there.shape == (6, groups * (4 - sum_to_one))
     np.testing.assert_allclose(region.rows(there), rows, atol=1e-15)
     np.testing.assert_allclose(
         np.linalg.norm(there[0] - there[1]), np.linalg.norm(rows[0] - rows[1])

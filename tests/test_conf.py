@@ -21,7 +21,9 @@ from swarm.run import Run
 from swarm.search import build
 
 CONF = conf_folder()
-GROUPS = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
+ELSEWHERE = (CONF, CONF / "candidate")
+"""No options of a search; those of candidate/ are built by tests/test_candidates.py."""
+GROUPS = sorted(path for path in CONF.rglob("*.yaml") if path.parent not in ELSEWHERE)
 
 
 def composed(*overrides: str) -> Any:
@@ -33,6 +35,7 @@ NEEDED = {
     "local": ["model.path=models/mine"],
     "models": ["pool.models=[models/mine,models/other]"],
     "token_swarms": ["pool.models=[models/mine,models/other]"],
+    "full_models": ["pool.models=[models/mine,models/other]"],
 }
 """What has to be given with an option."""
 

@@ -24,13 +24,19 @@ NOT_HERE = {
     "sbatch": "needs SLURM",
     "python -m swarm.search executor=ray": "tests/test_ray.py, the same keys on a two-node cluster",
     "python -m swarm.report analyse search/": "tests/test_analyse.py, on a run folder",
+    "python -m swarm.report search/": "tests/test_report.py, on run folders",
     "python -m swarm.search experiment=token_swarms": "tests/test_token_swarms.py runs small ones",
+    "python -m swarm.search experiment=full_models": "tests/test_full_models.py runs small ones",
     "python -m swarm.search task=realtoxicityprompts": "tests/test_classifier.py",
     "python -m swarm.search task=rm_concise": "tests/test_reward.py, with a small reward model",
     "python -m swarm.search task=human_": "tests/test_judge.py, with a judge on loopback",
     "python -m swarm.search task=lm_eval": "tests/test_harness.py, with a task on this disk",
     "python scripts/make_splits.py": "tests/test_make_splits.py, from files on this disk",
+    "python -m swarm.search task=nlgraph_mini pool.elites=": "tests/test_pool_rows.py, with a run",
+    "python -m swarm.evaluate task=": "tests/test_candidates.py runs every candidate, small",
     "python -m swarm.study": "several searches; tests/test_ablations.py runs small ones",
+    "python -m swarm.finetune task": "tests/test_finetune.py, on a small model",
+    "python -m swarm.export search/": "tests/test_export_entry.py, from a run folder",
     "python initial_experts/train.py": "tests/test_initial_experts.py trains a small one",
     "python initial_experts/fetch.py": "tests/test_initial_experts.py fetches from loopback",
 }
@@ -115,6 +121,9 @@ def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
             words[1] = str(searches.ROOT / words[1])
         searching = {"swarm.search", "swarm.sweep"} & set(words) and "--help" not in words
         words += arguments if searching else []
+        # Rows that the pool adds make more experts than the particles of a small search.
+        more = re.search(r"pool\.(base_row|noise_rows|recipes)=", command)
+        words += ["optimizer.particles=8"] if searching and more else []
         words += ["trials=2"] if "swarm.sweep" in words else []
     elif words[0] == "bash":
         words[1] = str(searches.ROOT / words[1])

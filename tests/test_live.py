@@ -18,7 +18,8 @@ from swarm.executors import Result
 from swarm.live import View, spent_line
 from swarm.record import Record
 from swarm.tasks import Score
-from swarm.verdict import conclusion, sentence, spent
+from swarm.verdict import spent
+from swarm.words import conclusion, sentence
 
 
 def in_terminal(command: list[str], columns: int) -> str:
@@ -90,7 +91,9 @@ def test_what_scoring_took_is_summed_and_said(tmp_path: Path) -> None:
     for scores in rounds:
         rows = {i: as_rows(items[: len(mine)], mine) for i, mine in scores.items()}
         record.add_round(np.eye(2), np.array([0.5, 0.5]), rows, {}, {})
-    record.add_test([1.0, 0.0], "0", as_rows(items, [judgement("a", 8.0), judgement("a", 16.0)]))
+    record.keep_answers(
+        "test", [1.0, 0.0], "0", as_rows(items, [judgement("a", 8.0), judgement("a", 16.0)])
+    )
     assert spent(record) == {
         "judge_tokens": {"first": 50.0, "again": 20.0},
         "judge_cost": {"first": 31.0, "again": 2.0},
@@ -109,10 +112,10 @@ def test_a_search_without_a_judge_says_nothing_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gain", "p", "dev", "words"),
     [
-        (0.05, 0.01, 0.6, "is better"),
-        (-0.05, 0.01, 0.6, "is worse"),
-        (0.02, 0.4, 0.6, "No difference"),
-        (0.0, 1.0, 0.5, "nothing better on dev"),
+        (0.05, 0.01, 0.6, "gain of 0.05 on 40 test items is distinguishable"),
+        (-0.05, 0.01, 0.6, "loss of 0.05 on 40 test items is distinguishable"),
+        (0.02, 0.4, 0.6, "is not distinguishable from chance"),
+        (0.01, 1.0, 0.5, "nothing better on dev"),
     ],
 )
 def test_the_conclusion_claims_no_more_than_was_measured(
@@ -122,6 +125,7 @@ def test_the_conclusion_claims_no_more_than_was_measured(
         "test_gain": gain,
         "test_gain_p_value": p,
         "test_gain_interval": [gain - 0.03, gain + 0.03],
+        "ending_best_single_test_items": 40,
         "starting_best_validation_utility": 0.5,
         "ending_best_validation_utility": dev,
     }

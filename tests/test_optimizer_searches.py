@@ -25,7 +25,9 @@ def test_a_search_and_its_resumption(
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "search" / "plain"
     rounds = json.loads((folder / "state.json").read_text())["rounds"]
-    assert len(rounds) == 5 and all(len(entry["positions"]) == 6 for entry in rounds)
+    # The recipes end with the third and last candidate of the greedy soup.
+    assert len(rounds) == (4 if name == "recipes" else 5)
+    assert all(len(entry["positions"]) == 6 for entry in rounds)
     np.testing.assert_array_equal(np.array(rounds[0]["positions"])[:4], np.eye(4))
     assert (folder / "global_best" / "adapter_model.safetensors").is_file()
     if name not in KILLED:

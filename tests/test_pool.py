@@ -15,7 +15,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from swarm import export
+from swarm import folders
 from swarm.adapters import CONFIG, WEIGHTS
 from swarm.errors import UserError
 from swarm.pool import Pool
@@ -199,7 +199,7 @@ def test_the_saved_config_of_a_mixed_pool_has_scale_one(mixed_pool: Path, tmp_pa
     config = json.loads((tmp_path / "best" / CONFIG).read_text())
     assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (8, 8, False)
     assert config["target_modules"] == list(pool.modules)
-    note = json.loads((tmp_path / "best" / export.NOTE).read_text())
+    note = json.loads((tmp_path / "best" / folders.NOTE).read_text())
     made_of = {"experts": pool.names, "coefficients": MIXTURE, "space": "factor"}
     assert note == {"iteration": 3, **made_of}
 

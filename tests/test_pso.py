@@ -27,7 +27,10 @@ PAPER: dict[str, Any] = OmegaConf.to_container(
 
 
 class Textbook:
-    """Model Swarms on whole vectors of D weights, one particle at a time, with full histories."""
+    """Model Swarms on G x D weights, one particle at a time, with full histories.
+
+    An expert is [G, D]: each group of weights has random factors of its own.
+    """
 
     def __init__(self, vectors: np.ndarray, seed: int, options: dict[str, Any]) -> None:
         self.seed, self.o, self.iteration = seed, options, 0
@@ -38,7 +41,7 @@ class Textbook:
             a = int(draw.integers(pool))
             b = int(draw.integers(pool - 1))
             b = b + 1 if b >= a else b
-            t = draw.random() * options["crossover_maximum"]
+            t = draw.random((vectors.shape[1], 1)) * options["crossover_maximum"]
             self.x.append(t * self.x[a] + (1 - t) * self.x[b])
         self.v = [self._partner(i) - row for i, row in enumerate(self.x)]
         self.p = list(self.x)
@@ -66,7 +69,8 @@ class Textbook:
                 stray = stray and waited >= self.o["restart_cool_down"]
             if stray:
                 self.restarts[i], self.x[i], self.v[i] = self.iteration, self.p[i], 0 * self.x[i]
-            r = 1 - draws.generator(self.seed, self.iteration, i, draws.WEIGHTS).random(4)
+            draw = draws.generator(self.seed, self.iteration, i, draws.WEIGHTS)
+            r = 1 - draw.random((4, len(self.x[i]), 1))
             w = [r[0] * self.o["inertia"], r[1] * self.o["cognitive"]]
             w += [r[2] * self.o["social"], r[3] * self.o["repel"]]
             new = w[0] * self.v[i] + w[1] * (self.p[i] - self.x[i])
@@ -96,22 +100,27 @@ class Textbook:
         return len(self.g_history) > self.o["patience"] and len(set(last)) == 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "groups"), [(0, 1), (1, 1), (2, 1), (3, 3), (4, 3)])
 @pytest.mark.parametrize(
     "options",
     [PAPER | {"particles": 12}, CODE | {"particles": 12, "drop_particle": 0.3}],
     ids=["paper", "code"],
 )
-def test_thirty_iterations_are_the_textbook_on_vectors(options: dict[str, Any], seed: int) -> None:
+def test_thirty_iterations_are_the_textbook_on_vectors(
+    options: dict[str, Any], seed: int, groups: int
+) -> None:
     random = np.random.default_rng(seed)
-    vectors, target = random.normal(size=(5, 37)), random.normal(size=37)
+    vectors, target = random.normal(size=(5, groups, 37)), random.normal(size=(groups, 37))
+
+    def merged(rows: np.ndarray) -> np.ndarray:
+        return np.einsum("...gk,kgd->...gd", rows.reshape(*rows.shape[:-1], groups, 5), vectors)
 
     def utilities(rows: list[np.ndarray]) -> list[float]:  # rounded, so that there are ties
         return [-round(float(np.linalg.norm(row - target)), 1) for row in rows]
 
     book, swarm = Textbook(vectors, seed, options), ParticleSwarm(**options)
-    swarm.start(5, seed)
-    np.testing.assert_allclose(swarm.ask() @ vectors, book.x, atol=1e-10)
+    swarm.start(5, seed, groups)
+    np.testing.assert_allclose(merged(swarm.ask()), book.x, atol=1e-10)
     u = utilities(book.x)
     book.first(u)
     swarm.tell(np.array(u))
@@ -119,17 +128,17 @@ def test_thirty_iterations_are_the_textbook_on_vectors(options: dict[str, Any], 
     for iteration in range(1, 31):
         c = swarm.ask()
         book.move()
-        np.testing.assert_allclose(c @ vectors, book.x, atol=1e-10)
-        np.testing.assert_allclose(swarm.velocities @ vectors, book.v, atol=1e-10)
+        np.testing.assert_allclose(merged(c), book.x, atol=1e-10)
+        np.testing.assert_allclose(merged(swarm.velocities), book.v, atol=1e-10)
         np.testing.assert_array_equal(swarm.restarted, np.array(book.restarts) == iteration)
-        np.testing.assert_allclose(c.sum(axis=1), 1, atol=1e-12)
-        np.testing.assert_allclose(swarm.velocities.sum(axis=1), 0, atol=1e-12)
+        np.testing.assert_allclose(c.reshape(-1, 5).sum(axis=1), 1, atol=1e-12)
+        np.testing.assert_allclose(swarm.velocities.reshape(-1, 5).sum(axis=1), 0, atol=1e-12)
         u = np.where(swarm.evaluate, utilities(book.x), np.nan)
         swarm.tell(u)
         book.told(u.tolist())
-        np.testing.assert_allclose(swarm.personal_positions @ vectors, book.p, atol=1e-10)
-        np.testing.assert_allclose(swarm.best_position @ vectors, book.g, atol=1e-10)
-        np.testing.assert_allclose(swarm.worst_position @ vectors, book.w, atol=1e-10)
+        np.testing.assert_allclose(merged(swarm.personal_positions), book.p, atol=1e-10)
+        np.testing.assert_allclose(merged(swarm.best_position), book.g, atol=1e-10)
+        np.testing.assert_allclose(merged(swarm.worst_position), book.w, atol=1e-10)
         assert swarm.best_utility == book.g_history[-1]
         assert swarm.current_step_length == pytest.approx(book.step, abs=1e-15)
         if options["stale_count"] == "including":

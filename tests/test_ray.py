@@ -231,7 +231,7 @@ def test_packed_experts_are_the_same_pool(tiny_pool: Path, tmp_path: Path) -> No
     pool = Pool(tiny_pool, ["dune", "amber"]).open()
     packed = packing.pack(pool)
     assert packing.size(packed) > 1000
-    copy = packing.unpack(packed, tmp_path / "copy", pool.space).open()
+    copy = packing.unpack(packed, tmp_path / "copy", pool).open()
     assert copy.names == ["dune", "amber"] and copy.fingerprint() == pool.fingerprint()
 
 

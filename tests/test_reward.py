@@ -479,16 +479,16 @@ class Letters:
 class Shy(AsynchronousSwarm):
     """Wants only some rows of its first ask, and some experts are not among them."""
 
-    def start(self, experts: int, seed: int) -> None:
-        super().start(experts, seed)
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        super().start(experts, seed, groups)
         self.evaluate = np.arange(len(self.positions)) % 2 == 1
 
 
 class Backwards(AsynchronousSwarm):
     """Begins with the experts in another order."""
 
-    def start(self, experts: int, seed: int) -> None:
-        super().start(experts, seed)
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        super().start(experts, seed, groups)
         self.positions = self.positions[::-1]
 
 

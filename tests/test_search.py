@@ -33,7 +33,9 @@ def test_it_says_what_came_of_it(done: tuple[Path, str]) -> None:
     folder, output = done
     assert "best initial expert (" in output and "best found" in output
     assert re.search(r"dev, n = 12 .* test, n = 16", output)
-    assert "paired p =" in output
+    assert re.search(
+        r"distinguishable from chance \(p =|found nothing better", " ".join(output.split())
+    )
     assert f"best adapter: {folder / 'global_best'}" in output
     assert "\x1b[" not in output, "colours where there is no terminal"
 
@@ -191,7 +193,7 @@ def test_what_is_judged_follows_the_command(
     folder, _ = done
     rounds = json.loads((folder / "state.json").read_text())["rounds"]
     result = searches.run([*command, "ensemble=2"])
-    assert result.returncode == 0 and "vote of the top 2" in result.stdout
+    assert result.returncode == 0 and re.search("vote of the top [12]", result.stdout)
     untested = searches.run([*command, "test=false"])
     assert untested.returncode == 0 and "test, n" not in untested.stdout
     content = json.loads((place / "tiny.json").read_text())

@@ -37,6 +37,7 @@ from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.tasks import Item, Prepared, Task, unparsed
 from swarm.tasks.reward import MODES
+from swarm.tasks.signal import SIGNALS
 
 ROOT = Path(__file__).resolve().parent.parent
 ORIGINAL = ROOT.parent / "shared" / "data" / "eval"
@@ -44,6 +45,8 @@ SHIPPED = sorted((ROOT / "conf" / "task").glob("*.yaml"))
 YAMLS = SHIPPED + sorted((ROOT / "examples" / "own_tasks" / "task").glob("*.yaml"))
 WRITTEN = "swarm.tasks.written.Written"
 REWARDED = "swarm.tasks.reward.Rewarded"
+RIGHT_OR_WRONG = ("swarm.tasks.choice.Choice\n", "swarm.tasks.match.Match\n")
+SIGNALLED = [y for y in SHIPPED if any(f"_target_: {c}" in y.read_text() for c in RIGHT_OR_WRONG)]
 
 # How to make items for each class of task, of a `Written` one for its scorer's class; a new kind
 # adds its own here. An item's "answer" is what a good model says, whether or not the task reads
@@ -184,6 +187,23 @@ def test_a_model_that_is_right_scores_higher_than_one_that_is_wrong(ready: Task)
     if getattr(ready, "votes", True):  # then an answer is right or wrong
         assert ready.utility(right) == 1.0
         assert len({score.value for score in (*wrong, *silent)}) == 1
+
+
+@pytest.mark.parametrize("yaml", SIGNALLED, ids=lambda path: path.stem)
+def test_right_is_above_wrong_by_every_signal(yaml: Path, tmp_path: Path) -> None:
+    config = composed(yaml)
+    assert config.signal == "accuracy"
+    small(config, tmp_path)
+    for signal in SIGNALS:
+        config.signal = signal
+        task = instantiate(config)
+        items = task.items("dev")
+        models = (Knowing(items), Mistaken(items), Silent())
+        scores = [played(task, items, model) for model in models]
+        right, wrong, silent = map(task.utility, scores)
+        assert right == task.highest > wrong >= silent == pytest.approx(task.lowest)
+        assert all(task.lowest <= s.value <= task.highest for row in scores for s in row)
+        assert task.plain.utility(played(task.plain, items, Knowing(items))) == 1.0
 
 
 def test_dev_and_test_are_played_alike(config: DictConfig, tmp_path: Path) -> None:

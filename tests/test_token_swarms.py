@@ -421,7 +421,7 @@ def test_a_search_goes_on_after_random_kills(trio: list[str], tmp_path: Path) ->
 def test_racing_and_a_vote_work_as_with_adapters(trio: list[str], tmp_path: Path) -> None:
     result = searches.run(command(tmp_path, list(map(Path, trio)), racing="exact"))
     assert result.returncode == 0, result.stderr
-    assert "vote of the top 3" in result.stdout
+    assert "vote of the top" in result.stdout
 
 
 def test_other_weights_in_the_same_place_are_another_search(

@@ -16,10 +16,17 @@ class Experts(Protocol):
     Attributes:
         names: Of the K experts, in the order of a position's coefficients; there once it is open.
         saves: What `save` writes, in a word.
+        groups: Of the modules with coefficients of their own; one for all of them is "all".
     """
 
     names: list[str]
     saves: str
+    groups: Sequence[str]
+
+    @property
+    def own(self) -> int:
+        """How many of the names, the first ones, are models that the user has, not made up here."""
+        ...
 
     def open(self, base_name: str | None = None) -> "Experts":
         """Read what there is, but no weights; quick, and may be called again. Gives itself.

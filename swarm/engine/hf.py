@@ -68,13 +68,13 @@ class HFEngine:
     def open(self, base: Base, pool: Experts, device: str) -> None:
         """See `swarm.engine.Engine`."""
         pool = adapters(pool)
-        basis = {name: pool.basis(name) for name in pool.modules}
+        basis = {name: pool.held(name) for name in pool.modules}
         self.load(base, device, basis, pool.folder)
 
     def load(
         self, base: Base, device: str, basis: Mapping[str, "Factors"], folder: str | Path
     ) -> None:
-        """As `open`, with the experts' factors [K, r, in] and [K, out, r] by module.
+        """As `open`, with what `swarm.engine.stacked.Stack` keeps of each module.
 
         Without any the base answers as it is, at positions [P, 0].
         """
@@ -82,7 +82,7 @@ class HFEngine:
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
         self._stack: Any = stack(self._model, basis, device, base, folder)
         self._ends = end_tokens(self._model, self._tokenizer)
-        shapes = [(down.shape[2], up.shape[1]) for down, up in basis.values()]
+        shapes = [(down.shape[-1], up.shape[-2]) for down, up, *_ in basis.values()]
         self._facts = facts(self._model, device, shapes)
 
     def answer(
@@ -245,7 +245,7 @@ def adapters(pool: Experts) -> Pool:
     """
     if hasattr(pool, "modules"):
         return cast(Pool, pool)
-    raise UserError("engine=hf mixes adapters and needs pool=adapters; for models, engine=token")
+    raise UserError("engine=hf mixes adapters and needs pool=adapters; models: engine=token, full")
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

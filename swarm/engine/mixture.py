@@ -46,8 +46,51 @@ class TokenEngine(HFEngine):
 
         models, self._tokenizer, width = agreed(panel(pool).load(device))
         self._model = self._stack = MixedModel(models, width)
+        self._count = len(models)
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
         self._ends = frozenset().union(*(end_tokens(model, self._tokenizer) for model in models))
+
+    def answer_each(self, weights: np.ndarray, requests: Sequence[Request]) -> list[Completion]:
+        """Answer each of R requests with a mixture of its own, whose weights are [R, K].
+
+        A model reads only the requests in which it has a weight. To the mixed model each request
+        is a particle, so that those that are done stay in their batch to its end.
+        """
+        import torch
+
+        cost = [self._cost(request) for request in requests]
+        done: dict[int, Completion] = {}
+        order = sorted(range(len(requests)), key=lambda i: (-cost[i], i))
+        for scored in (False, True):
+            waiting = [i for i in order if bool(requests[i].choices) == scored]
+            while waiting:
+                chosen = waiting[: max(1, self._budget // cost[waiting[0]])]
+                self._stack.set(torch.from_numpy(weights[chosen]))
+                try:
+                    rows = self._answer_batch([[requests[i]] for i in chosen])
+                except torch.OutOfMemoryError:
+                    self._halve(len(chosen), cost[waiting[0]])
+                    continue
+                done |= {i: row[0] for i, row in zip(chosen, rows, strict=True)}
+                waiting = waiting[len(chosen) :]
+        return [done[i] for i in range(len(requests))]
+
+    def log_perplexities(self, prompts: Sequence[Any]) -> tuple[np.ndarray, int]:
+        """The natural log of each model's perplexity of each prompt, [R, K], and the tokens read.
+
+        It is the mean negative log probability of a prompt's tokens; turns are read as the chat
+        template writes them.
+        """
+        texts = [written(self._tokenizer, prompt) for prompt in prompts]
+        different = list(dict.fromkeys(texts))
+        asked = [[Request("", 0, (text,)) for text in different]] * self._count
+        rows = self.answer(np.eye(self._count), asked)
+        found = {
+            text: [-said.logprobs[0] / max(1, said.choice_tokens[0]) for said in column]
+            for text, column in zip(different, zip(*rows, strict=True), strict=True)
+        }
+        tokens = sum(said.prompt_tokens + said.new_tokens for row in rows for said in row)
+        return np.array([found[text] for text in texts]), tokens
 
 
 class Mixture:
@@ -65,21 +108,40 @@ class Mixture:
     def __init__(
         self, folder: str | Path, device: str = "cpu", trust_remote_code: bool = False
     ) -> None:
-        file = Path(folder) / MIXTURE
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            self.weights = np.array([content["weights"]], dtype=np.float64)
-            settings = {key: content["base"][key] for key in ("path", "name", "dtype")}
-            base = Base(**settings, trust_remote_code=trust_remote_code)
-            self.panel = Panel(content["models"], base).open()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{file} is no mixture that can be read: {error!r}") from None
+        self.panel, weights = read_mixture(folder, trust_remote_code)
+        self.weights = weights[None]
         self._engine = TokenEngine()
-        self._engine.open(base, self.panel, device)
+        self._engine.open(self.panel.base, self.panel, device)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `swarm.models.Model`."""
         return self._engine.answer(self.weights, [requests])[0]
+
+
+def read_mixture(folder: str | Path, trust_remote_code: bool = False) -> tuple[Panel, np.ndarray]:
+    """The open panel of a saved mixture, and its weights [K].
+
+    Raises:
+        UserError: There is no mixture in the folder, or a model of it is gone.
+    """
+    file = Path(folder) / MIXTURE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        weights = np.array(content["weights"], dtype=np.float64)
+        settings = {key: content["base"][key] for key in ("path", "name", "dtype")}
+        base = Base(**settings, trust_remote_code=trust_remote_code)
+        return Panel(content["models"], base).open(), weights
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is no mixture that can be read: {error!r}") from None
+
+
+def written(tokenizer: Any, prompt: Any) -> str:
+    """A request's prompt as the text that a model reads, without what begins every text."""
+    if isinstance(prompt, str):
+        return prompt
+    turns = [message._asdict() for message in prompt]
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    return str(text).removeprefix(tokenizer.bos_token or "")
 
 
 def panel(pool: Experts) -> Panel:

@@ -51,21 +51,17 @@ class Panel:
     """
 
     saves = "mixture"
+    groups: Sequence[str] = ("all",)
 
     def __init__(self, models: Sequence[str] | None, base: Base | None = None) -> None:
-        given = [] if models is None or isinstance(models, str) else list(models)
-        if len(given) < 2 or not all(isinstance(one, str) and one.strip() for one in given):
-            raise UserError(
-                f"pool.models={models}: give two or more folders or hub ids of models, "
-                "e.g. pool.models='[models/mine,models/other]'"
-            )
-        if twice := sorted({one for one in given if given.count(one) > 1}):
-            raise UserError(f"pool.models names {twice[0]} more than once")
-        self.models = given
-        self.base = base or Base(given[0])
-        last = [Path(one).name for one in given]
-        self.names = last if len(set(last)) == len(last) else given
+        self.models, self.names = listed(models)
+        self.base = base or Base(self.models[0])
         self._members: list[Member] = []
+
+    @property
+    def own(self) -> int:
+        """See `swarm.engine.Experts`."""
+        return len(self.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A panel travels to a worker as its settings, closed; the worker opens its own files."""
@@ -90,19 +86,12 @@ class Panel:
 
     def _member(self, name: str, path: str) -> Member:
         if not is_adapter(path):
-            return Member(name, self._opened_like(path))
+            return Member(name, opened_like(self.base, path))
         adapter = read_adapter(places.find(path))
         known = {Path(one).name for one in (self.base.path, self.base.name) if one}
         if adapter.base is None or Path(adapter.base).name in known:
             return Member(name, self.base, adapter)
-        return Member(name, self._opened_like(adapter.base), adapter)
-
-    def _opened_like(self, path: str) -> Base:
-        """The model at `path`, opened with the settings of `base`."""
-        if path in (self.base.path, self.base.name):
-            return self.base
-        # The wheel stands for the base alone.
-        return Base(path, None, self.base.dtype, self.base.trust_remote_code)
+        return Member(name, opened_like(self.base, adapter.base), adapter)
 
     def members(self) -> list[Member]:
         """The models, once the panel is open."""
@@ -117,7 +106,7 @@ class Panel:
             UserError: A model is not there and cannot be downloaded, or a weight is not finite.
         """
         for member in self.members():
-            with _named():
+            with named():
                 member.base.resolve()
             if member.adapter:
                 for module in member.adapter.shapes:
@@ -134,7 +123,7 @@ class Panel:
         opened: dict[Base, tuple[Any, Any]] = {}
         for member in self.members():
             base = member.base
-            with _named():
+            with named():
                 if base not in opened:
                     opened[base] = base.outline() if device == "meta" else base.load(device)
             model, tokenizer = opened[base]
@@ -149,9 +138,7 @@ class Panel:
         """
         digest = hashlib.sha256()
         for member in self.members():
-            digest.update(f"{member.name}\n{member.base.fingerprint()}\n".encode())
-            for file in sorted(Path(member.base.resolve()).glob("*.safetensors")):
-                digest.update(_pieces(file))
+            digest.update(f"{member.name}\n".encode() + sampled(member.base))
             if member.adapter:
                 for name in (CONFIG, WEIGHTS):
                     digest.update((member.adapter.folder / name).read_bytes())
@@ -183,6 +170,32 @@ class Panel:
         write_json(Path(folder) / MIXTURE, content)
         note = {"experts": self.names, "coefficients": vector, "space": "tokens"}
         write_json(Path(folder) / "swarm.json", {**(extra or {}), **note})
+
+
+def listed(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The models that pool.models gives, and their names: the last part of each, or all of it.
+
+    Raises:
+        UserError: Fewer than two models, or one of them twice.
+    """
+    given = [] if models is None or isinstance(models, str) else list(models)
+    if len(given) < 2 or not all(isinstance(one, str) and one.strip() for one in given):
+        raise UserError(
+            f"pool.models={models}: give two or more folders or hub ids of models, "
+            "e.g. pool.models='[models/mine,models/other]'"
+        )
+    if twice := sorted({one for one in given if given.count(one) > 1}):
+        raise UserError(f"pool.models names {twice[0]} more than once")
+    last = [Path(one).name for one in given]
+    return given, last if len(set(last)) == len(last) else given
+
+
+def opened_like(base: Base, path: str) -> Base:
+    """The model at `path`, opened with the settings of `base`."""
+    if path in (base.path, base.name):
+        return base
+    # The wheel stands for the base alone.
+    return Base(path, None, base.dtype, base.trust_remote_code)
 
 
 def is_adapter(path: str | None) -> bool:
@@ -222,13 +235,19 @@ def adapted(model: Any, member: Member, device: str) -> Any:
 
 
 @contextmanager
-def _named() -> Iterator[None]:
+def named() -> Iterator[None]:
     """Name the key that a member came by, where a base model would name its own."""
     try:
         yield
     except UserError as error:
         message = str(error.args[0]).replace("model.path=", "pool.models: ", 1)
         raise UserError(message, error.code) from None
+
+
+def sampled(base: Base) -> bytes:
+    """What changes with a whole model: its layout and sizes, and some of its weights."""
+    files = sorted(Path(base.resolve()).glob("*.safetensors"))
+    return b"".join([f"{base.fingerprint()}\n".encode(), *map(_pieces, files)])
 
 
 def _pieces(file: Path) -> bytes:

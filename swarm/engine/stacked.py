@@ -1,15 +1,17 @@
 """Linear layers that carry one low-rank update per particle, so one batch serves many particles.
 
 A batch of P particles has its rows in P equal blocks, particle by particle. The base matmul is
-shared by all rows; the updates are two batched matmuls (arXiv 2106.09685, with one more axis).
+shared by all rows; the updates are two batched matmuls (arXiv 2106.09685, with one more axis), or,
+where particles are exact sums of the experts' updates, two that all rows share.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-Factors = tuple[torch.Tensor, torch.Tensor]
+Factors = Sequence[torch.Tensor]
+"""A and B of all experts, and where in a position their coefficients are (`swarm.basis.held`)."""
 
 
 class StackedLinear(nn.Module):
@@ -18,6 +20,8 @@ class StackedLinear(nn.Module):
     Attributes:
         down: A of all particles, [P, r, in]; `None` leaves the base layer alone.
         up: B of all particles, [P, out, r], with the scaling already in it.
+        shares: The coefficients of all particles, [P, 1, R], where A [R, in] and B [out, R] are
+            those of all experts after each other; `None` where each particle has its own.
         merged: The base weight plus `up[0] @ down[0]`, [out, in], for a single particle; a copy,
             made each time from the base weight, which is never written to.
     """
@@ -27,6 +31,7 @@ class StackedLinear(nn.Module):
         self.linear = linear
         self.down: torch.Tensor | None = None
         self.up: torch.Tensor | None = None
+        self.shares: torch.Tensor | None = None
         self.merged: torch.Tensor | None = None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -36,6 +41,12 @@ class StackedLinear(nn.Module):
         out: torch.Tensor = self.linear(rows)
         if self.down is None or self.up is None:
             return out
+        if self.shares is not None:
+            particles, _, rank = self.shares.shape
+            low = nn.functional.linear(rows, self.down).reshape(particles, -1, rank)
+            # In float32: a coefficient rounded to bfloat16 would err by the same share everywhere.
+            low = (low * self.shares).to(rows.dtype)
+            return out + nn.functional.linear(low, self.up).view(out.shape)
         particles = self.down.shape[0]
         blocks = rows.reshape(particles, -1, rows.shape[-1])
         low = torch.bmm(blocks, self.down.transpose(1, 2))
@@ -57,7 +68,10 @@ class Stack:
 
     Args:
         model: The base model; changed in place until `remove`.
-        basis: For each module name, A of all experts [K, r, in] and B [K, out, r].
+        basis: For each module name, A of all experts [K, r, in] and B [K, out, r], to be mixed
+            apart from each other, or A [R, in] and B [out, R] of all experts after each other, to
+            be added up exactly. Third, if there is one: for each entry of A's first axis the place
+            of its coefficient in a position; without it, in their order.
         device, dtype: Where the basis is kept and what the layers compute in.
 
     Raises:
@@ -70,19 +84,22 @@ class Stack:
     ) -> None:
         self._model = model
         self._dtype = dtype
-        self._basis: dict[str, Factors] = {}
+        self._basis: dict[str, tuple[torch.Tensor, ...]] = {}
         self._layers: dict[str, StackedLinear] = {}
         modules = dict(model.named_modules())
-        for name, (down, up) in basis.items():
+        for name, (down, up, *where) in basis.items():
             linear = modules.get(name)
             if not isinstance(linear, nn.Linear):
                 raise KeyError(name)
-            if (linear.in_features, linear.out_features) != (down.shape[2], up.shape[1]):
+            if (linear.in_features, linear.out_features) != (down.shape[-1], up.shape[-2]):
                 raise ValueError(
                     f"{name} is {linear.in_features} x {linear.out_features}, "
-                    f"the experts' is {down.shape[2]} x {up.shape[1]}"
+                    f"the experts' is {down.shape[-1]} x {up.shape[-2]}"
                 )
-            self._basis[name] = (down.to(device), up.to(device))
+            # What is summed stays in float32 until it is summed.
+            kind = torch.float32 if down.dim() == 3 else dtype
+            places = where[0] if where else torch.arange(len(down))
+            self._basis[name] = (down.to(device, kind), up.to(device, kind), places.to(device))
         for name in self._basis:
             self._layers[name] = StackedLinear(modules[name])  # type: ignore[arg-type]
             self._put(name, self._layers[name])
@@ -93,26 +110,30 @@ class Stack:
 
     @torch.inference_mode()
     def set(self, coefficients: torch.Tensor, merge: bool = False) -> None:
-        """Become P positions, [P, K]; A and B are mixed separately, in float32.
+        """Become P positions, [P, G * K]; what is mixed is mixed in float32.
 
         Args:
             merge: Add the update to a copy of the weights; for a single position.
         """
-        for name, (down, up) in self._basis.items():
+        for name, (down, up, places) in self._basis.items():
             layer = self._layers[name]
-            weights = coefficients.to(down.device, torch.float32)
-            mixed_down = torch.einsum("pk,kri->pri", weights, down)
-            mixed_up = torch.einsum("pk,kor->por", weights, up)
+            weights = coefficients.to(down.device, torch.float32).index_select(1, places)
+            if down.dim() == 3:
+                down = torch.einsum("pk,kri->pri", weights, down)
+                up = torch.einsum("pk,kor->por", weights, up)
+            elif merge:
+                down, up = down[None], up * weights[:, None]
             if merge:
-                layer.merge(mixed_down[0], mixed_up[0])
+                layer.merge(down[0], up[0])
             else:
-                layer.down, layer.up = mixed_down.to(self._dtype), mixed_up.to(self._dtype)
+                layer.down, layer.up = down.to(self._dtype), up.to(self._dtype)
+                layer.shares = None if down.dim() == 3 else weights[:, None]
                 layer.merged = None
 
     def clear(self) -> None:
         """Leave the base model alone until the next `set`."""
         for layer in self._layers.values():
-            layer.down = layer.up = layer.merged = None
+            layer.down = layer.up = layer.shares = layer.merged = None
 
     def remove(self) -> None:
         """Give the model its own layers back; they were never written to."""

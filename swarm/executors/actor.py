@@ -59,6 +59,6 @@ class Actor:
         assert isinstance(worker.pool, Pool)
         # Once the experts are in memory their files are not needed; nothing stays on the node.
         with tempfile.TemporaryDirectory(prefix="model-swarms-") as folder:
-            worker.pool = packing.unpack(packed, Path(folder), worker.pool.space)
+            worker.pool = packing.unpack(packed, Path(folder), worker.pool)
             worker.open(self._device)
         return worker

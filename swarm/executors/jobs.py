@@ -1,8 +1,9 @@
 """What goes to a worker and what comes back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm.tasks import Score
+from swarm.tasks import Item, Score, Task, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,8 @@ class Job:
     Attributes:
         number: Its place in the list of jobs of one `map`.
         positions: P vectors of K mixing coefficients.
-        split: "dev" or "test".
+        split: "dev", played by the task's signal; "test", and "judged", the items of dev, played
+            by the task's own measure (see `played`).
         items: Places in the split.
     """
 
@@ -37,6 +39,13 @@ class Result:
     scores: list[list[Score]]
     prompts: int
     tokens: int
+
+
+def played(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
+    """What is played for a job's split, and the items that its places are of."""
+    if split == "dev":
+        return task, task.items("dev")
+    return plain(task), task.items("dev" if split == "judged" else split)
 
 
 def describe(job: Job) -> str:

@@ -9,7 +9,7 @@ from swarm.errors import UserError
 from swarm.pool import Pool
 
 Pack = dict[str, dict[str, np.ndarray]]
-"""Expert -> name of a file -> its bytes; arrays, because Ray shares those instead of copying."""
+"""Folder -> name of a file -> its bytes; arrays, because Ray shares those instead of copying."""
 
 
 def pack(pool: Experts) -> Pack:
@@ -21,12 +21,8 @@ def pack(pool: Experts) -> Pack:
     if not isinstance(pool, Pool):
         raise UserError("executor.experts=store sends adapters only; choose executor.experts=path")
     return {
-        name: {
-            path.name: np.asarray(np.memmap(path, np.uint8, "r"))
-            for path in sorted((pool.folder / name).glob("adapter_*"))
-            if path.suffix in (".json", ".safetensors")
-        }
-        for name in pool.names
+        name: {path.name: np.asarray(np.memmap(path, np.uint8, "r")) for path in files}
+        for name, files in pool.parts().items()
     }
 
 
@@ -35,10 +31,10 @@ def size(pack: Pack) -> int:
     return sum(len(data) for files in pack.values() for data in files.values())
 
 
-def unpack(pack: Pack, folder: Path, space: str) -> Pool:
-    """Write the files below `folder`; gives the same pool, closed, in the same order."""
+def unpack(pack: Pack, folder: Path, pool: Pool) -> Pool:
+    """Write the files below `folder`; gives the same pool with these files, closed."""
     for name, files in pack.items():
         (folder / name).mkdir(parents=True)
         for file, data in files.items():
             (folder / name / file).write_bytes(data.data)
-    return Pool(folder, list(pack), space)
+    return pool.moved(folder)

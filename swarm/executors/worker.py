@@ -8,7 +8,7 @@ import numpy as np
 from swarm.engine import Engine, Experts
 from swarm.engine.base import Base
 from swarm.errors import UserError
-from swarm.executors.jobs import Job, Result
+from swarm.executors.jobs import Job, Result, played
 from swarm.models import Completion, Request
 from swarm.tasks import Item, Prepared, Score, Task
 
@@ -52,24 +52,29 @@ class Worker:
         An unexpected error is passed on with a note that names the item it came of.
         """
         meter = Meter()
-        items = [self.task.items(job.split)[i] for i in job.items]
+        task, every = played(self.task, job.split)
+        items = [every[i] for i in job.items]
         try:
-            scores = self._play(job.positions, items, meter)
+            scores = self._play(task, job.positions, items, meter)
             return Result(job.number, scores, meter.prompts, meter.tokens)
         except UserError:
             raise
         except Exception as error:
-            if (item := self._culprit(job.positions[meter.position], items)) is not None:
+            if (item := self._culprit(task, job.positions[meter.position], items)) is not None:
                 error.add_note(f"item {item['id']}")
             raise
 
     def _play(
-        self, positions: Sequence[Sequence[float]], items: Sequence[Item], meter: Meter
+        self,
+        task: Task,
+        positions: Sequence[Sequence[float]],
+        items: Sequence[Item],
+        meter: Meter,
     ) -> list[list[Score]]:
         rows = np.array(positions, dtype=np.float64)
-        return play_together(self.task, self.engine, rows, items, meter)
+        return play_together(task, self.engine, rows, items, meter)
 
-    def _culprit(self, position: Sequence[float], items: Sequence[Item]) -> Item | None:
+    def _culprit(self, task: Task, position: Sequence[float], items: Sequence[Item]) -> Item | None:
         """The first item that fails by itself; `None` if none or each does.
 
         Played are one position, at which the job failed, and items up to the first that fails and
@@ -78,7 +83,7 @@ class Worker:
         failed, passed = None, len(items) == 1
         for item in items:
             try:
-                self._play([position], [item], Meter())
+                self._play(task, [position], [item], Meter())
                 passed = True
             except Exception:
                 failed = failed or item

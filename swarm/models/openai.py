@@ -118,7 +118,7 @@ class OpenAI:
         if self.model is None:
             raise UserError(
                 f"no model is named for {self.client.url}: a judge's is "
-                "task.scorer.model.model=NAME"
+                "task.scorer.model.model=NAME, a candidate's candidate.model.model=NAME"
             )
         self.client.check()
 

@@ -6,7 +6,10 @@ import numpy as np
 
 
 class Optimizer(Protocol):
-    """Ask / tell over positions: vectors of K mixing coefficients over a pool of K experts.
+    """Ask / tell over positions: vectors of G x K mixing coefficients over a pool of K experts.
+
+    The modules of the model are in G groups, one or more, each with K coefficients of its own:
+    `position.reshape(G, K)`. Expert k is the position that has a 1 for it in every group.
 
     It never calls the objective and touches neither weights nor files. What it needs beside
     numpy it imports where it uses it.
@@ -20,8 +23,8 @@ class Optimizer(Protocol):
     """[N] bool: the rows of the last `ask` whose utility is wanted; the others may be told NaN. The
     experts, in the first round, are scored and told in any case."""
 
-    def start(self, experts: int, seed: int) -> None:
-        """Begin a search over a pool of `experts` experts; called once, before the first `ask`.
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        """Begin a search over K experts in G groups; called once, before the first `ask`.
 
         Raises:
             UserError: The parameters do not fit so many experts.
@@ -29,7 +32,7 @@ class Optimizer(Protocol):
         ...
 
     def ask(self) -> np.ndarray:
-        """The positions of all particles, [N, K] float64; the first K of the first are the experts.
+        """The positions of all particles, [N, G x K] float64; first of all, the K experts.
 
         The same array until `tell` is called, and the same N throughout: what is not new in an
         ask stands still and is not wanted (`evaluate`).
@@ -49,7 +52,12 @@ class Optimizer(Protocol):
         ...
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`; called instead of `start`."""
+        """Go on from `state()`; called instead of `start`, or after it.
+
+        Raises:
+            UserError: The state is another optimizer's, of another number of particles, or of
+                other groups than those that it was started with.
+        """
         ...
 
 

@@ -5,9 +5,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from swarm.errors import UserError
 from swarm.optimizers import draws
-from swarm.optimizers.pso_options import AT_LEAST_ONE, Rule, check_number, check_saved, check_word
+from swarm.optimizers.pso_options import (
+    AT_LEAST_ONE,
+    Rule,
+    check_number,
+    check_pool,
+    check_saved,
+    check_word,
+)
 
 OWN = 16
 """Purpose of the draws of an iteration; `populate` has the ones below it."""
@@ -18,8 +24,8 @@ class AskTell:
     """Asks the experts first, then the rows that `_next` proposes, until `max_iterations`.
 
     A subclass says how it begins, proposes and learns; what it learns lies in arrays that it names
-    in ARRAYS, so that saving and loading them is all there is to going on. `positions` [N, K] is
-    the last ask, `evaluate` [N] says which of its rows are new; the others stand still.
+    in ARRAYS, so that saving and loading them is all there is to going on. `positions` [N, G x K]
+    is the last ask, `evaluate` [N] says which of its rows are new; the others stand still.
 
     Args:
         particles: N, the rows of every `ask`.
@@ -49,26 +55,21 @@ class AskTell:
         for name, allowed in self.WORDS.items():
             check_word(name, getattr(self, name), allowed)
 
-    def start(self, experts: int, seed: int) -> None:
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """As `Optimizer.start`.
 
         Raises:
             UserError: Fewer than 2 experts, or fewer particles than experts.
         """
-        if experts < 2:
-            raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, name more
-                with pool.experts=[...]""")
+        check_pool(experts, self.particles)
+        self.experts, self.groups = experts, groups
         count = self._size(experts) if self.particles is None else self.particles
-        if count < experts:
-            raise UserError(f"""optimizer.particles={count} is fewer than the pool's {experts}
-                experts; allowed: {experts} or more; raise it or name fewer experts with
-                pool.experts=[...]""")
         self.seed, self.iteration, self.told = int(seed), 0, False
         self.evaluate = np.ones(count, bool)
         self.positions = frozen(self._begin(experts, count))
 
     def ask(self) -> np.ndarray:
-        """Positions [N, K]; after a `tell`, the next ones, in the rows that `evaluate` marks."""
+        """Positions [N, G x K]; after a `tell`, new ones in the rows that `evaluate` marks."""
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
             rows = self._next()
@@ -100,20 +101,22 @@ class AskTell:
     def state(self) -> dict[str, Any]:
         """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
         arrays = {name: _plain(getattr(self, name)) for name in ("positions", *self.ARRAYS)}
-        turn = {"seed": self.seed, "iteration": self.iteration, "told": self.told}
+        turn = {name: getattr(self, name) for name in ("seed", "groups", "iteration", "told")}
         return {"optimizer": self.NAME, **turn, "evaluate": self.evaluate.tolist(), **arrays}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state()`, between ask and tell or after it.
 
         Raises:
-            UserError: The state is another optimizer's or of another number of particles.
+            UserError: The state is another optimizer's, of another number of particles or groups.
         """
-        check_saved(state, self.NAME, self.particles)
-        self.seed, self.iteration, self.told = state["seed"], state["iteration"], state["told"]
+        check_saved(state, self.NAME, self.particles, getattr(self, "groups", None))
+        for name in ("seed", "groups", "iteration", "told"):
+            setattr(self, name, state[name])
         self.evaluate = np.array(state["evaluate"], bool)
         for name in ("positions", *self.ARRAYS):
             setattr(self, name, frozen(np.array(state[name], float)))
+        self.experts = self.positions.shape[1] // self.groups
         self._resume()
 
     def _size(self, experts: int) -> int:
@@ -121,11 +124,11 @@ class AskTell:
         return max(experts, self.LEAST)
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
-        """The first rows, [N, K], the experts first; makes the arrays."""
+        """The first rows, [N, G x K], the experts first; makes the arrays."""
         raise NotImplementedError
 
     def _next(self) -> np.ndarray:
-        """Rows to look at next, at most N of them, [M, K]."""
+        """Rows to look at next, at most N of them, [M, G x K]."""
         raise NotImplementedError
 
     def _take(self, utilities: np.ndarray) -> None:
@@ -145,14 +148,14 @@ class AskTell:
 
 
 class Remembering(AskTell):
-    """Keeps `rows` [M, K], all positions that were measured, and their `utilities` [M]."""
+    """Keeps `rows` [M, G x K], all positions that were measured, and their `utilities` [M]."""
 
     ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "utilities")
 
-    def start(self, experts: int, seed: int) -> None:
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """As `AskTell.start`."""
-        self.rows, self.utilities = np.empty((0, experts)), np.empty(0)
-        super().start(experts, seed)
+        self.rows, self.utilities = np.empty((0, groups * experts)), np.empty(0)
+        super().start(experts, seed, groups)
 
     def _take(self, utilities: np.ndarray) -> None:
         measured = np.isfinite(utilities)

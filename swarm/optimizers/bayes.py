@@ -25,15 +25,18 @@ NEEDS = {"gp": ("optuna", "scipy", "greenlet"), "tpe": ("optuna",)}
 class BayesianSearch(Remembering):
     """A model of the utility, learnt from all scores so far, says where to look next.
 
-    It models the K - 1 coordinates in which coefficients sum to 1, each within `reach` of the
-    uniform mix (the experts lie within 1). `gp` is a Gaussian process with noise and log expected
-    improvement: the better one, but a position takes a fraction of a second at first and seconds
-    after some hundreds. `tpe` is the multivariate tree-structured Parzen estimator (Bergstra et
-    al., NeurIPS 2011), milliseconds for a position. The positions of one ask are chosen one after
-    the other, each with those before it taken as still running.
+    It models the G (K - 1) coordinates in which coefficients sum to 1 in each group, each within
+    `reach` of the uniform mix (the experts lie within 1). `gp` is a Gaussian process with noise
+    and log expected improvement: the better one, but a position takes a fraction of a second at
+    first and seconds after some hundreds. `tpe` is the multivariate tree-structured Parzen
+    estimator (Bergstra et al., NeurIPS 2011), milliseconds for a position. The positions of one
+    ask are chosen one after the other, each with those before it taken as still running.
 
-    Every ask has a sampler of its own, seeded by (seed, iteration), over all `rows` [M, K] that
-    were measured and their `utilities` [M]: on the same machine a resumed search proposes the
+    With 30 groups of 9 experts, 240 dimensions, an ask of 5 after 40 scores took 1.3 s by `gp` and
+    0.25 s by `tpe` on one core (of a bowl, `gp` had learnt something by then, `tpe` nothing).
+
+    Every ask has a sampler of its own, seeded by (seed, iteration), over all `rows` [M, G x K]
+    that were measured and their `utilities` [M]: on the same machine a resumed search proposes the
     same. A lost evaluation teaches nothing.
 
     Args:
@@ -56,7 +59,7 @@ class BayesianSearch(Remembering):
     sampler: Literal["gp", "tpe"] = "gp"
     reach: float = 1.0
 
-    def start(self, experts: int, seed: int) -> None:
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """As `AskTell.start`.
 
         Raises:
@@ -66,21 +69,20 @@ class BayesianSearch(Remembering):
             if find_spec(package) is None:
                 raise UserError(f"""optimizer.sampler={self.sampler}: needs the package {package};
                     install it with pip install "model-swarms[bayes]", or use another optimizer""")
-        super().start(experts, seed)
+        super().start(experts, seed, groups)
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
-        return populate(experts, count, self.seed)
+        return populate(experts, count, self.seed, groups=self.groups)
 
     def _places(self, count: int) -> np.ndarray:
         rows = len(self.positions)
         return (self.batch * (self.iteration - 1) + np.arange(count)) % rows
 
     def _next(self) -> np.ndarray:
-        count, experts = self.positions.shape
-        region = Region(experts, -np.inf, np.inf)
-        study = self._study(region.coordinates(self.rows))
-        wanted = range(min(self.batch, count))
-        trials = [study.ask(self._box(experts - 1)) for _ in wanted]
+        region = Region(self.experts, -np.inf, np.inf, groups=self.groups)
+        points = region.coordinates(self.rows)
+        study, box = self._study(points), self._box(points.shape[1])
+        trials = [study.ask(box) for _ in range(min(self.batch, len(self.positions)))]
         points = np.array([[*trial.params.values()] for trial in trials])
         return region.rows(points)
 
@@ -91,7 +93,7 @@ class BayesianSearch(Remembering):
         return {f"y{i:03}": side for i in range(dimensions)}
 
     def _study(self, points: np.ndarray) -> "Study":
-        """All measured points [M, K - 1] as finished trials."""
+        """All measured points [M, D] as finished trials."""
         import optuna
 
         box = self._box(points.shape[1])

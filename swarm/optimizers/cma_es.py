@@ -21,22 +21,22 @@ REDRAWS = 100
 class CovarianceSearch(Remembering):
     """A normal distribution that moves to where utilities are high, from the experts on.
 
-    It begins around the uniform mix with the step 1 / sqrt(K): the experts then lie just as far
+    It begins around the uniform mix with the step 1 / sqrt(K): the K experts then lie just as far
     off as a draw typically does, and are its first generation (Hansen 2011, arXiv 1110.4181, on
     solutions that come from elsewhere). It learns from generations of N measured positions; what
     was lost is drawn again, so a generation with losses takes more than one `ask`. Where the
     distribution has come to its end (`cmaes` says so), another begins at a random mixture with
     twice the generation (IPOP; Auger and Hansen 2005), as many asks of N rows as that takes.
 
-    The distribution is never saved: it is learnt again, exactly, from `rows` [M, K], all positions
-    that were measured, and their `utilities` [M].
+    The distribution is never saved: it is learnt again, exactly, from `rows` [M, G x K], all
+    positions that were measured, and their `utilities` [M].
 
     Args:
         particles: N; None is 4 + floor(3 ln n) of n dimensions, the usual size, or K if more.
         step: The first standard deviation of a coefficient; None is 1 / sqrt(K).
-        sum_to_one: The K - 1 dimensions where coefficients sum to 1, as for the particle swarm;
-            false frees the sum. To free the sum for all optimizers alike, add the base to the
-            pool.
+        sum_to_one: The G (K - 1) dimensions where coefficients sum to 1 in each group, as for the
+            particle swarm; false frees the sum. To free the sum for all optimizers alike, add the
+            base to the pool.
         low, high: Bounds of a coefficient.
         restart: Begin anew where it has come to its end; else go on drawing from it.
     """
@@ -62,12 +62,13 @@ class CovarianceSearch(Remembering):
             check_number("step", self.step, POSITIVE, "null is 1 / sqrt(K)")
 
     def _size(self, experts: int) -> int:
-        dimensions = experts - self.sum_to_one
+        dimensions = self.groups * (experts - self.sum_to_one)
         return max(experts, 4 + int(3 * np.log(dimensions)))
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
-        self._found(count, experts)
-        return np.vstack([np.eye(experts), *map(self._draw, range(experts, count))])
+        self._found(count)
+        known = draws.corners(experts, self.groups)
+        return np.vstack([known, *map(self._draw, range(experts, count))])
 
     def _next(self) -> np.ndarray:
         missing = self._cma.population_size - self._pending
@@ -79,22 +80,23 @@ class CovarianceSearch(Remembering):
 
     def _resume(self) -> None:
         super()._resume()
-        self._found(*self.positions.shape)
+        self._found(len(self.positions))
         self._learn()
 
-    def _found(self, count: int, experts: int) -> None:
+    def _found(self, count: int) -> None:
         """The first distribution; nothing is learnt yet."""
-        self._region = Region(experts, self.low, self.high, self.sum_to_one)
+        bounds = self.low, self.high
+        self._region = Region(self.experts, *bounds, self.sum_to_one, self.groups)
         self._learnt = self._restarts = 0
-        self._cma = self._distribution(self._first_mean(experts), count)
+        self._cma = self._distribution(self._first_mean(), count)
 
-    def _first_mean(self, experts: int) -> np.ndarray:
-        return np.full(experts, 1 / experts)
+    def _first_mean(self) -> np.ndarray:
+        return np.full(self.groups * self.experts, 1 / self.experts)
 
     def _distribution(self, mean: np.ndarray, population: int) -> "CMA":
         from cmaes import CMA
 
-        step = self.step or len(mean) ** -0.5
+        step = self.step or self.experts**-0.5
         return CMA(self._region.coordinates(mean), step, population_size=population, seed=0)
 
     @property
@@ -112,15 +114,15 @@ class CovarianceSearch(Remembering):
             if self.restart and self._cma.should_stop():
                 self._restarts += 1
                 draw = draws.generator(self.seed, self._restarts, 0, OWN + 1)
-                mean = draw.dirichlet(np.ones(self.rows.shape[1]))
+                mean = draws.mixtures(draw, 1, self.experts, self.groups)[0]
                 self._cma = self._distribution(mean, 2 * size)
 
     def _losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:
-        """What is to be small, [M], of positions [M, K] and their utilities."""
+        """What is to be small, [M], of positions [M, G x K] and their utilities."""
         return -utilities
 
     def _draw(self, particle: int) -> np.ndarray:
-        """A position inside of the bounds, [K]."""
+        """A position inside of the bounds, [G x K]."""
         word = draws.generator(self.seed, self.iteration, particle, OWN).integers(2**32)
         self._cma.reseed_rng(int(word))
         for _ in range(REDRAWS):

@@ -7,6 +7,7 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers.ask_tell import AskTell, frozen
+from swarm.optimizers.draws import corners, mixtures
 from swarm.optimizers.pso_options import POSITIVE, PROBABILITY, Rule
 from swarm.optimizers.region import BOUNDS, Region
 
@@ -19,8 +20,8 @@ class DifferentialEvolution(AskTell):
     base and the members a and b are all different. A challenger that is as good wins, so that a
     plateau of equal accuracies can be crossed; one whose evaluation was lost does not.
 
-    Coefficients sum to 1: F (a - b) sums to 0, and what the crossover and the bounds break is
-    put right by going to the nearest position that keeps both.
+    Coefficients sum to 1 in each group: F (a - b) sums to 0, and what the crossover and the
+    bounds break is put right by going to the nearest position that keeps both.
 
     Args:
         strategy: The base: the `best` member (best/1/bin) or a random one (`rand`/1/bin).
@@ -54,13 +55,13 @@ class DifferentialEvolution(AskTell):
                 optimizer.highest_weight={self.highest_weight}, lower it or raise that""")
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
-        draws = self._random().dirichlet(np.ones(experts), size=count - experts)
-        self.members = frozen(np.vstack([np.eye(experts), draws]))
+        drawn = mixtures(self._random(), count - experts, experts, self.groups)
+        self.members = frozen(np.vstack([corners(experts, self.groups), drawn]))
         self.utilities = np.full(count, np.nan)
         return self.members
 
     def _next(self) -> np.ndarray:
-        draw, (count, experts) = self._random(), self.members.shape
+        draw, (count, dimensions) = self._random(), self.members.shape
         # Of the others in an order of their own, the first three: each but the member itself.
         orders = [draw.permutation(count - 1)[:3] for _ in range(count)]
         first, second, third = (
@@ -70,10 +71,10 @@ class DifferentialEvolution(AskTell):
             first = self.members[np.nanargmax(self.utilities)]
         weight = draw.uniform(self.lowest_weight, self.highest_weight)
         mutants = first + weight * (second - third)
-        one = draw.integers(experts, size=(count, 1))
-        crossed = (draw.random((count, experts)) < self.crossover) | (np.arange(experts) == one)
+        crossed = draw.integers(dimensions, size=(count, 1)) == np.arange(dimensions)
+        crossed |= draw.random((count, dimensions)) < self.crossover
         rows = np.where(crossed, mutants, self.members)
-        return Region(experts, self.low, self.high).nearest(rows)
+        return Region(self.experts, self.low, self.high, groups=self.groups).nearest(rows)
 
     def _take(self, utilities: np.ndarray) -> None:
         wins = np.isfinite(utilities) & ~(utilities < self.utilities)

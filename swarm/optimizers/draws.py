@@ -25,21 +25,36 @@ def populate(
     seed: int,
     maximum: float = 1.0,
     parents: Literal["experts", "everyone"] = "experts",
+    groups: int = 1,
 ) -> np.ndarray:
-    """Starting positions [particles, experts]: every expert alone, then crossover children.
+    """Starting positions [particles, groups x experts]: the experts, then crossover children.
 
     A child is t * a + (1 - t) * b with t ~ U(0, maximum) and two different parents: experts, as in
     Model Swarms (its "populate"), or also earlier children (`everyone`), as in its code. Above
-    a maximum of 1 a child can lie beyond parent a instead of between the two.
+    a maximum of 1 a child can lie beyond parent a instead of between the two. Every group draws
+    its own t.
     """
-    rows = np.zeros((particles, experts))
-    rows[:experts] = np.eye(experts)
+    rows = np.zeros((particles, groups * experts))
+    rows[:experts] = corners(experts, groups)
     for child in range(experts, particles):
         draw = generator(seed, 0, child, CROSSOVER)
         first, second = two_of(experts if parents == "experts" else child, draw)
-        t = maximum * draw.random()
+        t = np.repeat(maximum * draw.random(groups), experts)
         rows[child] = t * rows[first] + (1.0 - t) * rows[second]
     return rows
+
+
+def corners(experts: int, groups: int) -> np.ndarray:
+    """The experts as positions, [K, G x K]."""
+    return np.tile(np.eye(experts), groups)
+
+
+def mixtures(
+    draw: np.random.Generator, count: int, experts: int, groups: int, concentration: float = 1.0
+) -> np.ndarray:
+    """Positions [count, G x K], each group from a Dirichlet distribution; 1 is uniform."""
+    rows = draw.dirichlet(np.full(experts, concentration), size=(count, groups))
+    return rows.reshape(count, groups * experts)
 
 
 def two_of(count: int, draw: np.random.Generator) -> tuple[int, int]:

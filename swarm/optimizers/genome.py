@@ -26,18 +26,19 @@ class Genome(AskTell):
     Options are those of the authors' code. Deviations, all of them on purpose:
 
     - Everything happens to coefficients. The paper adds noise to the weights themselves; here it
-      is noise on coefficients that sums to 0, so that no mutant leaves the span of the experts.
+      is noise on coefficients that sums to 0 in each group, so that no mutant leaves the span of
+      the experts.
     - Chances and shares go by rank instead of score, as scores may be negative or all equal.
     - A member that moved is scored anew (the code hands back its old score), its own best is a
-      copy (there it moves along), random factors are drawn for each member and iteration (there
-      once a run), the step shrinks once a generation, one member at least is elite, and the elite
-      stays where it is in succession too: else the best that was found would leave.
+      copy (there it moves along), random factors are drawn for each member, group and iteration
+      (there once a run), the step shrinks once a generation, one member at least is elite, and
+      the elite stays where it is in succession too: else the best that was found would leave.
     - A lost evaluation leaves a member where it was, and its offspring unborn.
     - The population begins with the experts and N - K children of two of them.
 
-    It keeps `members` [N, K] with their `utilities` and `velocities`, each one's own best in
-    `own_positions` and `own_utilities`, and the best and the worst ever in `extremes` [2, K] and
-    `extreme_utilities`.
+    It keeps `members` [N, G x K] with their `utilities` and `velocities`, each one's own best in
+    `own_positions` and `own_utilities`, and the best and the worst ever in `extremes` [2, G x K]
+    and `extreme_utilities`.
 
     Args:
         crossover: Chance of a pair to have a child.
@@ -85,10 +86,10 @@ class Genome(AskTell):
     step_length_factor: float = 0.95
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
-        self.members = self.own_positions = populate(experts, count, self.seed)
+        self.members = self.own_positions = populate(experts, count, self.seed, groups=self.groups)
         self.utilities = self.own_utilities = np.full(count, np.nan)
         self.velocities = np.zeros_like(self.members)
-        self.extremes, self.extreme_utilities = np.zeros((2, experts)), np.full(2, np.nan)
+        self.extremes, self.extreme_utilities = np.zeros_like(self.members[:2]), np.full(2, np.nan)
         return self.members
 
     def _next(self) -> np.ndarray:
@@ -118,16 +119,16 @@ class Genome(AskTell):
         return min(max(1, round(self.elite * many)), len(self.members) - 1)
 
     def _succeed(self) -> np.ndarray:
-        """Where every member but the elite comes to, [M, K]."""
+        """Where every member but the elite comes to, [M, G x K]."""
         x, v = self.members, self.velocities
         best, worst = (
             x if np.isnan(u) else row
             for row, u in zip(self.extremes, self.extreme_utilities, strict=True)
         )
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
-        weights = phi * (1.0 - self._random().random((len(x), 4)))  # (0, 1]
+        weights = phi[:, None] * (1.0 - self._random().random((len(x), 4, self.groups)))  # (0, 1]
         weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-        w_v, w_p, w_g, w_w = weights.T[:, :, None]
+        w_v, w_p, w_g, w_w = weights.swapaxes(0, 1).repeat(self.experts, axis=2)
         v = w_v * v + w_p * (self.own_positions - x) + w_g * (best - x) + w_w * (x - worst)
         self.velocities = frozen(v)
         generation = (self.iteration - 1) // 2
@@ -135,8 +136,8 @@ class Genome(AskTell):
         return moved[self._places(len(x))]
 
     def _breed(self) -> np.ndarray:
-        """At most N offspring, [M, K]: children first, then mutants."""
-        draw, (count, experts) = self._random(), self.members.shape
+        """At most N offspring, [M, G x K]: children first, then mutants."""
+        draw, (count, genes) = self._random(), self.members.shape
         ranks, rows = ranked(self.utilities), [*self.members]
         for _ in range(count // 2):
             if draw.random() < self.crossover:
@@ -145,11 +146,12 @@ class Genome(AskTell):
                 rows.append(share * self.members[a] + (1 - share) * self.members[b])
         for row in list(rows):
             if draw.random() < self.mutation:
-                changed = np.arange(experts) == draw.integers(experts)
-                changed = changed | (draw.random(experts) < self.gene)
-                noise = np.where(changed, draw.normal(scale=self.sigma, size=experts), 0.0)
-                rows.append(row + noise - noise.mean())
-        return np.reshape(rows[count : 2 * count], (-1, experts))
+                changed = np.arange(genes) == draw.integers(genes)
+                changed = changed | (draw.random(genes) < self.gene)
+                noise = np.where(changed, draw.normal(scale=self.sigma, size=genes), 0.0)
+                means = noise.reshape(self.groups, -1).mean(axis=1)
+                rows.append(row + noise - means.repeat(self.experts))
+        return np.reshape(rows[count : 2 * count], (-1, genes))
 
     def _move(self, utilities: np.ndarray) -> None:
         """Members are where they were asked; who was not measured is where it was."""

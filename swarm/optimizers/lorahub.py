@@ -13,9 +13,9 @@ from swarm.optimizers.pso_options import NOT_NEGATIVE, Rule
 class LoraHub(CovarianceSearch):
     """CMA-ES from the zero vector, where no expert is used, with a price on large coefficients.
 
-    As in the paper: K free coefficients in [-1.5, 1.5] that need not sum to 1, A and B mixed
-    separately, and alpha times the mean of |c_j| on top of what is to be small, which is a loss
-    there and -utility here. At zero the adapted model is the base itself.
+    As in the paper: K free coefficients (here in each group) in [-1.5, 1.5] that need not sum to
+    1, A and B mixed separately, and alpha times the mean of |c_j| on top of what is to be small,
+    which is a loss there and -utility here. At zero the adapted model is the base itself.
 
     Unlike it: the experts are scored first, as by every optimizer here, so that all comparisons
     have the same start; the search does not learn from them. The paper's optimizer is Shiwa, of
@@ -50,11 +50,11 @@ class LoraHub(CovarianceSearch):
     def _take(self, utilities: np.ndarray) -> None:
         if self.iteration == 0:
             utilities = utilities.copy()
-            utilities[: self.positions.shape[1]] = np.nan
+            utilities[: self.experts] = np.nan
         super()._take(utilities)
 
-    def _first_mean(self, experts: int) -> np.ndarray:
-        return np.zeros(experts)
+    def _first_mean(self) -> np.ndarray:
+        return np.zeros(self.groups * self.experts)
 
     def _losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:
         return self.l1 * np.abs(rows).mean(axis=1) - utilities

@@ -4,9 +4,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from swarm.errors import UserError
 from swarm.optimizers import draws
-from swarm.optimizers.pso_options import ParticleSwarmOptions, check_saved
+from swarm.optimizers.pso_options import ParticleSwarmOptions, check_pool, check_saved
 
 ARRAYS = {
     "positions": float,
@@ -19,18 +18,19 @@ ARRAYS = {
     "cooling": int,
 }
 SINGLES = (
-    *("seed", "iteration", "told", "current_step_length", "swarm_stale", "swarm_counted"),
-    *("best_utility", "worst_utility"),
+    *("seed", "groups", "iteration", "told", "current_step_length", "swarm_stale"),
+    *("swarm_counted", "best_utility", "worst_utility"),
 )
 
 
 class ParticleSwarm(ParticleSwarmOptions):
     """Particles drawn to their own best and the swarm's best, and away from the swarm's worst.
 
-    To read, never to write: `iteration`, `current_step_length`, `positions` and `velocities`
-    [N, K], `evaluate` and `restarted` [N], `personal_positions` [N, K], `personal_utilities` [N]
-    (NaN: none yet), `best_position`, `best_utility`, `worst_position` and `worst_utility` (None:
-    none yet). Positions sum to 1 and velocities to 0, as every step is a combination of them.
+    To read, never to write: `groups` (G), `iteration`, `current_step_length`, `positions` and
+    `velocities` [N, G x K], `evaluate` and `restarted` [N], `personal_positions` [N, G x K],
+    `personal_utilities` [N] (NaN: none yet), `best_position`, `best_utility`, `worst_position`
+    and `worst_utility` (None: none yet). In each group positions sum to 1 and velocities to 0, as
+    every step is a combination of them.
     """
 
     NAME: ClassVar[str] = "pso"
@@ -40,26 +40,19 @@ class ParticleSwarm(ParticleSwarmOptions):
     worst_position: np.ndarray | None
     worst_utility: float | None
 
-    def start(self, experts: int, seed: int) -> None:
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Begin: every expert is a particle, crossover children fill up (the paper's populate).
 
         Raises:
             UserError: Fewer than 2 experts, or fewer particles than experts.
         """
+        check_pool(experts, self.particles)
         count = experts if self.particles is None else self.particles
-        if experts < 2:
-            raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, name more
-                with pool.experts=[...]""")
-        if count < experts:
-            raise UserError(f"""optimizer.particles={count} is fewer than the pool's {experts}
-                experts; allowed: {experts} or more; raise it or name fewer experts with
-                pool.experts=[...]""")
-        self.seed, self.iteration, self.told = int(seed), 0, False
+        self.seed, self.groups, self.iteration, self.told = int(seed), groups, 0, False
         self.current_step_length = float(self.step_length)
         self.swarm_stale = self.swarm_counted = 0
-        x = draws.populate(
-            experts, count, self.seed, self.crossover_maximum, self.crossover_parents
-        )
+        crossover = self.crossover_maximum, self.crossover_parents
+        x = draws.populate(experts, count, self.seed, *crossover, groups)
         self.positions = self.personal_positions = frozen(x)
         self.velocities = frozen(self._starting_velocities())
         self.evaluate, self.restarted = np.ones(count, bool), np.zeros(count, bool)
@@ -69,7 +62,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.best_utility = self.worst_utility = None
 
     def ask(self) -> np.ndarray:
-        """Positions [N, K]; after a `tell`, one restart-and-move step further."""
+        """Positions [N, G x K]; after a `tell`, one restart-and-move step further."""
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
             self._move()
@@ -131,9 +124,9 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Go on from `state()`, between ask and tell or after it.
 
         Raises:
-            UserError: The state is another optimizer's or of another number of particles.
+            UserError: The state is another optimizer's, of another number of particles or groups.
         """
-        check_saved(state, self.NAME, self.particles)
+        check_saved(state, self.NAME, self.particles, getattr(self, "groups", None))
         for name in SINGLES:
             setattr(self, name, state[name])
         for name, kind in ARRAYS.items():
@@ -183,14 +176,15 @@ class ParticleSwarm(ParticleSwarmOptions):
         return self.restart & ready & ~np.isnan(self.personal_utilities)
 
     def _weights(self) -> np.ndarray:
-        """r * phi over their sum, [4, N, 1] in the order v, p, g, w."""
+        """r * phi over their sum, [4, N, G x K] in the order v, p, g, w; alike within a group."""
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
-        r = np.ones((len(self.evaluate), 4))
+        r = np.ones((len(self.evaluate), 4, self.groups))
         if self.weight_randomness:
-            each = [self._draw(i, draws.WEIGHTS).random(4) for i in range(len(r))]
+            each = [self._draw(i, draws.WEIGHTS).random(r.shape[1:]) for i in range(len(r))]
             r = 1.0 - np.array(each)  # (0, 1]: the sum can not vanish
-        weights = r * phi
-        return (weights / weights.sum(axis=1, keepdims=True)).T[:, :, None]
+        weights = r * phi[:, None]
+        weights = (weights / weights.sum(axis=1, keepdims=True)).swapaxes(0, 1)
+        return weights.repeat(self.positions.shape[1] // self.groups, axis=2)
 
     def _drop(self) -> np.ndarray:
         """[N] bool: which particles to evaluate; the others have moved all the same."""

@@ -145,11 +145,28 @@ def check_number(name: str, value: Any, rule: Rule, advice: str) -> None:
         raise UserError(f"optimizer.{name}={value}: must be {wording}, {advice}")
 
 
-def check_saved(state: dict[str, Any], name: str, particles: int | None) -> None:
-    """See that a saved state is this optimizer's.
+def check_pool(experts: int, particles: int | None) -> None:
+    """That so many particles can begin with all experts; None is as many as it takes.
 
     Raises:
-        UserError: It is another one's or of another number of particles.
+        UserError: Fewer than 2 experts, or fewer particles than experts.
+    """
+    if experts < 2:
+        raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, name more
+            with pool.experts=[...]""")
+    if particles is not None and particles < experts:
+        raise UserError(f"""optimizer.particles={particles} is fewer than the pool's {experts}
+            experts; allowed: {experts} or more; raise it or name fewer experts with
+            pool.experts=[...]""")
+
+
+def check_saved(
+    state: dict[str, Any], name: str, particles: int | None, groups: int | None
+) -> None:
+    """See that a saved state is this optimizer's; None takes any number.
+
+    Raises:
+        UserError: It is another one's, of another number of particles or of other groups.
     """
     if state.get("optimizer") != name:
         raise UserError(f"""optimizer: the saved search is of {state.get("optimizer")!r}, not
@@ -158,3 +175,6 @@ def check_saved(state: dict[str, Any], name: str, particles: int | None) -> None
     if particles not in (None, count := len(state["positions"])):
         raise UserError(f"""optimizer.particles={particles}: must be {count}, as in the
             saved search; begin another run to change it""")
+    if groups not in (None, count := state["groups"]):
+        raise UserError(f"""pool.groups: makes {groups} of the modules, and the saved search has
+            {count}; set it as it was, or begin another run to change it""")

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import AskTell
 from swarm.optimizers.pso_options import POSITIVE, Rule
 
@@ -12,6 +13,8 @@ from swarm.optimizers.pso_options import POSITIVE, Rule
 @dataclass(kw_only=True, eq=False)
 class RandomSearch(AskTell):
     """Draws from a Dirichlet distribution over the simplex of the experts, or of one blown up.
+
+    Every group of modules draws its own.
 
     Args:
         concentration: Of the distribution; 1 is uniform, less favours mixes of few experts.
@@ -29,14 +32,15 @@ class RandomSearch(AskTell):
     reach: float = 1.0
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
-        return np.vstack([np.eye(experts), self._mixtures(count - experts, experts)])
+        return np.vstack([draws.corners(experts, self.groups), self._mixtures(count - experts)])
 
     def _next(self) -> np.ndarray:
-        return self._mixtures(*self.positions.shape)
+        return self._mixtures(len(self.positions))
 
     def _take(self, utilities: np.ndarray) -> None:
         pass
 
-    def _mixtures(self, count: int, experts: int) -> np.ndarray:
-        rows = self._random().dirichlet(np.full(experts, self.concentration), size=count)
-        return 1 / experts + self.reach * (rows - 1 / experts)
+    def _mixtures(self, count: int) -> np.ndarray:
+        size = count, self.experts, self.groups
+        rows = draws.mixtures(self._random(), *size, self.concentration)
+        return 1 / self.experts + self.reach * (rows - 1 / self.experts)

@@ -16,23 +16,27 @@ class Region:
 
     Where they sum to 1 there are K - 1 free coordinates y, with c = 1/K + B y and the columns of
     B orthonormal and orthogonal to (1, ..., 1): distances are those of the coefficients, and no
-    expert is special.
+    expert is special. Of several groups it is the product: each has its own K coefficients c and
+    its own coordinates, D in all, G (K - 1) or G K.
 
     Args:
         experts: K.
         low: At most 0.
         high: At least 1.
+        sum_to_one: Off, the sum is free.
+        groups: G.
     """
 
-    def __init__(self, experts: int, low: float, high: float, sum_to_one: bool = True) -> None:
-        self.low, self.high, self.sum_to_one = low, high, sum_to_one
-        if sum_to_one:
-            self._centre, self._basis = np.full(experts, 1 / experts), helmert(experts)
-        else:
-            self._centre, self._basis = np.zeros(experts), np.eye(experts)
+    def __init__(
+        self, experts: int, low: float, high: float, sum_to_one: bool = True, groups: int = 1
+    ) -> None:
+        self.low, self.high, self.sum_to_one, self.experts = low, high, sum_to_one, experts
+        self._centre = np.full(groups * experts, 1 / experts if sum_to_one else 0.0)
+        basis = helmert(experts) if sum_to_one else np.eye(experts)
+        self._basis = np.kron(np.eye(groups), basis)
 
     def coordinates(self, rows: np.ndarray) -> np.ndarray:
-        """[M, K] to [M, K - 1], or [M, K] where the sum is free."""
+        """[M, G x K] to [M, D]."""
         return (rows - self._centre) @ self._basis
 
     def rows(self, coordinates: np.ndarray) -> np.ndarray:
@@ -40,13 +44,14 @@ class Region:
         return self._centre + coordinates @ self._basis.T
 
     def holds(self, row: np.ndarray) -> bool:
-        """Whether a row [K] is inside of the box."""
+        """Whether a row [G x K] is inside of the box."""
         return bool(((row >= self.low) & (row <= self.high)).all())
 
     def nearest(self, rows: np.ndarray) -> np.ndarray:
-        """The nearest position of the region to each of [M, K] rows."""
+        """The nearest position of the region to each of [M, G x K] rows."""
         if not self.sum_to_one:
             return np.clip(rows, self.low, self.high)
+        shape, rows = rows.shape, rows.reshape(-1, self.experts)
         # It is clip(c - t) with one t a row (Lagrange); the sum falls as t rises, so bisect.
         below = (rows - self.high).min(axis=1, keepdims=True)
         above = (rows - self.low).max(axis=1, keepdims=True)
@@ -54,7 +59,7 @@ class Region:
             middle = (below + above) / 2
             heavy = np.clip(rows - middle, self.low, self.high).sum(axis=1, keepdims=True) > 1
             below, above = np.where(heavy, middle, below), np.where(heavy, above, middle)
-        return np.clip(rows - (below + above) / 2, self.low, self.high)
+        return np.clip(rows - (below + above) / 2, self.low, self.high).reshape(shape)
 
 
 def helmert(experts: int) -> np.ndarray:

@@ -1,23 +1,46 @@
-"""Report on run folders: python -m swarm.report analyse search/NAME."""
+"""Report on run folders: python -m swarm.report search/NAME."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.errors import UserError
 
+EPILOG = """python -m swarm.report search/NAME is short for python -m swarm.report page search/NAME.
+It writes report.html (one file, opens offline), report.md and, with matplotlib, report/*.png."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line: one sub-command a kind of report."""
-    made = argparse.ArgumentParser(prog="python -m swarm.report", description=__doc__)
+    made = argparse.ArgumentParser(
+        prog="python -m swarm.report", description=__doc__, epilog=EPILOG
+    )
     commands = made.add_subparsers(dest="command", required=True)
+    page = commands.add_parser("page", help="write a run's report into its folder")
+    page.add_argument("folders", nargs="+", metavar="search/NAME", help="finished or running")
+    page.set_defaults(run=_page)
     one = commands.add_parser("analyse", help="the paper's analyses of one or several runs")
     one.add_argument("folders", nargs="+", metavar="search/NAME", help="finished or running")
     one.add_argument("--json", action="store_true", help="numbers for programs in place of text")
     one.add_argument("--plots", type=Path, metavar="FOLDER", help="write pictures (SVG) there")
     one.set_defaults(run=_analyse)
     return made
+
+
+def _page(given: argparse.Namespace) -> None:
+    from swarm.report import png, write
+
+    for folder in given.folders:
+        paths = write.write(folder)
+        texts = [path for path in paths if path.suffix != ".png"]
+        pictures = len(paths) - len(texts)
+        more = f" and {pictures} pictures in {folder}/report/" if pictures else ""
+        print(f"wrote {', '.join(map(str, texts))}{more}")
+    if not png.available():
+        print('no PNGs: matplotlib is not installed; pip install "model-swarms[report]"',
+              file=sys.stderr)  # fmt: skip
 
 
 def _analyse(given: argparse.Namespace) -> None:
@@ -32,7 +55,12 @@ def _analyse(given: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a user's mistake is one line, and its code is given back."""
-    given = parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] not in ("page", "analyse", "-h", "--help"):
+        words.insert(0, "page")
+    given = parser().parse_args(words)
+    # What a data file's reader warns of was said when the search began.
+    logging.getLogger("swarm").addHandler(logging.NullHandler())
     try:
         given.run(given)
     except UserError as error:

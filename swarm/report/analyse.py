@@ -10,7 +10,8 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.report import economy, emergence, origins, trajectories
 from swarm.report.folder import RunFolder
-from swarm.report.pictures import Series, chart
+from swarm.report.pictures import Chart, Series
+from swarm.report.svg import alone
 
 
 def analyse(folders: Sequence[str | Path]) -> dict[str, Any]:
@@ -95,21 +96,20 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _bought(runs: Sequence[dict[str, Any]]) -> str:
-    series = [Series(one["run"], one["prompts"], one["best"]) for one in runs]
-    return chart("What prompts bought", "prompts on dev", "best utility so far", series)
+    series = [Series(one["run"], one["prompts"], one["best"], "steps") for one in runs]
+    return alone(Chart("economy", "What prompts bought", "prompts on dev", "best so far", series))
 
 
 def _coefficients(found: dict[str, Any]) -> str:
     """Steps: the best holds until there is a better one."""
-    last = len(found["utility"]) - 1
-    bests = found["best"]
-    ends = [*(one["iteration"] for one in bests[1:]), last]
-    x = [at for one, end in zip(bests, ends, strict=True) for at in (one["iteration"], end)]
+    bests, last = found["best"], len(found["utility"]) - 1
+    x = [*(one["iteration"] for one in bests), last]
     series = [
-        Series(name, x, [one["position"][k] for one in bests for _ in range(2)])
+        Series(name, x, [one["position"][k] for one in [*bests, bests[-1]]], "steps")
         for k, name in enumerate(found["experts"])
     ]
-    return chart("The best's coefficients", "iteration", "coefficient", series)
+    return alone(Chart("coefficients", "The best's coefficients", "iteration", "coefficient",
+                       series, whole=True))  # fmt: skip
 
 
 def _principal(found: dict[str, Any]) -> str:
@@ -118,4 +118,4 @@ def _principal(found: dict[str, Any]) -> str:
         Series(f"particle {i}", points[:, i, 0], points[:, i, -1]) for i in range(points.shape[1])
     ]
     names = [f"component {n + 1} ({share:.0%})" for n, share in enumerate(found["explained"])]
-    return chart("Every particle's way", names[0], names[-1], series)
+    return alone(Chart("principal", "Every particle's way", names[0], names[-1], series))

@@ -20,12 +20,17 @@ class RunFolder:
     Attributes:
         path: Where it is.
         experts: The pool's K names.
+        own: How many of them, the first ones, are experts and not rows made by the pool.
+        groups: The names of the G groups of modules that have coefficients of their own.
         rounds: What state.json keeps of each iteration; 0 is the start.
-        positions: [T, N, K] mixing coefficients.
+        positions: [T, N, G * K] mixing coefficients.
         utilities: [T, N] on dev, NaN where none was measured.
         finished: Why the search ended; `None` while it runs.
         metrics: What it came to; empty while it runs.
+        optimizer: Its state after the last iteration.
         identity: The settings and digests that make it the search it is.
+        chosen: Best expert ("starting") and best found ("ending"), where the task's own measure
+            chose them and not the signal that was searched on.
         scale: Of a task that measures one on the experts; else `None`.
 
     Raises:
@@ -36,11 +41,15 @@ class RunFolder:
         self.path = Path(path)
         state = _state(self.path)
         self.experts: list[str] = state["experts"]
+        self.own: int = state.get("own", len(self.experts))
+        self.groups: list[str] = state.get("groups", ["all"])
+        self.chosen: dict[str, list[int]] = state.get("chosen", {})
         self.rounds: list[dict[str, Any]] = state["rounds"]
         self.finished: str | None = state["finished"]
         self.metrics: dict[str, Any] = state["metrics"] or {}
         self.identity: dict[str, Any] = state["identity"]
         self.scale: dict[str, Any] | None = state.get("scale")
+        self.optimizer: dict[str, Any] = state.get("optimizer") or {}
         if not self.rounds:
             raise UserError(f"{self.path}: no iteration is done yet; wait for the first")
         self.positions = np.array([entry["positions"] for entry in self.rounds], dtype=float)
@@ -60,12 +69,27 @@ class RunFolder:
         return config
 
     @property
+    def means(self) -> np.ndarray:
+        """[T, N, K] each expert's coefficient, the mean over the groups of modules."""
+        shape = (*self.positions.shape[:2], len(self.groups), len(self.experts))
+        found: np.ndarray = self.positions.reshape(shape).mean(axis=2)
+        return found
+
+    def label(self, place: Place) -> str | None:
+        """What the optimizer calls a position, such as "uniform soup"; `None`: it has no names."""
+        position, saved = self.positions[place].tolist(), self.optimizer
+        named = zip(saved.get("rows", []), saved.get("labels", []), strict=False)
+        return next((label for row, label in named if row == position), None)
+
+    @property
     def particles(self) -> int:
         """N, the number of particles."""
         return int(self.positions.shape[1])
 
     def best(self, particle: int | None = None) -> Place:
-        """The first highest utility, of one particle or of all."""
+        """The first highest utility, of one particle or of all; of all, as `chosen`."""
+        if particle is None and self.chosen:
+            return self.chosen["ending"][0], self.chosen["ending"][1]
         known = np.where(np.isnan(self.utilities), -np.inf, self.utilities)
         if particle is not None:
             return int(known[:, particle].argmax()), particle
@@ -74,7 +98,9 @@ class RunFolder:
 
     def best_expert(self) -> Place:
         """The first best of the experts, which are the first K particles of the start."""
-        start = self.utilities[0, : len(self.experts)]
+        if self.chosen:
+            return self.chosen["starting"][0], self.chosen["starting"][1]
+        start = self.utilities[0, : self.own]
         return 0, int(np.where(np.isnan(start), -np.inf, start).argmax())
 
     def best_so_far(self) -> np.ndarray:

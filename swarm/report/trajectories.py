@@ -17,13 +17,15 @@ WIDTH = 24
 def trajectory(run: RunFolder) -> dict[str, Any]:
     """The best's coefficients, the spread of the swarm and its principal components.
 
+    Of groups of modules with coefficients of their own it tells the mean.
+
     Returns:
         `best`: each new best of the swarm. `diversity` [T]: mean Euclidean distance of the
         particles from their mean. `outside` [T]: share of particles with a negative coefficient.
         `explained` [2], `axes` [2, K], `points` [T, N, 2]: the first two principal components
         of all positions, by the SVD of the centred [T * N, K].
     """
-    x = run.positions
+    x = run.means
     distances = np.linalg.norm(x - x.mean(axis=1, keepdims=True), axis=2)
     explained, axes, points = components(x)
     return {
@@ -65,7 +67,7 @@ def _bests(run: RunFolder) -> list[dict[str, Any]]:
         known = np.where(np.isnan(utilities), -np.inf, utilities)
         particle = int(known.argmax())
         if np.isfinite(known[particle]) and (not found or known[particle] > found[-1]["utility"]):
-            position = run.positions[number, particle]
+            position = run.means[number, particle]
             found.append({
                 "iteration": number,
                 "particle": particle,

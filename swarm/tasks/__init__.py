@@ -18,7 +18,7 @@ class Score:
     Attributes:
         value: Higher is better; 0 or 1 where an answer is right or wrong.
         answer: What was read from the text, in the form the gold answer has; `None` if nothing
-            could be read.
+            could be read, empty if nothing was there to be read.
         text: The model's text, for the record.
         part: In a mixture of tasks, the part that the item belongs to; else empty.
         measures: What else was measured, by name, for the record: a reward, a length.
@@ -44,6 +44,8 @@ class Task(Protocol):
       `highest` at most; an exact race needs it.
     - `lowest: float`: no item's value is lower; 0 if it is not there.
     - `votes = False`: the answers are not such that models could vote on them (a free text).
+    - `plain: Task`: the same task by its own measure, of the same items, where a search goes by
+      another signal; else the task itself. See the function `plain`.
     - `Prepared`: it needs a key, a model or a connection of its own.
     - `Calibrated`: its scale is measured on the pool's experts.
     """
@@ -114,6 +116,12 @@ def mean(scores: Sequence[Score]) -> float:
     if not scores:
         raise ValueError("the mean of no scores")
     return fmean(score.value for score in scores)
+
+
+def plain(task: Task) -> Task:
+    """The task by its own measure, whatever signal it is searched by."""
+    found: Task = getattr(task, "plain", task)
+    return found
 
 
 def unparsed(scores: Sequence[Score]) -> float:

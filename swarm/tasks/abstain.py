@@ -31,13 +31,15 @@ class Abstain(Choice):
     its choice ("C: Paris"), or the text where no letter was read; with `parser` "original" always
     the text, as the original has it.
 
-    Args are those of `Choice`. `parser` "original" reads both rounds as the original: "false"
+    Args are those of `Choice`; the only `signal` is "accuracy", as a value is that of two rounds'
+    answers. `parser` "original" reads both rounds as the original: "false"
     anywhere in the reply abstains. `scoring` "logits" takes the likelier of true and false too.
 
     Each score's measures are "abstained" and "right", the latter of the first round's answer.
     """
 
     lowest = -1.0
+    signals = ("accuracy",)
 
     def play(self, items: Sequence[Item]) -> Play:
         """Ask about every item in two rounds."""

@@ -6,13 +6,14 @@ from math import isnan
 
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Request
-from swarm.tasks import Item, Play, Score, keys, letters, mean
+from swarm.tasks import Item, Score, keys, letters
 from swarm.tasks.data import DataFile, Files, wrong_text
+from swarm.tasks.signal import Signalled
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Choice:
+class Choice(Signalled):
     """Items `{"question", "choices": {letter: text}, "answer": letter}`; an answer is a letter.
 
     The prompt is the original's (Model Swarms, evaluate.py): the instruction, "Question: ...",
@@ -33,12 +34,12 @@ class Choice:
         max_new_tokens: The most tokens to be written, with `scoring` "generate".
         parser: "anchored" is the rule of swarm/tasks/letters.py; "original" the original's, which
             reads "Answer: C" as A.
+        signal: What a search climbs: "accuracy", "logprob" (of the letter) or "both"; see
+            `swarm.tasks.signal.Signalled`.
 
     Raises:
         UserError: A value is not allowed.
     """
-
-    highest = 1.0
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class Choice:
         scoring: str = "generate",
         max_new_tokens: int = 10,
         parser: str = "anchored",
+        signal: str = "accuracy",
     ) -> None:
+        super().__init__(signal)
         self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_choice, dedupe)
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
@@ -66,18 +69,9 @@ class Choice:
         """The items of "dev" or "test"; see `Task.items`."""
         return self.data.items(split)
 
-    def play(self, items: Sequence[Item]) -> Play:
-        """Ask about every item in one round."""
-        completions = yield [self.request(item) for item in items]
-        return [self.score(item, said) for item, said in zip(items, completions, strict=True)]
-
     def grade(self, item: Item, answer: str | None) -> float:
         """1 for the right letter, else 0."""
         return float(answer == item["answer"])
-
-    def utility(self, scores: Sequence[Score]) -> float:
-        """The accuracy, 0 to 1."""
-        return mean(scores)
 
     def request(self, item: Item) -> Request:
         """What is put to the model about one item."""

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from swarm.models import Completion, Message, Request
-from swarm.tasks import Item, Play, Score, answers, keys, mean
+from swarm.tasks import Item, Score, answers, keys
 from swarm.tasks.data import DataFile, Files, wrong_gold, wrong_text
+from swarm.tasks.signal import Signalled
 
 
-class Match:
+class Match(Signalled):
     """Items `{"question", "answer"}`; the question is put as it stands, the answer is compared.
 
     The gold answer's kind decides what is read from a text (swarm/tasks/answers.py), and dev and
@@ -32,12 +33,12 @@ class Match:
         last_words: With the original parser, the last words that are looked at; `None` is the
             whole text. For gsm8k the original takes 5 on dev and 10 on test; here one number
             holds for both.
+        signal: What a search climbs: "accuracy", "logprob" (of the gold answer straight
+            after the prompt) or "both"; see `swarm.tasks.signal.Signalled`.
 
     Raises:
         UserError: A value is not allowed.
     """
-
-    highest = 1.0
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class Match:
         parser: str = "anchored",
         take: str = "first",
         last_words: int | None = None,
+        signal: str = "accuracy",
     ) -> None:
+        super().__init__(signal)
         self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_match, dedupe)
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
@@ -67,19 +70,10 @@ class Match:
         """The items of "dev" or "test"; see `Task.items`."""
         return self.data.items(split)
 
-    def play(self, items: Sequence[Item]) -> Play:
-        """Ask about every item in one round."""
-        completions = yield [self.request(item) for item in items]
-        return [self.score(item, said) for item, said in zip(items, completions, strict=True)]
-
     def grade(self, item: Item, answer: str | None) -> float:
         """1 for an answer of the gold answer's value, else 0."""
         same = answers.same_original if self.parser == "original" else answers.same
         return float(answer is not None and same(answer, str(item["answer"])))
-
-    def utility(self, scores: Sequence[Score]) -> float:
-        """The accuracy, 0 to 1."""
-        return mean(scores)
 
     def request(self, item: Item) -> Request:
         """What is put to the model about one item."""

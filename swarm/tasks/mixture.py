@@ -2,19 +2,19 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from statistics import fmean, harmonic_mean
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.models import Completion, Request
-from swarm.tasks import Calibrated, Item, Play, Prepared, Score, Task, keys
+from swarm.tasks import Calibrated, Item, Play, Prepared, Score, Task, keys, plain
+from swarm.tasks.parts import named, shares
 
 COMBINATIONS = ("harmonic", "mean", "minimum", "weights")
 
 NO_HARMONIC_MEAN = (
     "task.combine=harmonic: {} {}, and there is no harmonic mean below 0:"
-    " use task.combine=mean, minimum or weights."
+    " use task.combine=mean, minimum or weights{}."
 )
 
 
@@ -54,10 +54,10 @@ class Mixture:
         weights: Mapping[str, float] | None = None,
     ) -> None:
         self.name = keys.words("name", name)
-        self.tasks = _named(tasks)
+        self.tasks = named(tasks)
         self.votes = all(getattr(task, "votes", True) for task in self.tasks.values())
         self.combine = keys.one_of("combine", combine, COMBINATIONS)
-        self.weights = _shares(weights, self.tasks) if self.combine == "weights" else None
+        self.weights = shares(weights, self.tasks) if self.combine == "weights" else None
         if weights is not None and self.weights is None:
             raise UserError("task.weights: they have an effect with task.combine=weights only.")
         self._refuse_negative()
@@ -66,6 +66,20 @@ class Mixture:
     def lowest(self) -> float:
         """The lowest of the parts' own, or 0."""
         return min(0.0, *(getattr(task, "lowest", 0.0) for task in self.tasks.values()))
+
+    @property
+    def plain(self) -> "Mixture":
+        """The mixture of the parts by their own measures; itself if it is that."""
+        parts = {part: plain(task) for part, task in self.tasks.items()}
+        if all(parts[part] is task for part, task in self.tasks.items()):
+            return self
+        return Mixture(self.name, parts, self.combine, self.weights)
+
+    @property
+    def signal(self) -> str:
+        """The signals of the parts that have one: "hearsay: both, gsm8k: logprob"."""
+        named = {part: getattr(task, "signal", "") for part, task in self.tasks.items()}
+        return ", ".join(f"{part}: {signal}" for part, signal in named.items() if signal)
 
     def items(self, split: str) -> Sequence[Item]:
         """The items of all parts, one part after the other; see `Task.items`."""
@@ -165,13 +179,16 @@ class Mixture:
             return fmean(utilities.values(), [self.weights[part] for part in utilities])
         part = min(utilities, key=lambda part: utilities[part])
         if utilities[part] < 0:
-            raise UserError(NO_HARMONIC_MEAN.format(part, f"came to {utilities[part]:.4g}"))
+            raise UserError(NO_HARMONIC_MEAN.format(part, f"came to {utilities[part]:.4g}", ""))
         return float(harmonic_mean(utilities.values()))
 
     def _refuse_negative(self) -> None:
         for part, task in self.tasks.items():
             if self.combine == "harmonic" and getattr(task, "lowest", 0.0) < 0:
-                raise UserError(NO_HARMONIC_MEAN.format(part, "can come to less than 0"))
+                by_logprob = getattr(task, "signal", None) == "logprob"
+                what = f"{'by its signal=logprob ' * by_logprob}can come to less than 0"
+                way_out = f", or task.tasks.{part}.signal=both" * by_logprob
+                raise UserError(NO_HARMONIC_MEAN.format(part, what, way_out))
 
     def _by_part(self, scores: Sequence[Score]) -> dict[str, list[Score]]:
         """The scores of each part, as the part itself gave them."""
@@ -213,41 +230,3 @@ def _in_step(
 def _part(item: Item) -> str:
     part: str = item["part"]
     return part.partition("/")[0]
-
-
-def _named(tasks: object) -> dict[str, Task]:
-    """The parts by name, checked."""
-    if isinstance(tasks, Mapping):
-        pairs = [(str(part), task) for part, task in tasks.items()]
-    elif isinstance(tasks, Sequence) and not isinstance(tasks, str):
-        pairs = [(str(getattr(task, "name", task)), task) for task in tasks]
-    else:
-        raise UserError(f"task.tasks: {tasks!r} is neither tasks by name nor a list of tasks.")
-    if not pairs:
-        raise UserError("task.tasks: a mixture needs at least one task.")
-    found: dict[str, Task] = {}
-    for part, task in pairs:
-        if not part or "/" in part:
-            raise UserError(f'task.tasks: the name "{part}" is empty or has a "/".')
-        if not all(hasattr(task, needed) for needed in ("items", "play", "grade", "utility")):
-            raise UserError(f"task.tasks.{part}: {task!r} is not a task.")
-        if part in found:
-            raise UserError(f'task.tasks: the name "{part}" occurs more than once.')
-        found[part] = task
-    return found
-
-
-def _shares(weights: object, tasks: Mapping[str, Task]) -> dict[str, float]:
-    """The weights by part, checked."""
-    if not isinstance(weights, Mapping) or {str(part) for part in weights} != set(tasks):
-        raise UserError(
-            f"task.weights: {weights!r} is not one number for each of {', '.join(tasks)}."
-        )
-    shares = {str(part): weight for part, weight in weights.items()}
-    for part, weight in shares.items():
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not number or not isfinite(weight) or weight < 0:
-            raise UserError(f"task.weights.{part}: {weight!r} is not a number from 0 on.")
-    if not any(shares.values()):
-        raise UserError("task.weights: one of them has to be above 0.")
-    return {part: float(weight) for part, weight in shares.items()}

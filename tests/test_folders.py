@@ -1,12 +1,13 @@
 """A save is whole or not at all, whatever was in the folder and whatever the disk does."""
 
 import json
+import os
 import resource
 from pathlib import Path
 
 import pytest
 
-from swarm import export
+from swarm import folders
 from swarm.adapters import CONFIG, WEIGHTS
 from swarm.errors import UserError
 from swarm.pool import Pool
@@ -30,9 +31,18 @@ def test_saving_again_replaces_the_whole_folder(tiny_pool: Path, tmp_path: Path)
     pool.save([1, 0, 0, 0], best, {"utility": 0.1})
     (best / "answers.jsonl").write_text("of the old one")
     pool.save([0, 1, 0, 0], best)
-    assert sorted(path.name for path in best.iterdir()) == [CONFIG, WEIGHTS, export.NOTE]
-    assert json.loads((best / export.NOTE).read_text())["coefficients"] == [0, 1, 0, 0]
+    assert sorted(path.name for path in best.iterdir()) == [CONFIG, WEIGHTS, folders.NOTE]
+    assert json.loads((best / folders.NOTE).read_text())["coefficients"] == [0, 1, 0, 0]
     assert [path.name for path in best.parent.iterdir()] == ["best"]
+
+
+def test_others_may_read_what_the_user_s_umask_lets_them(tiny_pool: Path, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        Pool(tiny_pool).open().save([1, 0, 0, 0], tmp_path / "best")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "best").iterdir()} == {0o644}
 
 
 def test_what_a_killed_save_leaves_is_put_right(tiny_pool: Path, tmp_path: Path) -> None:
@@ -43,7 +53,7 @@ def test_what_a_killed_save_leaves_is_put_right(tiny_pool: Path, tmp_path: Path)
     (tmp_path / ".best.new").mkdir()
     with FileLimit(1000), pytest.raises(UserError):
         pool.save([0, 1, 0, 0], best)
-    assert json.loads((best / export.NOTE).read_text())["coefficients"] == [1, 0, 0, 0]
+    assert json.loads((best / folders.NOTE).read_text())["coefficients"] == [1, 0, 0, 0]
     pool.save([0, 1, 0, 0], best)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
@@ -90,7 +100,7 @@ def test_a_failed_swap_puts_the_old_adapter_back(
     monkeypatch.setattr(Path, "rename", refuse_new)
     with pytest.raises(UserError, match="the disk has gone"):
         pool.save([0, 1, 0, 0], best)
-    assert json.loads((best / export.NOTE).read_text())["coefficients"] == [1, 0, 0, 0]
+    assert json.loads((best / folders.NOTE).read_text())["coefficients"] == [1, 0, 0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 

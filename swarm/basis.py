@@ -1,0 +1,124 @@
+"""The basis that positions are vectors over: K rows at the modules of one base model, in G groups.
+
+A position is G * K coefficients, group by group; each module is combined with its own group's K.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from swarm import mixing
+from swarm.errors import UserError
+from swarm.groups import divide
+from swarm.rows import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swarm.mixing import Pair, Term
+
+
+SPACES = ("factor", "delta")
+
+
+def check_space(space: str, export_rank: int | None) -> None:
+    """Raise UserError for what pool.space and pool.export_rank cannot be."""
+    if space not in SPACES:
+        raise UserError(f"pool.space is {space!r}; allowed: {', '.join(SPACES)}")
+    if export_rank is None:
+        return
+    if type(export_rank) is not int or export_rank < 1:
+        raise UserError(
+            f"pool.export_rank must be null or a whole number above 0, not {export_rank!r}"
+        )
+    if space != "delta":
+        raise UserError(
+            f"pool.export_rank={export_rank} is for pool.space=delta: with pool.space={space} a "
+            "combination has the rank of its experts; leave it null"
+        )
+
+
+class Basis:
+    """The arithmetic of a pool, once it is known what there is.
+
+    Args:
+        rows: K of them.
+        shapes: (in, out) of every module that any of them changes.
+        space: "factor" combines A and B apart from each other, "delta" their products.
+        division: See `swarm.groups.divide`.
+
+    Attributes:
+        names: Of the rows.
+        groups: The names of the G groups.
+        modules: (in, out, rank) of every module, sorted by name, where the rank is that of a
+            combination: in the factor space the highest of any row, to which all others are padded
+            with zeros, in the delta space the sum of all rows' at that module.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        shapes: Mapping[str, tuple[int, int]],
+        space: str,
+        division: int | str,
+    ) -> None:
+        self.rows, self.space = list(rows), space
+        self.names = [row.name for row in rows]
+        ranks = {
+            name: [row.shapes[name][2] for row in rows if name in row.shapes]
+            for name in sorted(shapes)
+        }
+        highest = max(rank for found in ranks.values() for rank in found)
+        self.modules = {
+            name: (*shapes[name], highest if space == "factor" else sum(found))
+            for name, found in ranks.items()
+        }
+        self.groups, self._group = divide(list(self.modules), division)
+
+    def at(self, module: str, vector: Sequence[float], folded: bool = True) -> "Pair":
+        """A and B of `module` at a position [G * K], float64; the scaling is in B if `folded`.
+
+        Summed in the order of the rows, so the result does not depend on threads or machines.
+        """
+        start = self._group[module] * len(self.rows)
+        return self._combined(module, vector[start : start + len(self.rows)], folded)
+
+    def experts(self, module: str) -> "Pair":
+        """A [K, rank, in] and B [K, out, rank] of `module`, float32, padded and scaled."""
+        import torch
+
+        pairs = [self._combined(module, row) for row in torch.eye(len(self.rows)).tolist()]
+        rank = max(len(a) for a, _ in pairs)
+        wide = [mixing.padded(pair, rank) for pair in pairs]
+        return torch.stack([a.float() for a, _ in wide]), torch.stack([b.float() for _, b in wide])
+
+    def held(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
+        """What an engine keeps of `module`, float32: A, B and, for each entry of A's first axis,
+        the place in a position [G * K] of the coefficient that belongs to it.
+
+        In the factor space A [K, rank, in] and B [K, out, rank], in the delta space A [R, in] and
+        B [out, R] of all rows after each other, R the sum of their ranks.
+        """
+        import torch
+
+        start = self._group[module] * len(self.rows)
+        if self.space == "factor":
+            return *self.experts(module), torch.arange(start, start + len(self.rows))
+        ranks = [row.shapes[module][2] if module in row.shapes else 0 for row in self.rows]
+        a, b = self._combined(module, [1.0] * len(self.rows))
+        places = torch.arange(start, start + len(self.rows)).repeat_interleave(torch.tensor(ranks))
+        return a.float(), b.float(), places
+
+    def _combined(self, module: str, part: Sequence[float], folded: bool = True) -> "Pair":
+        """A and B of one module with the K coefficients of its group."""
+        inputs, outputs, rank = self.modules[module]
+        terms = self._terms(module, part, folded)
+        if self.space == "factor":
+            return mixing.summed(terms, inputs, outputs, rank)
+        return mixing.concatenated(terms, inputs, outputs)
+
+    def _terms(self, module: str, part: Sequence[float], folded: bool) -> "Iterator[Term]":
+        for coefficient, row in zip(part, self.rows, strict=True):
+            if coefficient != 0.0 and module in row.shapes:
+                a, b = row.factors(module)
+                scale = row.scaling(module) if folded else 1.0
+                yield coefficient, a.double(), b.double() * scale

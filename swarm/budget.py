@@ -1,0 +1,80 @@
+"""The most dev prompts that a search may cost, so that several can be compared."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.known import Known
+from swarm.record import Record, key
+
+
+class Budget:
+    """Lets a search ask whole positions as long as their prompts fit.
+
+    A position that the search has met before is free, and so is none that only another search has
+    met. What is asked at the end (test, confirmation) is not counted.
+
+    Args:
+        prompts: The most; `None` is no limit.
+
+    Raises:
+        UserError: It is no number of prompts.
+    """
+
+    def __init__(self, prompts: int | None = None) -> None:
+        if prompts is not None and (type(prompts) is not int or prompts < 1):
+            raise UserError(
+                f"budget={prompts!r}: must be null or a number of dev prompts, 1 or more"
+            )
+        self.prompts = prompts
+        self._items = 0
+
+    def check(self, experts: int, items: int) -> None:
+        """Whether the experts fit.
+
+        Args:
+            experts: How many.
+            items: Dev items that a position is asked.
+
+        Raises:
+            UserError: They do not.
+        """
+        self._items = items
+        if self.prompts is not None and self.prompts < experts * items:
+            raise UserError(
+                f"budget={self.prompts}: the {experts} experts alone take {experts} x {items} dev "
+                "prompts; give more, or lower task.dev_limit"
+            )
+
+    def spent(self, record: Record) -> str | None:
+        """Why the budget ends the search: no room for one more position; else `None`."""
+        if not record.rounds or self._left(record) >= self._items:
+            return None
+        asked = record.prompts()["prompts_asked"]
+        return f"{asked} of a budget of {self.prompts} dev prompts asked"
+
+    def affordable(
+        self, record: Record, positions: np.ndarray, wanted: Sequence[int], known: Known
+    ) -> list[int]:
+        """Those of the wanted rows of an ask that there is room for, the first ones first.
+
+        Args:
+            known: Positions that were met before.
+        """
+        room = self._left(record) // self._items
+        new: set[str] = set()
+        found = []
+        for i in wanted:
+            if positions[i] not in known:
+                if len(new | {key(positions[i])}) > room:
+                    continue
+                new.add(key(positions[i]))
+            found.append(i)
+        return found
+
+    def _left(self, record: Record) -> float:
+        if self.prompts is None:
+            return math.inf
+        return self.prompts - record.prompts()["prompts_asked"]

@@ -1,0 +1,113 @@
+"""What a search has found, as candidates: its best, and the vote of its best particles."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swarm.candidates.saved import Saved
+from swarm.candidates.vote import Vote
+from swarm.engine.base import Base
+from swarm.errors import UserError
+from swarm.report.folder import RunFolder
+
+
+class Best(Saved):
+    """The best that a finished search has found, as it lies in its global_best.
+
+    Args:
+        folder: The run's.
+        base: `None` is the one of the run's config.json.
+
+    Attributes:
+        scale: The run's, of a task that is valued on a scale of its experts.
+
+    Raises:
+        UserError: The folder holds no finished search.
+    """
+
+    def __init__(self, folder: str | None, base: Base | None = None) -> None:
+        if not isinstance(folder, str) or not folder.strip():
+            raise UserError(
+                "candidate.folder is missing: give a run's, e.g. candidate.folder=search/first"
+            )
+        run = RunFolder(folder)
+        if run.finished is None:
+            raise UserError(
+                f"{run.path}: the search is not over; the command that began it goes on with it, "
+                "and candidate=adapter takes its global_best as it is"
+            )
+        self.scale = run.scale
+        super().__init__(base or base_of(run), str(run.path / "global_best"), [run.path.name])
+
+
+class Ensemble(Vote):
+    """The vote that a search has written into its folder: ensemble.yaml.
+
+    Its keys: "rule" and "members", a list of {"folder", "utility"}, where folders are adapters,
+    mixtures or whole models, named from the file's own folder; "run", if the file lies elsewhere
+    than in the run's folder.
+
+    Args:
+        file: The yaml.
+        base: `None` is the one of the run's config.json.
+        rule: "majority" or "weighted"; `None` is the file's.
+
+    Raises:
+        UserError: The file is none of these, or the run is gone.
+    """
+
+    def __init__(self, file: str | None, base: Base | None = None, rule: str | None = None) -> None:
+        if not isinstance(file, str) or not file.strip():
+            raise UserError(
+                "candidate.file is missing: give what a search has written, e.g. "
+                "candidate.file=search/first/ensemble.yaml"
+            )
+        content, members = read_ensemble(Path(file))
+        home = Path(file).parent
+        run = RunFolder(home / content.get("run", "."))
+        self.scale = run.scale
+        folders = [str(home / one["folder"]) for one in members]
+        weights = [float(one["utility"]) for one in members]
+        names = [str(one["folder"]) for one in members]
+        saved = Saved(base or base_of(run), folders, names)
+        super().__init__(saved, rule or content.get("rule", "majority"), weights)
+        self.names = [f"vote of {len(members)} of {run.path.resolve().name}"]
+
+
+def read_ensemble(file: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
+    """What an ensemble.yaml says, and its members.
+
+    Raises:
+        UserError: It is missing or is something else.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        members = content["members"]
+        for one in members:
+            str(one["folder"]), float(one["utility"])
+    except OSError as error:
+        raise UserError(f"candidate.file={file}: {error.strerror}") from None
+    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError):
+        raise UserError(
+            f"candidate.file={file}: no ensemble; it has to have members, each with a folder and "
+            "a utility, as a search writes it"
+        ) from None
+    return content, members
+
+
+def base_of(run: RunFolder) -> Base:
+    """The base that a run's configuration names.
+
+    Raises:
+        UserError: It names none.
+    """
+    try:
+        settings = run.config["model"]
+        return Base(**{key: value for key, value in settings.items() if key != "_target_"})
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{run.path / 'config.json'} names no base; give it, e.g. "
+            "model@candidate.base=local candidate.base.path=FOLDER_OR_HUB_ID"
+        ) from None

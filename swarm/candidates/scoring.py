@@ -1,0 +1,117 @@
+"""Puts a split of a task to a candidate, and says what that came to and what it took."""
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.candidates import Candidate, Meter
+from swarm.certainty import interval_of
+from swarm.errors import UserError
+from swarm.tasks import Calibrated, Item, Prepared, Score, Task, plain, unparsed
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a candidate came to on a split.
+
+    Attributes:
+        names: Of its voices.
+        items: Of the split.
+        scores: One list a voice, in the order of the items.
+        prompts: Requests put to a model, each of several members counted; what was asked about dev
+            to find weights is among them.
+        tokens: Read and generated, of all members.
+        seconds: That answering took; nothing of loading.
+    """
+
+    names: list[str]
+    items: Sequence[Item]
+    scores: list[list[Score]]
+    prompts: int
+    tokens: int
+    seconds: float
+
+
+def prepare(candidate: Candidate, task: Task, device: str = "cpu") -> None:
+    """`check` and `load`; once, then `score` on any split.
+
+    Raises:
+        UserError: As `check` and `load`.
+    """
+    check(candidate, task)
+    load(candidate, task, device)
+
+
+def check(candidate: Candidate, task: Task) -> None:
+    """See that a candidate and a task go together, before anything is loaded.
+
+    A task that is valued on a scale of experts takes that of the candidate's run, if there is one.
+
+    Raises:
+        UserError: As `Candidate.check`, or the task lacks something.
+    """
+    if isinstance(task, Prepared):
+        task.check()
+    candidate.check(plain(task))
+    scale = getattr(candidate, "scale", None)
+    if scale is not None and isinstance(task, Calibrated):
+        task.restore(scale)
+
+
+def load(candidate: Candidate, task: Task, device: str) -> None:
+    """Load what both need.
+
+    Raises:
+        UserError: As `Candidate.open`, or what the task needs cannot be opened.
+    """
+    if isinstance(task, Prepared):
+        task.open(device)
+    candidate.open(device)
+
+
+def score(candidate: Candidate, task: Task, split: str) -> Scored:
+    """What a prepared candidate comes to on "dev" or "test", by the task's own measure."""
+    task, meter = plain(task), Meter()
+    items = task.items(split)
+    began = time.monotonic()
+    scores = candidate.answers(task, items, meter)
+    seconds = time.monotonic() - began
+    return Scored(candidate.names, items, scores, meter.prompts, meter.tokens, seconds)
+
+
+def described(task: Task, scores: Sequence[Score]) -> dict[str, Any]:
+    """A voice's utility with its 95 % interval, and its unparsed rate; of a mixture its parts."""
+    task = plain(task)
+    interval = interval_of(task, scores)
+    found: dict[str, Any] = {
+        "utility": interval.mean,
+        "interval": [interval.low, interval.high],
+        "unparsed_rate": unparsed(scores),
+    }
+    if hasattr(task, "parts"):
+        found["parts"] = task.parts(scores)
+    return found
+
+
+def chosen_device(device: str | None) -> str:
+    """The device that is asked for, or the first GPU, or the CPU where there is none.
+
+    Raises:
+        UserError: It is no device's name, or the machine has no such GPU.
+    """
+    if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
+        raise UserError(f"device={device}: must be null, cpu, cuda or e.g. cuda:1")
+    if device == "cpu":
+        return device
+    import torch
+
+    count = torch.cuda.device_count()
+    if device is None:
+        return "cuda:0" if count else "cpu"
+    number = int(device.partition(":")[2] or 0)
+    if number >= count:
+        there = f"cuda:0 to cuda:{count - 1}" if count else "none on this machine"
+        raise UserError(f"device={device}: no such GPU; allowed: {there}, cpu")
+    return f"cuda:{number}"

@@ -1,0 +1,121 @@
+"""A vote on answers: each voice answers for itself, and what counts is what most have said."""
+
+from collections.abc import Sequence
+
+from swarm.candidates import Candidate, Meter
+from swarm.candidates.start import start_of
+from swarm.errors import UserError
+from swarm.report.statistics import vote
+from swarm.tasks import Item, Score, Task
+
+RULES = ("majority", "weighted")
+
+
+class Vote:
+    """The vote of all voices of its members on the answers that were read from their texts.
+
+    - "majority": the answer that most voices gave; among equally frequent ones that of the largest
+      summed weight, then that of the first voice.
+    - "weighted": the answer of the largest summed weight; a weight below 0 counts as 0.
+
+    A voice without an answer does not vote. A score's text is the list of all answers.
+
+    Args:
+        members: A candidate or several. Voices of one candidate share its base; several
+            candidates are all in memory.
+        rule: "majority" or "weighted".
+        weights: Utilities of the voices; `None` is those on dev for "weighted", and equal ones
+            for "majority".
+        run: A run folder that has the voices as its experts: their dev answers are read there and
+            not asked again.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        members: Candidate | Sequence[Candidate],
+        rule: str = "majority",
+        weights: Sequence[float] | None = None,
+        run: str | None = None,
+    ) -> None:
+        if rule not in RULES:
+            raise UserError(f"candidate.rule={rule}: must be one of {', '.join(RULES)}")
+        self.members = list(members) if isinstance(members, Sequence) else [members]
+        self.rule, self.run = rule, run
+        self.weights = None if weights is None else [float(weight) for weight in weights]
+        self.names = ["vote"]
+
+    def check(self, task: Task) -> None:
+        """See `Candidate.check`."""
+        if not getattr(task, "votes", True):
+            raise UserError(f"task={task.name}: its answers are free texts, on which nobody votes")
+        for member in self.members:
+            member.check(task)
+        voices = self.voices()
+        if self.weights is not None and len(self.weights) != len(voices):
+            raise UserError(
+                f"candidate.weights: {len(self.weights)} weights for {len(voices)} voices: "
+                + ", ".join(voices)
+            )
+        if self.weights is None and self.run is not None:
+            start = start_of(self.run, voices, task)
+            self.weights = [task.utility(scores) for scores in start.scores]
+
+    def voices(self) -> list[str]:
+        """The names of all who vote."""
+        return [name for member in self.members for name in member.names]
+
+    def open(self, device: str) -> None:
+        """See `Candidate.open`."""
+        for member in self.members:
+            member.open(device)
+
+    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+        """See `Candidate.answers`."""
+        if self.weights is None and self.rule == "weighted":
+            dev = self._ask(task, task.items("dev"), meter)
+            self.weights = [task.utility(scores) for scores in dev]
+        said = self._ask(task, items, meter)
+        return [poll(task, items, said, self.weights or [1.0] * len(said), self.rule)]
+
+    def _ask(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+        return [mine for member in self.members for mine in member.answers(task, items, meter)]
+
+    def fingerprint(self) -> str:
+        """Of all members."""
+        return " ".join(member.fingerprint() for member in self.members)
+
+
+def poll(
+    task: Task,
+    items: Sequence[Item],
+    voices: Sequence[Sequence[Score]],
+    weights: Sequence[float],
+    rule: str = "majority",
+) -> list[Score]:
+    """The scores of the answers that the voices give together, by a rule of `Vote`."""
+    choose = vote if rule == "majority" else weighted
+    polled = []
+    for i, item in enumerate(items):
+        answers = [scores[i].answer for scores in voices]
+        answer = choose(answers, weights)
+        said = " | ".join("-" if one is None else one for one in answers)
+        polled.append(Score(task.grade(item, answer), answer, said, voices[0][i].part))
+    return polled
+
+
+def weighted(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
+    """The answer of the largest summed weight; of equal ones that of more voices, then the first.
+
+    Args:
+        answers: `None` is no answer and no vote.
+        weights: Below 0 they count as 0.
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    for answer, weight in zip(answers, weights, strict=True):
+        if answer is not None:
+            total, count = sums.get(answer, (0.0, 0))
+            sums[answer] = (total + max(0.0, weight), count + 1)
+    return max(sums, key=lambda answer: sums[answer], default=None)

@@ -1,0 +1,139 @@
+"""Models side by side that say the next token together, with weights of each prompt's own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from swarm.adapters import read_adapter
+from swarm.candidates import Meter, play
+from swarm.engine import Experts
+from swarm.engine.base import Base
+from swarm.engine.mixture import TokenEngine
+from swarm.engine.panel import Member, Panel
+from swarm.errors import UserError
+from swarm.models import Completion, Request
+from swarm.places import find
+from swarm.rehearsal import try_prompts
+from swarm.tasks import Item, Score, Task
+
+
+class Weighed:
+    """One voice: the next token's chances are sum_k w_k p_k, the w_k of each prompt its own.
+
+    Greedy decoding takes the likeliest token. Adapters of one base share its weights. As a
+    model (`swarm.models.Model`) it answers too, by `generate`, once it is open.
+
+    Args:
+        base: The base of the adapters.
+        pool: Of adapters in folders, or a panel of whole models.
+        experts: Names of some of them; `None` is all.
+        max_tokens: See `swarm.engine.mixture.TokenEngine`.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        pool: Experts,
+        experts: Sequence[str] | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.base, self.pool, self.experts = base, pool, experts
+        self.names = [type(self).__name__.lower()]
+        self.engine = TokenEngine(max_tokens)
+        self.members: list[str] = []
+        self._meter = Meter()
+        self._opened = False
+
+    def weights(self, requests: Sequence[Request]) -> np.ndarray:
+        """What each request's answer is mixed by, [R, K]: from 0 on, of sum 1."""
+        raise NotImplementedError
+
+    def check(self, task: Task) -> None:
+        """See `Candidate.check`."""
+        self.panel = side_by_side(self.pool, self.base, self.experts)
+        self.members = self.panel.names
+        self.panel.check()
+        try_prompts(task, self.engine.check(self.base, self.panel))
+
+    def open(self, device: str) -> None:
+        """See `Candidate.open`."""
+        if not self._opened:
+            self.engine.open(self.base, self.panel, device)
+        self._opened = True
+
+    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+        """See `Candidate.answers`; a prompt counts once for each member with a weight in it."""
+        self._meter = meter
+        return [play(task, items, self.generate)]
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `swarm.models.Model`; a completion's tokens are those of all members with a weight
+        in it."""
+        if not requests:
+            return []
+        weights = self.weights(requests)
+        said = self.engine.answer_each(weights, requests)
+        found = []
+        for row, one in zip(weights, said, strict=True):
+            heard = int(np.count_nonzero(row))
+            found.append(
+                replace(one, prompt_tokens=heard * one.prompt_tokens,
+                        new_tokens=heard * one.new_tokens)
+            )  # fmt: skip
+            self._meter.prompts += heard - 1
+        self._meter.count(found)
+        return found
+
+    def fingerprint(self) -> str:
+        """Of all members."""
+        return self.panel.fingerprint()
+
+
+class OneBase(Panel):
+    """A panel of adapters of its base, whatever name of the base they give."""
+
+    def _member(self, name: str, path: str) -> Member:
+        return Member(name, self.base, read_adapter(find(path)))
+
+
+def side_by_side(pool: Experts, base: Base, experts: Sequence[str] | None = None) -> Panel:
+    """The experts of a pool as models that are heard one beside the other; open.
+
+    Raises:
+        UserError: The pool does not have an expert, or it is no adapter in a folder; or there are
+            not two.
+    """
+    pool.open(base.name)
+    names = list(pool.names if experts is None else experts)
+    if strange := [name for name in names if name not in pool.names]:
+        have = ", ".join(pool.names)
+        raise UserError(f"candidate.experts: the pool has no {strange[0]!r}; it has: {have}")
+    if isinstance(pool, Panel):
+        chosen = [pool.models[pool.names.index(name)] for name in names]
+        return Panel(chosen, pool.base).open()
+    folders = {name: find(getattr(pool, "folder", "")) / name for name in names}
+    if made := [name for name, folder in folders.items() if not folder.is_dir()]:
+        raise UserError(
+            f"candidate.experts: {made[0]} is no adapter in a folder of its own; name others"
+        )
+    if len(names) < 2:
+        raise UserError(f"candidate.experts={names}: name two experts or more")
+    return OneBase([str(folder) for folder in folders.values()], base).open()
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    """Weights [R, K] from numbers [R, K], of sum 1 in each row; -inf is no weight."""
+    shares: np.ndarray = np.exp(values - values.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def temperature_of(value: object) -> float:
+    """A temperature, checked.
+
+    Raises:
+        UserError: It is no number above 0.
+    """
+    if type(value) not in (int, float) or not 0 < value < float("inf"):  # type: ignore[operator]
+        raise UserError(f"candidate.temperature={value}: must be a number above 0")
+    return float(value)  # type: ignore[arg-type]

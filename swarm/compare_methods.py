@@ -1,0 +1,242 @@
+"""Methods on the same budget: python -m swarm.compare_methods task=nlgraph_mini seeds=3 budget=100.
+
+Every search is a process of its own; all share their answers, and each is charged for its own.
+"""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from swarm import methods, rerun
+from swarm.cli import one_line_errors, run_entry
+from swarm.errors import UserError
+from swarm.files import write_json
+from swarm.places import conf_folder
+from swarm.report.folder import RunFolder
+from swarm.search import build
+
+OWN_KEYS = ("methods", "seeds", "budget")
+
+UNLIMITED = ("max_iterations", "patience")
+"""What else would end a search before its budget does."""
+
+ENSEMBLES = {
+    "vote": ["candidate=vote"],
+    "weighted_vote": ["candidate=vote", "candidate.rule=weighted"],
+    "pack": ["candidate=pack"],
+    "route": ["candidate=route"],
+}
+"""Methods that search nothing: all experts answer together (docs/evaluate.md), once."""
+
+EVALUATED = ("task", "model", "pool", "engine", "reward")
+"""What such a method takes of a command line."""
+
+HELP = """\
+Search with several methods on the same budget, and tell what became of it.
+
+  python -m swarm.compare_methods task=nlgraph_mini methods=[pso,cmaes,random] seeds=3 budget=60
+  python -m swarm.compare_methods methods='[pso, "pso pool.base_row=true", recipes]' name=mine
+
+The name is TASK_methods unless told, and the same command goes on where it stopped; more methods
+or seeds later ask only what is new. The table is in search/NAME/methods.md and methods.json, the
+plot in methods.svg. Beside optimizers there are vote, weighted_vote, pack and route: all experts
+answer together, at once. `python -m swarm.search --help` lists all other keys. Its own:
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a comparison.
+
+    Attributes:
+        name: As the command line has it.
+        searches: One a seed; none for an ensemble.
+        words: An ensemble's command line; else none.
+    """
+
+    name: str
+    searches: list[rerun.Search]
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a command line asks for.
+
+    Attributes:
+        folder: Where the searches lie.
+        methods: All of them, in order.
+        budget: Positions that each search may evaluate.
+        dry_run: Only say what would be done.
+    """
+
+    folder: Path
+    methods: list[Method]
+    budget: int
+    dry_run: bool
+
+
+def read(arguments: Sequence[str]) -> Comparison:
+    """The comparison that a command line describes; nothing heavy is loaded.
+
+    Raises:
+        UserError: A value is not allowed; Hydra raises errors of its own.
+    """
+    own = [word for word in arguments if word.partition("=")[0] in OWN_KEYS]
+    passed = [word for word in arguments if word not in own]
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own))
+    for key in ("seeds", "budget"):
+        if type(mine[key]) is not int or mine[key] < 1:
+            raise UserError(f"{key}={mine[key]}: must be a whole number, 1 or more")
+    names = mine["methods"]
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise UserError(f"methods={names}: must be a list of optimizers, e.g. [pso,cmaes,random]")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"methods: {twice[0]!r} is there more than once")
+    whole = rerun.composed(passed, "methods")
+    folder = Path(whole.folder) / whole.name
+    if not set(names) - set(ENSEMBLES):
+        raise UserError(
+            f"methods={names}: needs a search too, for the experts' dev answers: random"
+        )
+    made = [
+        Method(name, [], _words(name, passed))
+        if name in ENSEMBLES
+        else Method(name, _searches(name, passed, folder, mine))
+        for name in names
+    ]
+    return Comparison(folder, made, mine["budget"], bool(whole.dry_run))
+
+
+def _words(name: str, passed: Sequence[str]) -> tuple[str, ...]:
+    """The command line of an ensemble's evaluation, as far as it is known."""
+    own = [word for word in passed if re.split(r"[.=@]", word.lstrip("+~"))[0] in EVALUATED]
+    return (*own, *ENSEMBLES[name])
+
+
+def _searches(name: str, passed: list[str], folder: Path, mine: dict[str, Any]) -> list[Any]:
+    """A method's search with each seed; what it may cost is not yet in it."""
+    optimizer, *more = name.split()
+    if any("=" not in word for word in more) or "=" in optimizer:
+        raise UserError(f"methods: {name!r} must be an optimizer and keys of a search (KEY=VALUE)")
+    whole = rerun.composed([*passed, f"optimizer={optimizer}", *more], "methods")
+    for key in UNLIMITED:
+        if key in whole.optimizer:
+            whole.optimizer[key] = mine["budget"]
+    config = rerun.plain(whole)
+    config |= {"folder": str(folder), "shared": str(folder / "answers"), "test": True}
+    slug = re.sub(r"[^a-zA-Z0-9_.-]+", "_", name)
+    seeds = range(config["seed"], config["seed"] + mine["seeds"])
+    return [rerun.Search({**config, "name": f"{slug}_seed{seed}", "seed": seed}) for seed in seeds]
+
+
+def priced(one: Comparison) -> Comparison:
+    """The comparison with every search's budget in prompts: positions x dev items.
+
+    Raises:
+        UserError: A search cannot be run, or its pool alone takes more than the budget.
+    """
+    made = []
+    for method in one.methods:
+        if method.words:
+            made.append(method)
+            continue
+        run, _ = build(OmegaConf.create(method.searches[0].config))
+        prompts = one.budget * run.check()
+        searches = [rerun.Search({**s.config, "budget": prompts}) for s in method.searches]
+        build(OmegaConf.create(searches[0].config))[0].check()
+        made.append(Method(method.name, searches))
+    return Comparison(one.folder, made, one.budget, one.dry_run)
+
+
+def run(one: Comparison) -> None:
+    """Run all searches that have not ended, then write and print the table.
+
+    Raises:
+        UserError: An input is wrong, or a search failed: what is done is kept.
+    """
+    one = priced(one)
+    todo = [search for method in one.methods for search in method.searches]
+    if one.dry_run:
+        for method in (m for m in one.methods if m.searches):
+            prompts = method.searches[0].config["budget"]
+            print(f"{method.name}: {len(method.searches)} searches of {prompts} dev prompts each")
+        print("and the first of them:", flush=True)
+        sys.exit(todo[0].run() is not None)
+    with rerun.alone(one.folder) as lock:
+        for number, search in enumerate(todo):
+            known = search.metrics() is not None
+            words = "done before" if known else "searches"
+            print(f"{search.path} ({number + 1} of {len(todo)}): {words}", file=sys.stderr)
+            if not known:
+                _search(search, lock)
+        first = todo[0].path
+        for method in (m for m in one.methods if m.words):
+            _evaluate(method, one.folder / method.name, first)
+    rows = [(m.name, [RunFolder(s.path) for s in m.searches]) for m in one.methods if m.searches]
+    together = {m.name: one.folder / m.name for m in one.methods if m.words}
+    found = methods.compared(rows, together, one.budget)
+    methods.write(one.folder, found, rows)
+    print(methods.as_text(found))
+
+
+def _search(search: rerun.Search, lock: int) -> None:
+    """Run one search and add the time it took to its folder.
+
+    Raises:
+        UserError: It failed.
+    """
+    began = time.monotonic()
+    wrong = search.run(lock, stdout=subprocess.DEVNULL)
+    if search.path.is_dir():
+        file = search.path / methods.SECONDS
+        write_json(file, methods.seconds(search.path) + time.monotonic() - began)
+    if wrong:
+        raise UserError(
+            f"{search.path}: {wrong}; what is done is kept, and the same command goes on"
+        )
+
+
+def _evaluate(method: Method, folder: Path, start: Path) -> None:
+    """Ask an ensemble the test items; what it has answered is read.
+
+    Args:
+        start: A finished search with the experts' dev answers.
+
+    Raises:
+        UserError: It failed.
+    """
+    print(f"{folder}: evaluates, or reads", file=sys.stderr)
+    words = [*method.words, "split=test", f"out={folder}"]
+    if method.name != "pack":
+        words.append(f"candidate.run={start}")
+    command = [sys.executable, "-m", "swarm.evaluate", *words]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
+        raise UserError(f"methods: {method.name}: {last}; without it the rest goes on")
+
+
+def main() -> None:
+    """Read the command line and compare."""
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        print(HELP + (conf_folder() / "compare_methods.yaml").read_text(), end="")
+        return
+    rerun.stop_as_with_ctrl_c()
+    one = read(arguments)
+    with one_line_errors(""):
+        run(one)
+
+
+if __name__ == "__main__":
+    run_entry(main)

@@ -1,0 +1,118 @@
+"""What a search still asks when it is over, for its verdict; whatever was asked is kept."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from swarm.evaluation import as_rows, as_scores, data_split
+from swarm.files import digest
+from swarm.record import Place, Record
+from swarm.tasks import Score, Task, plain
+
+FINALISTS = 10
+"""Of the swarm's personal bests, so many are judged by the task's own measure at most."""
+
+Ask = Callable[[Sequence[Sequence[float]], str, Sequence[int]], list[list[Score]]]
+"""Scores positions on some places of a split."""
+
+
+@dataclass
+class Ending:
+    """The answers that a verdict rests on, by the task's own measure.
+
+    Attributes:
+        record: A run whose search is over.
+        task: Its task.
+        ask: Scores as the search did.
+        ask_again: Scores in other batches than the search did.
+        begin: Told of what is asked next: in a word, and how many items.
+        searched, kept: The places of dev that the search saw, and those it did not.
+    """
+
+    record: Record
+    task: Task
+    ask: Ask
+    ask_again: Ask
+    begin: Callable[[str, int], None]
+    searched: Sequence[int]
+    kept: Sequence[int]
+    _dev: dict[Place, list[Score]] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> Task:
+        """The task by its own measure, whatever signal was searched on."""
+        return plain(self.task)
+
+    def choose(self) -> tuple[Place, Place]:
+        """Best initial expert and best found; with a signal of its own, by the task's measure.
+
+        Among equals the signal decides. The choice is kept in the record's state.
+        """
+        own = self.record.state["own"]
+        if self.plain is not self.task and "chosen" not in self.record.state:
+            experts = [(0, i) for i in range(own)]
+            found = [*experts, *self.record.personal_bests(FINALISTS)]
+            before, after = (max(places, key=self._rank) for places in (experts, found))
+            self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
+            self.record.save()
+        return self.record.best(rows=own), self.record.best()
+
+    def _rank(self, place: Place) -> tuple[float, float]:
+        signal = self.record.utility(place)
+        return self.utility(place), float("-inf") if signal is None else signal
+
+    def utility(self, place: Place) -> float:
+        """On the searched part of dev."""
+        return self.plain.utility(self.dev(place))
+
+    def finalists(self, most: int) -> list[Place]:
+        """The best personal bests, the best first; at most one a particle."""
+        if self.plain is self.task:
+            return self.record.personal_bests(most)
+        places = self.record.personal_bests(FINALISTS)
+        return sorted(places, key=self._rank, reverse=True)[:most]
+
+    def dev(self, place: Place) -> list[Score]:
+        """What a particle of a round comes to on the searched part of dev."""
+        if place not in self._dev:
+            self._dev[place] = self._find_dev(place)
+        return self._dev[place]
+
+    def _find_dev(self, place: Place) -> list[Score]:
+        if self.plain is self.task:
+            return as_scores(self.record.answers(*place))
+        scores = as_scores(self.record.answers(*place))
+        if all("correct" in score.measures for score in scores):
+            return [Score(s.measures["correct"], s.answer, s.text, s.part) for s in scores]
+        return self._asked("judged", self.record.position(place), "judged", self.searched)
+
+    def confirm(self, place: Place) -> list[Score]:
+        """On the part of dev that the search did not see."""
+        return self._asked("confirm", self.record.position(place), "judged", self.kept)
+
+    def again(self, place: Place) -> list[Score]:
+        """On the searched part of dev once more, in other batches."""
+        position = self.record.position(place)
+        return self._asked("again", position, "judged", self.searched, self.ask_again)
+
+    def test(self, place: Place) -> list[Score]:
+        """On the test split."""
+        every = range(len(self.task.items("test")))
+        return self._asked("test", self.record.position(place), "test", every)
+
+    def _asked(
+        self,
+        kind: str,
+        position: Sequence[float],
+        split: str,
+        places: Sequence[int],
+        ask: Ask | None = None,
+    ) -> list[Score]:
+        """One position's scores, from the record if they are there."""
+        items = [self.task.items(data_split(split))[place] for place in places]
+        name = digest([dict(item) for item in items])
+        rows = self.record.kept_answers(kind, position, name)
+        if rows is None:
+            self.begin(kind, len(items))
+            rows = as_rows(items, (ask or self.ask)([position], split, places)[0])
+            self.record.keep_answers(kind, position, name, rows)
+        return as_scores(rows)

@@ -1,0 +1,147 @@
+"""A model's weights on disk: one safetensors file or several shards, read and written in parts."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The types that are mixed, as safetensors and as torch calls them."""
+
+WHOLE = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
+"""The types that are taken over as they are."""
+
+PART = 1 << 20
+"""Numbers of a tensor that are in memory at once while it is mixed, unless one row has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor lies, and its type (as safetensors calls it) and shape."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Checkpoint:
+    """The tensors of the model in `folder`, of which only the files' headers have been read.
+
+    Attributes:
+        tensors: By name.
+
+    Raises:
+        UserError: There are none, a shard is missing or damaged, or a type cannot be mixed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tensors: dict[str, Stored] = {}
+        listed = _listed(folder)
+        for name in sorted(set(listed.values())):
+            self.tensors |= _header(folder / name)
+        if missing := sorted(set(listed) - {"*"} - set(self.tensors)):
+            raise UserError(f"{folder}: {INDEX} lists {missing[0]}, which no shard holds")
+        for name, stored in self.tensors.items():
+            if stored.dtype not in (*FLOATS, *WHOLE):
+                allowed = ", ".join(FLOATS)
+                raise UserError(f"{folder}: {name} is of type {stored.dtype}; mixed are {allowed}")
+
+    def part(self, name: str, rows: Any) -> "Tensor":
+        """The rows (`parts`) of a tensor, as they are in the file; to be read and not changed."""
+        # Opened each time: what stays mapped would count as this process's memory.
+        with safe_open(str(self.tensors[name].file), framework="pt") as file:
+            return file.get_tensor(name) if rows is ... else file.get_slice(name)[rows]
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two of the tensors are equal in type, shape and every number."""
+        import torch
+
+        first, second = self.tensors[one], self.tensors[other]
+        return (first.dtype, first.shape) == (second.dtype, second.shape) and all(
+            torch.equal(self.part(one, rows), self.part(other, rows)) for rows in parts(first.shape)
+        )
+
+
+def parts(shape: tuple[int, ...]) -> Iterator[Any]:
+    """Indices that cut a tensor of this shape along its first axis into parts of `PART` numbers."""
+    if not shape:
+        yield ...
+        return
+    rows = max(1, PART // max(1, prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
+
+
+def write_shards(
+    folder: Path, sizes: Mapping[str, int], limit: float, make: Callable[[str], "Tensor"]
+) -> None:
+    """Write tensors under the names that transformers looks for; one shard is in memory at a time.
+
+    Args:
+        sizes: Bytes of each tensor.
+        limit: Bytes of a shard, unless one tensor has more.
+        make: Gives a tensor by name.
+    """
+    from safetensors.torch import save_file
+
+    shards = _packed(sizes, limit)
+    count = len(shards)
+    files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    files = files if count > 1 else [WEIGHTS]
+    for file, names in zip(files, shards, strict=True):
+        save_file({name: make(name) for name in names}, folder / file, metadata={"format": "pt"})
+    if count > 1:
+        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _packed(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
+    """The names in their order, cut into shards."""
+    shards: list[list[str]] = [[]]
+    room = limit
+    for name, size in sizes.items():
+        if shards[-1] and size > room:
+            shards.append([])
+            room = limit
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def _listed(folder: Path) -> dict[str, str]:
+    """Tensor -> file, as the index says; "*" stands for all where there is but one file."""
+    if not (path := folder / INDEX).is_file():
+        if (folder / WEIGHTS).is_file():
+            return {"*": WEIGHTS}
+        raise UserError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+    try:
+        listed = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: {error!r}") from None
+    if missing := [file for file in listed.values() if not (folder / file).is_file()]:
+        raise UserError(f"{folder}: {INDEX} lists {missing[0]}, which is not there")
+    return listed
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    try:
+        with safe_open(str(file), framework="np") as opened:
+            slices = {name: opened.get_slice(name) for name in sorted(opened.keys())}
+            return {
+                name: Stored(file, one.get_dtype(), tuple(one.get_shape()))
+                for name, one in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} is damaged ({error})") from None

@@ -1,0 +1,57 @@
+"""Which sub-folders of a pool's folder are its experts, and what they may be called."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from swarm.adapters import CONFIG
+from swarm.errors import UserError
+
+
+def expert_names(folder: Path, experts: Any) -> list[str]:
+    """The value of pool.experts as a list; raises UserError for one that can never work."""
+    if isinstance(experts, str) or not isinstance(experts, Sequence):
+        raise UserError(f"pool.experts must be a list of sub-folders of {folder}, not {experts!r}")
+    names = list(experts)
+    for name in names:
+        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name:
+            raise UserError(f"pool.experts: {name!r} is not the name of a sub-folder of {folder}")
+        if names.count(name) > 1:
+            raise UserError(f"pool.experts names {name!r} of {folder} more than once")
+    if len(names) < 2:
+        raise UserError(f"pool.experts must name at least two experts of {folder}, not {names}")
+    return names
+
+
+def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
+    """The names of the experts' folders: those asked for, else all that hold an adapter.
+
+    Raises UserError where the folder is none, lacks one or holds fewer than two.
+    """
+    if not folder.is_dir():
+        raise UserError(f"pool.folder: there is no folder {folder}")
+    found = sorted(
+        path.parent.name
+        for path in folder.glob(f"*/{CONFIG}")
+        if not path.parent.name.startswith(".")
+    )
+    if experts is None:
+        if len(found) < 2:
+            have = f"{folder} holds {len(found)} with an {CONFIG}"
+            raise UserError(f"pool.folder: a pool needs at least two experts, and {have}")
+        return found
+    for name in experts:
+        if not (folder / name).is_dir():
+            have = ", ".join(found) or "none"
+            raise UserError(f"pool.experts: {folder} has no {name!r}; it has: {have}")
+    return experts
+
+
+def check_row_names(folder: Path, names: Sequence[str]) -> None:
+    """Raise UserError where an expert's folder has the name of a row that the pool adds."""
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"{folder / name}: the settings of the pool add an expert named {name!r} to those "
+                "of the folder; rename the folder, or leave it out of pool.experts"
+            )

@@ -1,0 +1,63 @@
+"""Export a result as others use it: python -m swarm.export search/NAME to=FOLDER."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from swarm.cli import one_line_errors
+from swarm.errors import UserError
+from swarm.places import conf_folder
+
+HELP = """\
+Export what a search or a fine-tuning found: a PEFT adapter or a whole model, with its model card.
+
+  python -m swarm.export search/first to=mine                  # the adapter
+  python -m swarm.export search/first to=mine format=merged    # the whole model
+  python -m swarm.export search/first to=mine push_to_hub=user/name
+
+First comes a run folder, or the folder of an adapter; then keys, set with key=value:
+"""
+
+
+def read(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """What is to be exported, and the keys.
+
+    Raises:
+        UserError: An argument is not understood.
+    """
+    sources = [word for word in words if "=" not in word]
+    if len(sources) != 1:
+        raise UserError(
+            "give one run folder, e.g. search/first, and keys as key=value; see --help", 2
+        )
+    keys: Any = OmegaConf.to_container(OmegaConf.load(conf_folder() / "export.yaml"))
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if equals and key not in keys:
+            raise UserError(f"{key}: there is no such key; allowed: {', '.join(keys)}", 2)
+        if equals:
+            try:
+                keys[key] = OmegaConf.from_dotlist([word])[key]
+            except OmegaConfBaseException:
+                raise UserError(f"{word}: the value is not understood", 2) from None
+    return sources[0], keys
+
+
+def main() -> None:
+    """Read the command line and export."""
+    words = sys.argv[1:]
+    if {"-h", "--help"} & set(words):
+        print(HELP + (conf_folder() / "export.yaml").read_text(), end="")
+        return
+    with one_line_errors(""):
+        source, keys = read(words)
+        from swarm.export.export import Export
+
+        print("\n".join(Export(source, **keys).write()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The model card: what an export is made of, what it came to, and how to use it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import yaml
+
+from swarm.engine.sources import looks_like_hub_id
+from swarm.export.command import command
+from swarm.export.licences import UNKNOWN
+from swarm.export.source import Source
+from swarm.finetune.comparison import lines
+from swarm.report.text import table
+from swarm.words import caveats, conclusion, sentence
+
+PAPER = "[Model Swarms](https://arxiv.org/abs/2410.11163)"
+
+SPACES = {
+    "factor": "A and B of the adapters were mixed separately (the factor space of the paper).",
+    "delta": "The products B A of the adapters were mixed (the delta space).",
+    "weights": "All weights of these whole models were mixed.",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card is written from.
+
+    Attributes:
+        source: The result.
+        merged: Whether the export is a whole model.
+        dtype: Of a whole model's weights; `None`: as they were.
+        title: What the export is called.
+        licences: Of the inputs, by what they are: "base" and each expert.
+        serve: The command that serves it.
+    """
+
+    source: Source
+    merged: bool
+    dtype: str | None
+    title: str
+    licences: dict[str, str]
+    serve: str
+
+    def text(self) -> str:
+        """The whole README.md."""
+        front = yaml.safe_dump(self.front(), sort_keys=False, allow_unicode=True)
+        sections = {
+            "What it is made of": self._made_of(),
+            "Numbers": self._numbers(),
+            "Use": self._use(),
+            "Made again by": self._command(),
+            "Licences of what it is made of": self._licences(),
+        }
+        parts = [f"---\n{front}---", f"# {self.title}", self._head()]
+        parts += [f"## {name}\n\n{text}" for name, text in sections.items() if text]
+        return "\n\n".join(parts) + "\n"
+
+    def front(self) -> dict[str, Any]:
+        """The front matter that the hub reads; a base that is a folder is not named there."""
+        named = self.source.note.get("models") or [self.source.base_name]
+        bases = [name for name in named if name and looks_like_hub_id(name)]
+        found: dict[str, Any] = {"base_model": bases} if bases else {}
+        known = set(self.licences.values())
+        if len(known) == 1 and UNKNOWN not in known:
+            found["license"] = known.pop()
+        kind = "merge" if self.merged else "lora"
+        return found | {
+            "library_name": "transformers" if self.merged else "peft",
+            "pipeline_tag": "text-generation",
+            "tags": ["model-swarms", kind],
+        }
+
+    def _head(self) -> str:
+        what = "A LoRA adapter of" if not self.merged else "A whole model, an adapter merged into"
+        if self.source.whole:
+            what = "A whole model, of the architecture of"
+        found = f"{what} {self.source.base_name or 'a base model that nobody named'}"
+        task = self.source.config.get("task", {}).get("name") or self.source.note.get("task")
+        task = f" for the task {task}" if task else ""
+        how = {
+            "search": f", found{task} by a search over combinations of experts, without gradients, "
+            f"as in {PAPER}.",
+            "finetune": f", fine-tuned by gradient{task}.",
+            "folder": ".",
+        }[self.source.kind]
+        rounded = ""
+        if self.merged and not self.source.whole:
+            rounded = f" The weights are the float32 sum of base and adapter, as {self.dtype}."
+        return found + how + rounded
+
+    def _made_of(self) -> str:
+        note = self.source.note
+        if start := note.get("tuned_from"):
+            return f"{start}, trained further for {note['training']['step']} steps."
+        if "coefficients" not in note:
+            return ""
+        names, groups = note["experts"], note.get("groups", ["all"])
+        rows = np.reshape(note["coefficients"], (len(groups), len(names)))
+        heads = ["coefficient"] if len(groups) == 1 else groups
+        cells = [[name, *(f"{c:.4f}" for c in rows[:, i])] for i, name in enumerate(names)]
+        parts = [f"{sentence(names, note['coefficients'], groups)}.",
+                 "\n".join(table(("expert", *heads), cells)),
+                 SPACES.get(note.get("space", ""), "")]  # fmt: skip
+        if error := note.get("reconstruction_error"):
+            parts.append(
+                f"The adapter is off from what was searched by {error['overall']:.2g} of its norm "
+                f"(relative Frobenius error; the worst module: {error['worst']:.2g})."
+            )
+        return "\n\n".join(part for part in parts if part)
+
+    def _numbers(self) -> str:
+        metrics, note = self.source.metrics, self.source.note
+        if self.source.kind == "finetune" and metrics:
+            return "\n".join(_paragraphs(lines(metrics)))
+        if metrics:
+            return "\n".join([*scores(metrics), "", *said(metrics)])
+        if (utility := note.get("validation_utility")) is not None:
+            return f"Utility {utility:.4f} on dev, where it was chosen; it was not tested."
+        return "Nothing was measured." if self.source.kind != "folder" else ""
+
+    def _use(self) -> str:
+        base = self.source.base_name or "BASE"
+        code = (
+            f'model = AutoModelForCausalLM.from_pretrained("{self.title}")'
+            if self.merged
+            else f'base = AutoModelForCausalLM.from_pretrained("{base}")\n'
+            f'model = PeftModel.from_pretrained(base, "{self.title}")'
+        )
+        head = "" if self.merged else "from peft import PeftModel\n"
+        head += "from transformers import AutoModelForCausalLM\n\n"
+        return f"```python\n{head}{code}\n```\n\nor\n\n```sh\n{self.serve}\n```"
+
+    def _command(self) -> str:
+        if not self.source.config:
+            return ""
+        return f"```sh\n{command(self.source.kind, self.source.config)}\n```"
+
+    def _licences(self) -> str:
+        rows = [[name, found] for name, found in self.licences.items()]
+        return "\n".join(table(("", "licence"), rows)) if rows else ""
+
+
+def scores(metrics: dict[str, Any]) -> list[str]:
+    """Dev and test of the best initial expert and of the best found, as a table."""
+    tested = "test_gain" in metrics
+    heads = [f"dev, n = {metrics['ending_best_validation_items']}"]
+    heads += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
+    rows = []
+    for side, label in (
+        ("starting", f"best initial expert: {metrics['starting_best_expert']}"),
+        ("ending", "this one"),
+    ):
+        cells = [_cell(metrics, f"{side}_best_validation", "utility")]
+        cells += [_cell(metrics, f"{side}_best_single_test", "accuracy")] if tested else []
+        rows.append([label, *cells])
+    return table(("model", *heads), rows)
+
+
+def said(metrics: dict[str, Any]) -> list[str]:
+    """What may be said of the numbers, a paragraph each."""
+    found = ["Brackets: 95 % intervals. The dev number of this one is the highest of many and "
+             "flatters it; test was never searched on."]  # fmt: skip
+    told = [conclusion(metrics)] if "test_gain" in metrics else ["It was not tested."]
+    if "test_gain" in metrics and not (
+        metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
+    ):
+        told.append("So it was not shown to be better than the best initial expert.")
+    return _paragraphs([*found, " ".join(told), *caveats(metrics)])
+
+
+def _cell(metrics: dict[str, Any], name: str, measure: str) -> str:
+    low, high = metrics[f"{name}_interval"]
+    return f"{metrics[f'{name}_{measure}']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _paragraphs(found: Sequence[str]) -> list[str]:
+    """Lines, with an empty one between any two sentences; a table stays together."""
+    spread: list[str] = []
+    for line in found:
+        spread += ["", line] if spread and not line.startswith("|") else [line]
+    return spread

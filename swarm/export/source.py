@@ -1,0 +1,119 @@
+"""What is exported: a search's best, one of its particles, a fine-tuning's end, or an adapter."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swarm.adapters import CONFIG, read_adapter
+from swarm.engine.base import Base
+from swarm.errors import UserError
+from swarm.folders import read_note
+from swarm.places import find
+
+STATES = {"state.json": "search", "tuning.json": "finetune"}
+"""The state file of each kind of run folder."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one result, and what is known of it.
+
+    Attributes:
+        name: What it is called: the run's name, or the folder's.
+        folder: Of an adapter, or of a whole model.
+        kind: "search", "finetune" or "folder".
+        particle: Which one of a search; `None` is the best found.
+        note: Its swarm.json.
+        config: The run's configuration; empty if there is none.
+        state: The run's state; empty if there is none.
+    """
+
+    name: str
+    folder: Path
+    kind: str = "folder"
+    particle: int | None = None
+    note: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a whole model already."""
+        return not (self.folder / CONFIG).is_file()
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What the run came to, of what is exported; empty if that is not known."""
+        return (self.state.get("metrics") or {}) if self.particle is None else {}
+
+    @property
+    def base_name(self) -> str | None:
+        """The base model by the name that others know it by; `None` if nobody names one."""
+        named = None if self.whole else read_adapter(self.folder).base
+        model = self.config.get("model", {})
+        return named or model.get("name") or model.get("path")
+
+    def base(self, given: str | None) -> Base:
+        """The base model.
+
+        Args:
+            given: Its folder or hub id, in place of what the run or the adapter says.
+
+        Raises:
+            UserError: Nobody says which it is.
+        """
+        if given:
+            return Base(given)
+        if model := self.config.get("model"):
+            return Base(**{key: value for key, value in model.items() if key != "_target_"})
+        if not self.base_name:
+            raise UserError(f"{self.folder} names no base model; give one as base=FOLDER_OR_HUB_ID")
+        return Base(self.base_name)
+
+    def expert_folder(self, name: str) -> Path | None:
+        """Where an expert of a search lies, if it is still there."""
+        if models := self.note.get("models"):
+            found = find(models[self.note["experts"].index(name)])
+        else:
+            found = find(self.config.get("pool", {}).get("folder") or "") / name
+        return found if found.is_dir() else None
+
+
+def read(given: str, particle: int | None = None) -> Source:
+    """The result in a run folder, or in an adapter's.
+
+    Raises:
+        UserError: There is none.
+    """
+    path = find(given)
+    kind = next((kind for file, kind in STATES.items() if (path / file).is_file()), "folder")
+    if particle is not None and (type(particle) is not int or particle < 0 or kind != "search"):
+        raise UserError(f"particle={particle}: must be null, or the number of a search's particle")
+    folder, state, config = path, {}, {}
+    if kind == "search":
+        state = _json(path / "state.json")
+        config = _json(path / "config.json") if (path / "config.json").is_file() else {}
+        place = "global_best" if particle is None else f"particle_{particle}/personal_best"
+        folder = path / place
+    elif kind == "finetune":
+        state = _json(path / "tuning.json")
+        config, folder = state["config"], path / "tuned"
+    if not (folder / CONFIG).is_file() and not _is_model(folder):
+        raise UserError(
+            f"{folder} holds neither an adapter nor a model in safetensors; "
+            "give the folder of a run that has got so far, or of an adapter"
+        )
+    return Source(path.resolve().name, folder, kind, particle, read_note(folder), config, state)
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    return found

@@ -1,0 +1,1 @@
+"""Fine-tuning by gradient, the rival of a search without one."""

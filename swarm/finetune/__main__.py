@@ -1,0 +1,24 @@
+"""Fine-tune an expert by gradient: python -m swarm.finetune task=nlgraph_mini expert=rooms."""
+
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from swarm.cli import one_line_errors, run_entry
+from swarm.places import conf_folder
+
+
+@hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="finetune")
+def main(cfg: DictConfig) -> float:
+    """Build what the configuration describes and tune it; gives the dev utility."""
+    from hydra.utils import instantiate
+
+    with one_line_errors(str(cfg.name)):
+        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+        tuning = instantiate(config, _convert_="all")
+        return float(tuning.tune(config)["ending_best_validation_utility"])
+
+
+if __name__ == "__main__":
+    run_entry(main)

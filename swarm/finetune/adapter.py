@@ -1,0 +1,73 @@
+"""The adapter that a fine-tuning starts from, and how one is written."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swarm.adapters import CONFIG, WEIGHTS, read_adapter
+from swarm.errors import UserError
+from swarm.folders import write_folder
+from swarm.places import find
+from swarm.report.folder import RunFolder
+
+
+def find_start(expert: str | None, run: str | None, pool: Path) -> tuple[str, Path | None]:
+    """What training starts from, in a word, and its folder; `None` is a fresh LoRA.
+
+    Args:
+        expert: The name of an expert of the pool, or the folder of an adapter.
+        run: A run folder, for its best initial expert.
+        pool: The folder of the experts.
+
+    Raises:
+        UserError: There is no such adapter.
+    """
+    if run:
+        searched = RunFolder(find(run))
+        name = searched.experts[searched.best_expert()[1]]
+        folder = find(searched.config["pool"].get("folder") or "")
+        if not (folder / name / CONFIG).is_file():
+            raise UserError(
+                f"run={run}: its best initial expert {name} is no adapter in {folder}; "
+                "give the folder of one as expert="
+            )
+        return name, folder / name
+    if not expert:
+        return "the base", None
+    for folder in (pool / expert, find(expert)):
+        if folder.is_dir():
+            read_adapter(folder)
+            return folder.name, folder
+    raise UserError(
+        f"expert={expert}: neither an expert in {pool} nor a folder; "
+        "give one of the two, or null for a fresh LoRA"
+    )
+
+
+def write_start(folder: Path, source: Path | None, fresh: Callable[[], Any], label: str) -> None:
+    """Write a copy of the adapter in `source`, else the one that `fresh` puts into its model."""
+
+    def fill(to: Path) -> None:
+        if source:
+            for name in (CONFIG, WEIGHTS):
+                shutil.copyfile(source / name, to / name)
+        else:
+            made = fresh()
+            save_adapter(made, to)
+            made.unload()
+
+    write_folder(folder, fill, {"copy_of": label}, "adapter")
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write what PEFT writes of an adapter, without its empty model card."""
+    model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+
+
+def weights_digest(folder: Path) -> str:
+    """16 hexadecimal digits that change with an adapter's weights."""
+    with (folder / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -1,0 +1,151 @@
+"""What a fine-tuning came to: its start against its end, on the same items, by one engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm.certainty import gain_of, interval_of
+from swarm.evaluation import Cut, Evaluator, as_rows, as_scores
+from swarm.executors import Executor, Result
+from swarm.files import write_packed
+from swarm.identity import items_digest
+from swarm.report.folder import RunFolder
+from swarm.report.text import table
+from swarm.tasks import Score, plain, unparsed
+from swarm.words import told
+
+
+class Comparison:
+    """Scores a fine-tuning's start and end.
+
+    Args:
+        task: The task.
+        executor: Opened with a pool of the two.
+        job: How the work is cut.
+        label: What the start is called.
+        held: Places of dev that were not trained on.
+        test: Whether the test split is asked too.
+    """
+
+    def __init__(
+        self, task: Any, executor: Executor, job: Cut, label: str, held: Sequence[int], test: bool
+    ) -> None:
+        self.task, self.label, self.held, self.test = task, label, held, test
+        self._executor = executor
+        self._evaluator = Evaluator(task, executor, job)
+        self._prompts = 0
+
+    def metrics(self, folder: Path, run: RunFolder | None) -> dict[str, Any]:
+        """Metrics under the names of a search's; the answers go into the folder.
+
+        Args:
+            run: A search of the same task to compare with.
+        """
+        task = plain(self.task)
+        splits = {"dev": "judged"} | ({"test": "test"} if self.test else {})
+        scores = {name: self._scores(split) for name, split in splits.items()}
+        rows = {name: [as_rows(self.task.items(name), one) for one in pair]
+                for name, pair in scores.items()}  # fmt: skip
+        write_packed(folder / "answers.json.gz", rows)
+        found: dict[str, Any] = {"starting_best_expert": self.label, "in_points": True}
+        names = {"dev": ("validation", "utility"), "test": ("single_test", "accuracy")}
+        for split, pair in scores.items():
+            for side, mine in zip(("starting", "ending"), pair, strict=True):
+                name, measure = names[split]
+                found |= described(task, f"{side}_best_{name}", measure, mine)
+        if self.held:
+            pair = [[one[i] for i in self.held] for one in scores["dev"]]
+            found["held_out"] = compared(task, pair[1], pair[0])
+        if self.test:
+            gain = gain_of(task, *reversed(scores["test"]))
+            found |= {"test_gain": gain.difference, "test_gain_interval": [gain.low, gain.high],
+                      "test_gain_p_value": gain.p}  # fmt: skip
+            if run:
+                found |= self._searched(run, scores["test"][1])
+        return {**found, "prompts_asked": self._prompts}
+
+    def _scores(self, split: str) -> list[list[Score]]:
+        return self._evaluator.scores(np.eye(2).tolist(), split, self._count)
+
+    def _count(self, result: Result) -> None:
+        self._prompts += result.prompts
+
+    def _searched(self, run: RunFolder, tuned: Sequence[Score]) -> dict[str, Any]:
+        """What the search found, if it was tested on the same items."""
+        rows = run.test_answers(run.best())
+        if rows is None or run.metrics["asked"]["test_items"] != items_digest(self.task, "test"):
+            return {}
+        found = compared(plain(self.task), tuned, as_scores(rows))
+        return {
+            "searched": {**found, "run": run.path.name, "prompts": run.metrics["prompts_asked"]}
+        }
+
+
+def described(task: Any, name: str, measure: str, scores: Sequence[Score]) -> dict[str, Any]:
+    """A utility with its interval, as a search's metrics call them."""
+    interval = interval_of(task, scores)
+    return {
+        f"{name}_{measure}": interval.mean,
+        f"{name}_interval": [interval.low, interval.high],
+        f"{name}_items": interval.n,
+        f"{name}_unparsed_rate": unparsed(scores),
+    }
+
+
+def compared(task: Any, after: Sequence[Score], before: Sequence[Score]) -> dict[str, Any]:
+    """Two models on the same items."""
+    gain = gain_of(task, after, before)
+    return {
+        "items": gain.n,
+        "starting": task.utility(before),
+        "ending": task.utility(after),
+        "gain": gain.difference,
+        "gain_interval": [gain.low, gain.high],
+        "p_value": gain.p,
+    }
+
+
+def lines(metrics: dict[str, Any]) -> list[str]:
+    """The metrics as a table and sentences."""
+    tested = "test_gain" in metrics
+    heads = [f"dev, n = {metrics['ending_best_validation_items']}"]
+    heads += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
+    rows = []
+    for side, label in (("starting", metrics["starting_best_expert"]), ("ending", "tuned")):
+        cells = [_cell(metrics, f"{side}_best_validation", "utility")]
+        cells += [_cell(metrics, f"{side}_best_single_test", "accuracy")] if tested else []
+        rows.append([label, *cells])
+    found = table(("model", *heads), rows)
+    found.append(f"Brackets: 95 % intervals. {metrics['examples']} of the dev items were trained "
+                 "on, which flatters the tuned one there.")  # fmt: skip
+    found.append(
+        f"Chosen: step {metrics['step']} of {metrics['steps']}. Examples learnt from (forward and "
+        f"backward): {metrics['examples_seen']}; held out and looked at (forward): "
+        f"{metrics['examples_looked_at']}; prompts answered for this table: "
+        f"{metrics['prompts_asked']}."
+    )
+    if held := metrics.get("held_out"):
+        found.append(f"On dev items held out: {held['starting']:.3f} before, {held['ending']:.3f} "
+                     f"after. {_told(held, 'held-out dev items')}")  # fmt: skip
+    if tested:
+        test = {"gain": metrics["test_gain"], "gain_interval": metrics["test_gain_interval"],
+                "p_value": metrics["test_gain_p_value"],
+                "items": metrics["ending_best_single_test_items"]}  # fmt: skip
+        found.append(_told(test, "test items"))
+    if searched := metrics.get("searched"):
+        found.append(
+            f"Beside the best that {searched['run']} found with {searched['prompts']} dev prompts, "
+            f"{searched['starting']:.3f} on test: {_told(searched, 'test items')}"
+        )
+    return found
+
+
+def _cell(metrics: dict[str, Any], name: str, measure: str) -> str:
+    low, high = metrics[f"{name}_interval"]
+    return f"{metrics[f'{name}_{measure}']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _told(found: dict[str, Any], of: str) -> str:
+    return told(found["gain"], found["gain_interval"], found["p_value"], found["items"], of, True)

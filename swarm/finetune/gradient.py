@@ -1,0 +1,239 @@
+"""Gradient descent on an adapter: AdamW on gold answers, stopped early by those held out."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.files import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WARM = 12
+"""One in so many steps warms up."""
+
+IGNORED = -100
+"""What torch's cross-entropy takes for no target."""
+
+Pair = tuple[list[int], list[int]]
+"""The token ids of a prompt, and of the answer after it."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an adapter is trained.
+
+    Args:
+        steps: The most optimizer steps.
+        batch: Examples in a step.
+        rate: AdamW's, with a short warm-up and a linear decay to zero at `steps`.
+        every: Steps between two looks at the examples held out.
+        patience: Looks without a lower loss after which training ends.
+        seed: Of the examples' order.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    steps: int = 100
+    batch: int = 8
+    rate: float = 1e-3
+    every: int = 10
+    patience: int = 3
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "batch", "every", "patience"):
+            value = getattr(self, key)
+            if type(value) is not int or value < 1:
+                raise UserError(f"{key}={value!r}: must be a whole number, 1 or more")
+        if type(self.rate) not in (int, float) or not 0 < self.rate < math.inf:
+            raise UserError(f"rate={self.rate!r}: must be a number above 0")
+
+
+@dataclass
+class Progress:
+    """How far a training is.
+
+    Attributes:
+        step: Steps done.
+        looks: (step, loss of the batches since the last look, loss of what is held out).
+        best: The step whose weights are kept.
+    """
+
+    step: int = 0
+    looks: list[tuple[int, float | None, float | None]] = field(default_factory=list)
+    best: int = 0
+
+    def look(self, step: int, train: float | None, held: float | None) -> bool:
+        """Take note of a look; gives whether its weights are the best so far."""
+        lowest = min((loss for _, _, loss in self.looks if loss is not None), default=math.inf)
+        self.step = step
+        self.looks.append((step, train, held))
+        better = held is None or held < lowest
+        self.best = step if better else self.best
+        return better
+
+    def stale(self) -> int:
+        """Looks since the best one."""
+        return sum(step > self.best for step, _, _ in self.looks)
+
+
+def mean_loss(model: Any, batch: Sequence[Pair]) -> tuple["Tensor", int]:
+    """The mean cross-entropy of the answers' tokens, in nats, and how many they are.
+
+    Prompts count for nothing. Rows are padded on the left, so that all answers end together and
+    logits are made for the longest answer's places alone.
+    """
+    import torch
+
+    longest = max(len(answer) for _, answer in batch)
+    width = max(len(prompt) + len(answer) for prompt, answer in batch)
+    rows = [[*prompt, *answer] for prompt, answer in batch]
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    targets = torch.tensor([[IGNORED] * (longest - len(a)) + a for _, a in batch])
+    device = model.device
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(
+        input_ids=ids.to(device), attention_mask=mask.to(device), position_ids=places.to(device),
+        logits_to_keep=longest + 1, use_cache=False,
+    ).logits[:, -longest - 1 : -1].float()  # fmt: skip
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten().to(device), ignore_index=IGNORED
+    )
+    return loss, sum(len(answer) for _, answer in batch)
+
+
+def held_loss(model: Any, pairs: Sequence[Pair], batch: int) -> float | None:
+    """The mean loss of all answers' tokens, in nats; `None` of no pairs."""
+    import torch
+
+    total, tokens = 0.0, 0
+    with torch.inference_mode():
+        for start in range(0, len(pairs), batch):
+            loss, count = mean_loss(model, pairs[start : start + batch])
+            total, tokens = total + loss.item() * count, tokens + count
+    return total / tokens if tokens else None
+
+
+def order(count: int, recipe: Recipe, step: int) -> list[int]:
+    """The examples of a step, from 0 on: all of them in a drawn order, then in another one."""
+    found: list[int] = []
+    for place in range(step * recipe.batch, (step + 1) * recipe.batch):
+        draw = np.random.Generator(np.random.Philox(key=[recipe.seed, place // count]))
+        found.append(int(draw.permutation(count)[place % count]))
+    return found
+
+
+class Trainer:
+    """Trains the weights of a model that ask for a gradient; killed, it goes on from its last look.
+
+    Args:
+        model: A causal language model of transformers with an adapter of PEFT.
+        recipe: How.
+        path: The file with all that is needed to go on.
+        say: Told of each look, in a line.
+    """
+
+    def __init__(self, model: Any, recipe: Recipe, path: Path, say: Callable[[str], None]) -> None:
+        import torch
+
+        self.model, self.recipe, self.path, self.say = model, recipe, path, say
+        self.progress = Progress()
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self._adam = torch.optim.AdamW(self._weights, lr=recipe.rate, weight_decay=0.0)
+        self._best = [weight.detach().clone() for weight in self._weights]
+
+    def train(self, examples: Sequence[Pair], held: Sequence[Pair]) -> Progress:
+        """Train, and leave the model with the weights of the best look; nothing is trained twice.
+
+        Without any held out, those of the last step.
+        """
+        recipe = self.recipe
+        if self.path.is_file():
+            self._resume()
+        else:
+            self._look(0, [], held)
+        while self.progress.step < recipe.steps and self.progress.stale() < recipe.patience:
+            end = min(self.progress.step + recipe.every, recipe.steps)
+            losses = [self._step(examples, step) for step in range(self.progress.step, end)]
+            self._look(end, losses, held)
+            self._keep()
+        for weight, best in zip(self._weights, self._best, strict=True):
+            weight.data.copy_(best)
+        return self.progress
+
+    def _step(self, examples: Sequence[Pair], step: int) -> float:
+        import torch
+
+        steps = self.recipe.steps
+        share = min((step + 1) / max(1, steps // WARM), 1 - step / steps)
+        for group in self._adam.param_groups:
+            group["lr"] = self.recipe.rate * share
+        batch = [examples[place] for place in order(len(examples), self.recipe, step)]
+        loss, _ = mean_loss(self.model, batch)
+        self._adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
+        self._adam.step()
+        return loss.item()
+
+    def _look(self, step: int, losses: Sequence[float], held: Sequence[Pair]) -> None:
+        train = sum(losses) / len(losses) if losses else None
+        loss = held_loss(self.model, held, self.recipe.batch)
+        for name, value in (("training", train), ("held out", loss)):
+            if value is not None and not math.isfinite(value):
+                raise UserError(f"the {name} loss is not finite at step {step}; lower rate=")
+        better = self.progress.look(step, train, loss)
+        if better:
+            self._best = [weight.detach().clone() for weight in self._weights]
+        told = ["" if value is None else f", {name} loss {value:.4f}"
+                for name, value in (("training", train), ("held-out", loss))]  # fmt: skip
+        best = " (lowest so far)" if better and loss is not None else ""
+        self.say(f"step {step:>4} of {self.recipe.steps}{''.join(told)}{best}")
+
+    def _keep(self) -> None:
+        """Write weights, Adam's averages and the looks, in safetensors: nothing is unpickled."""
+        from safetensors.torch import save
+
+        state = [self._adam.state[weight] for weight in self._weights]
+        kinds = {
+            "weight": self._weights,
+            "best": self._best,
+            "average": [one["exp_avg"] for one in state],
+            "square": [one["exp_avg_sq"] for one in state],
+        }
+        tensors = {
+            f"{kind}.{i}": tensor.detach().cpu().contiguous()
+            for kind, found in kinds.items()
+            for i, tensor in enumerate(found)
+        }
+        looks = json.dumps({"best": self.progress.best, "looks": self.progress.looks})
+        write_whole(self.path, save(tensors, {"progress": looks}))
+
+    def _resume(self) -> None:
+        import torch
+        from safetensors import safe_open
+
+        with safe_open(str(self.path), framework="pt") as file:
+            told = json.loads(file.metadata()["progress"])
+            for i, weight in enumerate(self._weights):
+                found = {kind: file.get_tensor(f"{kind}.{i}").to(weight.device)
+                         for kind in ("weight", "best", "average", "square")}  # fmt: skip
+                weight.data.copy_(found["weight"])
+                self._best[i] = found["best"]
+                self._adam.state[weight] = {
+                    "step": torch.tensor(float(told["looks"][-1][0])),
+                    "exp_avg": found["average"],
+                    "exp_avg_sq": found["square"],
+                }
+        looks = [(step, train, held) for step, train, held in told["looks"]]
+        self.progress = Progress(looks[-1][0], looks, told["best"])
+        self.say(f"goes on after step {self.progress.step}")

@@ -1,0 +1,220 @@
+"""A fine-tuning in its folder: where it starts, what it learns from, and what it came to."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from swarm.engine import Engine
+from swarm.engine.base import Base
+from swarm.engine.tokens import choice_ids, prompt_ids
+from swarm.errors import UserError
+from swarm.evaluation import Cut, divided
+from swarm.executors import Executor, Worker
+from swarm.files import write_json
+from swarm.finetune.adapter import find_start, save_adapter, weights_digest, write_start
+from swarm.finetune.comparison import Comparison, lines
+from swarm.finetune.gradient import Pair, Recipe, Trainer
+from swarm.folders import read_note, write_folder
+from swarm.identity import items_digest, settings
+from swarm.places import find
+from swarm.pool import Pool
+from swarm.report.folder import RunFolder
+from swarm.tasks import Item
+from swarm.tasks.signal import Signalled
+
+STATE = "tuning.json"
+
+
+class Tuning:
+    """Trains a LoRA adapter on a task's dev items; cheap to make, `tune` does the work.
+
+    Args:
+        name: The folder below `folder`; one that was killed is gone on with.
+        task: With gold answers: multiple choice or exact match.
+        model, pool, engine, executor, job: As for a search.
+        expert: The name of an expert of the pool, or the folder of an adapter, to start from.
+        run: A run folder, from whose best initial expert to start; without both a fresh LoRA.
+        steps, batch, rate, every, patience: See `swarm.finetune.gradient.Recipe`.
+        holdout: Share of dev that is not trained on; 0 for none.
+        rank, alpha, targets: Of a fresh LoRA.
+        seed: Of all randomness.
+        test: Whether start and end are compared on the test split.
+        gpus: CUDA devices; the first one trains.
+        folder: Where it lies.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self, name: str, task: Any, model: Base, pool: Any, engine: Engine, executor: Executor,
+        job: Cut, expert: str | None = None, run: str | None = None, steps: int = 100,
+        batch: int = 8, rate: float = 1e-3, holdout: float = 0.2, every: int = 10,
+        patience: int = 3, rank: int = 8, alpha: float = 16,
+        targets: Sequence[str] = ("q_proj", "v_proj"), seed: int = 42, test: bool = True,
+        gpus: Sequence[int] = (), folder: str = "search",
+    ) -> None:  # fmt: skip
+        if not name or name in (".", "..") or "/" in name:
+            raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
+        if not isinstance(task, Signalled) or "logprob" not in task.signals:
+            raise UserError(
+                "fine-tuning needs gold answers to learn from: a task of swarm.tasks.choice.Choice "
+                "or swarm.tasks.match.Match, e.g. task=nlgraph_mini"
+            )
+        if not isinstance(pool, Pool):
+            raise UserError("fine-tuning trains an adapter and needs pool=adapters")
+        if expert and run:
+            raise UserError(f"expert={expert} and run={run}: give one of the two to start from")
+        if type(holdout) not in (int, float) or not 0 <= holdout < 1:
+            raise UserError(f"holdout={holdout!r}: must be a share of dev, from 0 to below 1")
+        if type(seed) is not int or seed < 0:
+            raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
+        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or alpha <= 0:
+            raise UserError(f"rank={rank!r}, alpha={alpha!r}: must be a whole number and a number")
+        self.task: Any = task
+        self.model, self.pool, self.engine = model, pool, engine
+        self.executor, self.job, self.expert, self.run = executor, job, expert, run
+        self.recipe = Recipe(steps, batch, rate, every, patience, seed)
+        self.holdout, self.seed, self.test = holdout, seed, test
+        self.fresh: dict[str, Any] = {
+            "r": rank,
+            "lora_alpha": alpha,
+            "target_modules": list(targets),
+        }
+        self.device = f"cuda:{gpus[0]}" if gpus else "cpu"
+        self.folder = Path(folder) / name
+        self.state: dict[str, Any] = {}
+
+    def tune(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Train, or go on, or show again what a finished one came to; gives the metrics.
+
+        Args:
+            config: The configuration, kept in the folder and compared on resume.
+
+        Raises:
+            UserError: Something is wrong with an input; nothing has been written then.
+        """
+        dev = self.task.items("dev")
+        asked = {"test_items": items_digest(self.task, "test") if self.test else None}
+        trained, held = divided(dev, self.holdout, self.seed)
+        label, source = find_start(self.expert, self.run, self.pool.folder)
+        self._open(config or {}, label, source)
+        if not (self.folder / "tuned").is_dir():
+            self._train(label, source, [dev[i] for i in trained], [dev[i] for i in held])
+        metrics = self.state.get("metrics")
+        if metrics is None or metrics["asked"] != asked:
+            metrics = self._compared(label, held)
+            metrics |= {"asked": asked, **read_note(self.folder / "tuned")["training"]}
+            self._save(metrics=metrics)
+        print("\n".join(lines(metrics)))
+        print(f"tuned adapter: {self.folder / 'tuned'}")
+        return dict(metrics)
+
+    def _open(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
+        """Read the state in the folder, which has to be this fine-tuning's, or write the first."""
+        chosen = {key: config[key] for key in ("task", "model") if key in config}
+        identity = {
+            **settings(chosen),
+            **asdict(self.recipe),
+            "holdout": self.holdout,
+            "task items": items_digest(self.task, "dev"),
+            "base weights": self.model.fingerprint(),
+            "start": label,
+            "start weights": weights_digest(source) if source else json.dumps(self.fresh),
+        }
+        path = self.folder / STATE
+        if path.is_file():
+            self.state = json.loads(path.read_text())
+            self._compare(identity)
+        elif self.folder.is_dir() and any(self.folder.iterdir()):
+            raise UserError(f"{self.folder} holds something else; choose another name=")
+        else:
+            self._save(identity=identity, config=dict(config))
+
+    def _compare(self, new: Mapping[str, Any]) -> None:
+        old = self.state["identity"]
+        differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        if differ:
+            changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])
+            raise UserError(
+                f"name={self.folder.name}: {self.folder} holds another fine-tuning ({changes}); "
+                "give the same values to go on, or another name= to begin anew"
+            )
+
+    def _save(self, **more: Any) -> None:
+        self.state |= more
+        write_json(self.folder / STATE, self.state)
+
+    def _train(
+        self, label: str, source: Path | None, examples: Sequence[Item], held: Sequence[Item]
+    ) -> None:
+        import torch
+        from peft import PeftModel
+
+        from swarm.engine.sources import quiet_transformers
+
+        model, tokenizer = self.model.load(self.device)
+        with quiet_transformers():
+            if not (self.folder / "start").is_dir():
+                write_start(self.folder / "start", source, lambda: self._new(model), label)
+            adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
+        pairs = [pairs_of(self.task, items, tokenizer) for items in (examples, held)]
+        print(f"{self.folder}: trains on {len(examples)} dev items, holds out {len(held)}")
+        trainer = Trainer(adapted, self.recipe, self.folder / "training.safetensors", print)
+        try:
+            progress = trainer.train(*pairs)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"out of memory on {self.device}; lower batch={self.recipe.batch}"
+            ) from None
+        seen = progress.step * self.recipe.batch
+        training = {
+            "step": progress.best,
+            "steps": progress.step,
+            "looks": progress.looks,
+            "examples": len(examples),
+            "examples_seen": seen,
+            "examples_looked_at": len(progress.looks) * len(held),
+        }
+        note = {
+            "tuned_from": label,
+            "task": self.task.name,
+            "training": training,
+        }
+        write_folder(self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter")
+        (self.folder / "training.safetensors").unlink(missing_ok=True)
+
+    def _new(self, model: Any) -> Any:
+        """The model with a fresh LoRA, which changes nothing yet."""
+        import torch
+        from peft import LoraConfig, get_peft_model
+
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            made = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **self.fresh))
+        made.peft_config["default"].base_model_name_or_path = self.model.name or self.model.path
+        return made
+
+    def _compared(self, label: str, held: Sequence[int]) -> dict[str, Any]:
+        """What start and end come to, which are the positions [1, 0] and [0, 1] of a pool."""
+        pool = Pool(self.folder.resolve(), ["start", "tuned"])
+        pool.open(self.model.name).check()
+        run = RunFolder(find(self.run)) if self.run else None
+        try:
+            self.executor.open(Worker(self.model, pool, self.task, self.engine))
+            compared = Comparison(self.task, self.executor, self.job, label, held, self.test)
+            return compared.metrics(self.folder, run)
+        finally:
+            self.executor.close()
+
+
+def pairs_of(task: Signalled, items: Sequence[Item], tokenizer: Any) -> list[Pair]:
+    """Prompts and gold answers as a search puts them, each answer closed by the end token."""
+    found = []
+    for item in items:
+        request = task.gold_request(item)
+        answer = choice_ids(tokenizer, request.prompt, request.choices[0])
+        found.append((prompt_ids(tokenizer, request.prompt), [*answer, tokenizer.eos_token_id]))
+    return found

@@ -1,0 +1,226 @@
+"""The course of a search: its best, every particle, who contributed, how far apart they were."""
+
+import math
+
+import numpy as np
+
+from swarm.report.blocks import Choice, Section, Spark, Table, Words
+from swarm.report.compared import Compared
+from swarm.report.folder import RunFolder
+from swarm.report.numbers import number, percent, signed
+from swarm.report.origins import origin
+from swarm.report.pictures import COLOURS, Chart, Series
+from swarm.report.trajectories import trajectory
+
+BETWEEN = 1_000
+"""About so many positions are shown of those that the particles passed through."""
+
+PANELS = 3
+"""Groups of modules that are shown one beside the other; of more, one is chosen."""
+
+
+def measure(run: RunFolder) -> str:
+    """What the search climbed, as axes call it."""
+    signal = run.metrics.get("signal") or run.identity.get("task.signal") or "accuracy"
+    return "utility on dev" if signal == "accuracy" else f"signal ({signal}) on dev"
+
+
+def progress(models: Compared) -> Section:
+    """The best so far, and every particle."""
+    run = models.run
+    best = run.best_so_far()
+    x = np.arange(len(best))
+    rises = 1 + np.flatnonzero(np.diff(best) > 0)
+    last = f"last at iteration {rises[-1]}" if len(rises) else "never after the start"
+    start = run.utilities[models.places["starting"]]
+    chart = Chart(
+        "best", "Best so far", "iteration", measure(run),
+        [Series("best so far", x, best, "steps", "strong")],
+        f"It goes from {number(best[0])} to {number(best[-1])} in {len(best) - 1} iterations and "
+        f"rises {len(rises)} times, {last}",
+        [("best initial expert", float(start))] if np.isfinite(start) else [],
+        whole=True,
+    )  # fmt: skip
+    began = origin(run) if np.isfinite(run.utilities[run.best()]) else None
+    told = Words([
+        f"The particle that ends best, number {began['particle']}, began as {began['began_as']} "
+        f"at rank {began['rank']:g} of {began['of']}."
+    ] if began else [])  # fmt: skip
+    return Section(
+        "progress",
+        "Progress of the search",
+        "The best so far cannot fall; beside it is what every particle came to in each iteration. "
+        "All of it is on dev, where the highest of many flatters itself.",
+        [chart, _particles(models), told],
+        {"Every particle": [_particle_table(run)]},
+    )
+
+
+def _particles(models: Compared) -> Chart:
+    run = models.run
+    x = np.arange(len(run.utilities))
+    best, expert = models.places["ending"][1], models.places["starting"][1]
+    names = {expert: f"particle {expert}, began as {models.expert}", best: f"particle {best}, best"}
+    series = [
+        Series(names.get(i, f"particle {i}"), x, run.utilities[:, i],
+               weight={best: "strong", expert: "normal"}.get(i, "faint"))
+        for i in (best, *(i for i in range(run.particles) if i != best))
+    ]  # fmt: skip
+    known = run.utilities[~np.isnan(run.utilities)]
+    return Chart(
+        "particles", f"All {run.particles} particles", "iteration", measure(run), series,
+        f"Utilities lie between {number(known.min())} and {number(known.max())}"
+        if len(known) else "None is measured",
+        whole=True,
+    )  # fmt: skip
+
+
+def _particle_table(run: RunFolder) -> Table:
+    rows: list[list[str | Spark]] = []
+    for i in range(run.particles):
+        iteration, _ = run.best(i)
+        mine = run.utilities[:, i]
+        began = run.experts[i] if i < len(run.experts) else "drawn"
+        rows.append([str(i), began, number(mine[0]), number(mine[iteration]), str(iteration),
+                     number(mine[-1]), Spark(mine.tolist())])  # fmt: skip
+    header = ["particle", "began as", "start", "best", "at iteration", "last", "course"]
+    return Table("Every particle's utility on dev", header, rows, sortable=True)
+
+
+def coefficients(models: Compared) -> Section:
+    """Who contributes: the best so far and the mean of the swarm, expert by expert."""
+    run = models.run
+    trail = _best_positions(run)
+    shape = (len(trail), len(run.groups), len(run.experts))
+    groups = trail.reshape(shape)
+    best = "Coefficients of the best so far"
+    mean = best + (", mean over groups" if len(run.groups) > 1 else "")
+    swarm = run.means.mean(axis=1)
+    # One order for all charts, so that an expert has one colour.
+    order = np.argsort(-np.abs(groups).max(axis=(0, 1)) - 1e-3 * np.abs(swarm).max(axis=0))
+    charts = [
+        _coefficients(run, "coefficients", mean, groups.mean(axis=1), order),
+        _coefficients(run, "swarm", "Coefficients, mean of the swarm", swarm, order),
+    ]
+    blocks: list[Chart | Choice | Table] = [*charts]
+    panels = {
+        name: _coefficients(run, f"group_{g}", f"{best}, {name}", groups[:, g], order)
+        for g, name in enumerate(run.groups)
+    }
+    if 1 < len(panels) <= PANELS:
+        blocks += panels.values()
+    elif len(panels) > PANELS:
+        blocks.append(Choice("Group of modules", panels))
+    blocks.append(_expert_table(run, groups.mean(axis=1)))
+    shown = (
+        f" The {len(COLOURS)} largest in the best have a colour."
+        if len(run.experts) > len(COLOURS)
+        else ""
+    )
+    return Section(
+        "coefficients",
+        "Who contributes",
+        "Each expert's mixing coefficient; 1 is that expert alone, and below 0 its change is "
+        f"turned round.{shown} Steps: the best holds until there is a better one.",
+        blocks,
+    )
+
+
+def _best_positions(run: RunFolder) -> np.ndarray:
+    """[T, G * K] the position of the best so far; the start's first one before there is any."""
+    known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
+    place, highest, found = (0, 0), -np.inf, []
+    for number_, utilities in enumerate(known):
+        if utilities.max() > highest:
+            highest, place = utilities.max(), (number_, int(utilities.argmax()))
+        found.append(run.positions[place])
+    return np.array(found)
+
+
+def _coefficients(
+    run: RunFolder, key: str, title: str, values: np.ndarray, order: np.ndarray
+) -> Chart:
+    """Of values [T, K]; the first experts of an order have a colour."""
+    # A held value is one point: a long search that found little is a short line.
+    held = (np.diff(values, axis=0) == 0).all(axis=1)
+    kept = np.flatnonzero(np.concatenate([[True], ~held[:-1], [True]])) if len(held) else [0]
+    kind = "line" if key == "swarm" else "steps"
+    series = [
+        Series(run.experts[k], kept, values[kept, k], kind,
+               "normal" if rank < len(COLOURS) else "faint")
+        for rank, k in enumerate(order)
+    ]  # fmt: skip
+    last = values[-1, order]
+    told = ", ".join(f"{run.experts[k]} {signed(c, 2)}"
+                     for k, c in list(zip(order, last, strict=True))[:5])  # fmt: skip
+    return Chart(key, title, "iteration", "coefficient", series, f"At the end {told}",
+                 [("", 0.0)], whole=True)  # fmt: skip
+
+
+def _expert_table(run: RunFolder, best: np.ndarray) -> Table:
+    swarm = run.means[-1].mean(axis=0)
+    rows: list[list[str | Spark]] = [
+        [name, number(run.utilities[0, k]), signed(best[-1, k]), signed(swarm[k]),
+         signed(run.means[-1, :, k].min()), signed(run.means[-1, :, k].max()),
+         Spark(best[:, k].tolist())]
+        for k, name in enumerate(run.experts)
+    ]  # fmt: skip
+    header = ["expert", "alone on dev", "in the best", "swarm mean", "lowest", "highest",
+              "in the best, over time"]  # fmt: skip
+    return Table("Experts, alone and in the swarm's last iteration", header, rows, sortable=True)
+
+
+def diversity(models: Compared) -> Section:
+    """How far apart the particles are, and where they went."""
+    run, found = models.run, trajectory(models.run)
+    apart, outside = found["diversity"], found["outside"]
+    x = np.arange(len(apart))
+    spread = Chart(
+        "diversity", "Distance from the swarm's middle", "iteration", "mean distance",
+        [Series("mean distance", x, apart, weight="strong")],
+        f"It goes from {number(apart[0])} to {number(apart[-1])}; {percent(outside[-1])} of the "
+        "particles end outside the experts' hull",
+        whole=True,
+    )  # fmt: skip
+    blocks: list[Chart | Words] = [spread]
+    if len(found["explained"]) > 1:
+        blocks.append(_map(run, found))
+    blocks.append(Words([
+        f"Outside the experts' hull (a coefficient below 0) were {percent(outside[0])} of the "
+        f"particles at the start and {percent(outside[-1])} at the end."
+    ]))  # fmt: skip
+    return Section(
+        "diversity",
+        "Diversity of the swarm",
+        "The mean Euclidean distance of the particles from their mean, in coefficients: two "
+        "different experts are 1.41 apart. A swarm at 0 has nowhere left to go.",
+        blocks,
+    )
+
+
+def _map(run: RunFolder, found: dict[str, np.ndarray]) -> Chart:
+    """The first two principal components of all positions."""
+    points, explained = found["points"], found["explained"]
+    rounds, particles = points.shape[:2]
+    flat = points.reshape(-1, points.shape[2])
+    labels = [f"particle {i}, iteration {t}" for t in range(rounds) for i in range(particles)]
+    experts, end = len(run.experts), points[-1]
+    best = points[run.best()]
+    every = math.ceil(rounds * particles / BETWEEN)
+    between = [t * particles + i for t in range(every, rounds - 1, every) for i in range(particles)]
+    passed = "between" + f", each {every} iterations" * (every > 1)
+    series = [
+        Series(passed, flat[between, 0], flat[between, 1], "points", "faint",
+               [labels[n] for n in between]),
+        Series("particles at the end", end[:, 0], end[:, 1], "points",
+               labels=labels[-particles:] if rounds > 1 else labels),
+        Series("best found", [best[0]], [best[1]], "points", "strong"),
+        Series("experts", points[0, :experts, 0], points[0, :experts, 1], "points",
+               labels=run.experts),
+    ]  # fmt: skip
+    names = [
+        f"component {n} ({percent(share)} of variance)" for n, share in enumerate(explained, 1)
+    ]
+    return Chart("map", "Where the particles were", names[0], names[1], series,
+                 "Experts, particles at the end and the best found in the plane of the first two "
+                 "principal components of all positions")  # fmt: skip

@@ -1,0 +1,226 @@
+"""The rows of a pool's basis, and those that are made instead of read: base, noise, recipes."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from swarm.errors import UserError
+from swarm.mixing import norm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, int, int]
+
+
+class Row(Protocol):
+    """What one coefficient of a position multiplies; an expert on disk is one (`Adapter`).
+
+    Attributes:
+        name: Unlike that of any other row of the pool.
+        shapes: (in, out, rank) of every module that it changes.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]: ...
+
+    def scaling(self, module: str) -> float:
+        """The factor s of delta W = s B A at `module`."""
+        ...
+
+    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+        """A [rank, in] and B [out, rank] of `module` before the scaling; the same at each call."""
+        ...
+
+    def identity(self) -> bytes:
+        """What changes with the weights, for a fingerprint."""
+        ...
+
+
+@dataclass(frozen=True)
+class Base:
+    """The base model itself: it changes nothing, and its coefficient takes what others leave."""
+
+    name: str = "base"
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+
+    def scaling(self, module: str) -> float:
+        raise KeyError(module)
+
+    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+        raise KeyError(module)
+
+    def identity(self) -> bytes:
+        return self.name.encode()
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A random update of the experts' modules and ranks.
+
+    At every module A is as long as the mean of the experts' and the update `scale` times as long
+    as the mean of theirs, in the Frobenius norm, over the experts that adapt the module.
+    """
+
+    name: str
+    experts: Sequence[Row]
+    scale: float
+    seed: int
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """The highest rank of the experts at each module."""
+        return _shapes(self.experts)
+
+    def scaling(self, module: str) -> float:
+        return 1.0
+
+    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+        import numpy as np
+        import torch
+
+        inputs, outputs, rank = self.shapes[module]
+        seed = _seed(self.seed, self.name, module)
+        # Philox, as all randomness of a search: the same numbers on every machine.
+        draw = np.random.Generator(np.random.Philox(seed)).standard_normal
+        a, b = (torch.from_numpy(draw(size)) for size in ((rank, inputs), (outputs, rank)))
+        lengths, norms = zip(*_lengths(self.experts, module), strict=True)
+        a *= sum(lengths) / len(lengths) / float(a.norm())
+        # An expert may be zero here, and so may all of them be.
+        b *= self.scale * sum(norms) / len(norms) / (norm(a, b) or 1.0)
+        return a.float(), b.float()
+
+    def identity(self) -> bytes:
+        return json.dumps([self.name, self.scale, self.seed]).encode()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A static merge of the experts (`swarm.recipes`), made once a module and kept in memory."""
+
+    name: str
+    experts: Sequence[Row]
+    density: float
+    space: str
+    rank: int
+    _made: dict[str, tuple["Tensor", "Tensor"]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Of every module at the rank that the merge is cut to."""
+        return {name: (*shape[:2], self.rank) for name, shape in _shapes(self.experts).items()}
+
+    def scaling(self, module: str) -> float:
+        return 1.0
+
+    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+        import torch
+
+        from swarm.recipes import merge
+
+        if module not in self._made:
+            inputs, outputs, _ = self.shapes[module]
+            nothing = torch.zeros(1, inputs), torch.zeros(outputs, 1)
+            pairs = [
+                _folded(one, module) if module in one.shapes else nothing for one in self.experts
+            ]
+            seed = _seed("recipes", module)
+            self._made[module] = merge(self.name, pairs, self.density, seed, self.space, self.rank)
+        return self._made[module]
+
+    def identity(self) -> bytes:
+        return json.dumps([self.name, self.density]).encode()
+
+
+@dataclass(frozen=True)
+class Made:
+    """Which rows a pool makes itself (config keys pool.base_row and so on)."""
+
+    base_row: bool = False
+    noise_rows: int = 0
+    noise_scale: float = 1.0
+    noise_seed: int = 0
+    recipes: Sequence[str] = ()
+    density: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values that can never work."""
+        if not isinstance(self.base_row, bool):
+            raise UserError(f"pool.base_row must be true or false, not {self.base_row!r}")
+        for key in ("noise_rows", "noise_seed"):
+            value = getattr(self, key)
+            if type(value) is not int or value < 0:
+                raise UserError(f"pool.{key} must be a whole number from 0 on, not {value!r}")
+        if not (_is_number(self.noise_scale) and self.noise_scale > 0):
+            raise UserError(f"pool.noise_scale must be a number above 0, not {self.noise_scale!r}")
+        if not (_is_number(self.density) and 0 < self.density <= 1):
+            raise UserError(f"pool.density must be above 0 and at most 1, not {self.density!r}")
+        self._check_recipes()
+
+    def _check_recipes(self) -> None:
+        if isinstance(self.recipes, str) or not isinstance(self.recipes, Sequence):
+            raise UserError(f"pool.recipes must be a list of recipes, not {self.recipes!r}")
+        if not self.recipes:
+            return
+        from swarm.recipes import NAMES
+
+        for name in self.recipes:
+            if name not in NAMES:
+                raise UserError(f"pool.recipes has {name!r}; allowed: {', '.join(NAMES)}")
+            if list(self.recipes).count(name) > 1:
+                raise UserError(f"pool.recipes names {name!r} more than once")
+
+    @property
+    def weighted(self) -> bool:
+        """Whether a made row has weights."""
+        return bool(self.noise_rows or self.recipes)
+
+    def before(self, experts: Sequence[Row]) -> list[Row]:
+        """The rows between the experts and the elites: base and noise."""
+        rows: list[Row] = [Base()] if self.base_row else []
+        for number in range(self.noise_rows):
+            rows.append(Noise(f"noise_{number}", experts, self.noise_scale, self.noise_seed))
+        return rows
+
+    def after(self, experts: Sequence[Row], space: str) -> list[Row]:
+        """The rows after the elites: recipes, of a rank that holds a sum of all experts."""
+        ranks = [max(rank for _, _, rank in one.shapes.values()) for one in experts]
+        rank = sum(ranks) if space == "delta" else max(ranks)
+        return [Recipe(name, experts, self.density, space, rank) for name in self.recipes]
+
+
+def _shapes(experts: Sequence[Row]) -> dict[str, Shape]:
+    """(in, out, highest rank) of every module that any of the experts changes."""
+    found: dict[str, Shape] = {}
+    for one in experts:
+        for module, (inputs, outputs, rank) in one.shapes.items():
+            found[module] = (inputs, outputs, max(rank, found.get(module, (0, 0, 0))[2]))
+    return found
+
+
+def _folded(row: Row, module: str) -> tuple["Tensor", "Tensor"]:
+    """A and B in float32 with the scaling in B."""
+    a, b = row.factors(module)
+    return a.float(), (b.double() * row.scaling(module)).float()
+
+
+def _lengths(experts: Sequence[Row], module: str) -> list[tuple[float, float]]:
+    """The Frobenius norms of A and of the update of each expert that adapts `module`."""
+    pairs = [_folded(one, module) for one in experts if module in one.shapes]
+    return [(float(a.norm()), norm(a.double(), b.double())) for a, b in pairs]
+
+
+def _seed(*parts: Any) -> int:
+    """A whole number below 2^32 that depends on every part."""
+    return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:4], "big")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

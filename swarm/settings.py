@@ -1,0 +1,27 @@
+"""The plain settings of a search, checked before anything is read."""
+
+from swarm.errors import UserError
+
+
+def check_run(
+    name: str, folder: str, seed: int, ensemble: int, confirm: float, switches: dict[str, bool]
+) -> None:
+    """Check the settings of a run that are no object of their own.
+
+    Args:
+        switches: What must be true or false, by key.
+
+    Raises:
+        UserError: One is not allowed; it says which and what is.
+    """
+    if not name or name in (".", "..") or "/" in name:
+        raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
+    for word, value in switches.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{word}={value!r}: must be true or false")
+    if type(confirm) not in (int, float) or not 0 <= confirm < 1:
+        raise UserError(f"confirm={confirm!r}: must be a share of dev, from 0 to below 1")
+    if type(ensemble) is not int or ensemble < 0:
+        raise UserError(f"ensemble={ensemble!r}: must be a whole number, 0 or more")

@@ -1,0 +1,51 @@
+"""Answers that several searches share: what one of them asked, no other has to ask again."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from swarm.files import read_packed, write_packed
+from swarm.tasks import Score
+
+
+class Store:
+    """A folder with one file for a position and the items it was asked; processes may share it.
+
+    Answers come back as they were given: another search's batches may have been others, so that
+    texts may differ by rounding from what this one would have got.
+
+    Args:
+        folder: Where the files lie.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._context = ""
+
+    def open(self, context: Mapping[str, Any]) -> None:
+        """Say what the answers depend on beside position and items: weights, settings, data."""
+        text = json.dumps(dict(context), sort_keys=True, default=str)
+        self._context = hashlib.sha256(text.encode()).hexdigest()
+
+    def get(
+        self, position: Sequence[float], split: str, items: Sequence[int]
+    ) -> list[Score] | None:
+        """The scores of a position on some places of a split; `None` if nobody asked it them."""
+        path = self._path(position, split, items)
+        return [Score(*row) for row in read_packed(path)] if path.is_file() else None
+
+    def put(
+        self, position: Sequence[float], split: str, items: Sequence[int], scores: Sequence[Score]
+    ) -> None:
+        """Keep what a position came to, before any scale of the task is applied."""
+        rows = [astuple(score) for score in scores]
+        write_packed(self._path(position, split, items), rows)
+
+    def _path(self, position: Sequence[float], split: str, items: Sequence[int]) -> Path:
+        where = [float(c).hex() for c in position]
+        text = json.dumps([self._context, where, split, list(items)])
+        name = hashlib.sha256(text.encode()).hexdigest()
+        return self.folder / name[:2] / f"{name[2:26]}.json.gz"

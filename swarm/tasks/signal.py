@@ -1,0 +1,133 @@
+"""What a search climbs on a task with right answers: accuracy, how likely they are, or both."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
+
+from swarm.errors import UserError
+from swarm.models import Completion, Request
+from swarm.tasks import Item, Play, Score, keys, mean
+
+SIGNALS = ("accuracy", "logprob", "both")
+
+LEAST = -100.0
+"""Nats a token: the lowest log probability that is told apart, and that of a model whose numbers
+overflow. One item that a model holds for impossible must not outweigh all others."""
+
+
+class Signalled(ABC):
+    """Items with an "answer" each, asked about in one round and valued by a signal.
+
+    - "accuracy": 1 for a right answer, 0 for a wrong one. Few items change between two models that
+      are near each other, so that a search sees steps and noise.
+    - "logprob": the mean natural log probability of the gold answer's tokens after the prompt, from
+      `LEAST` to 0. The model reads the answer (teacher forcing, one forward) and writes nothing: a
+      score's answer and text are empty, and the answer `None` where there was no number.
+    - "both": the mean of right or wrong and the probability that "logprob" is the logarithm of,
+      0 to 1. Each score's measures are "correct" and "logprob". Costs two prompts an item.
+
+    Whatever the signal, `grade` values an answer as right or wrong, and `plain` is the task by its
+    accuracy, which a verdict rests on.
+
+    Args:
+        signal: As above.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    signals: Sequence[str] = SIGNALS
+    """Those that a class of tasks knows."""
+
+    def __init__(self, signal: str) -> None:
+        self.signal = keys.one_of("signal", signal, self.signals)
+
+    @property
+    def highest(self) -> float:
+        """See `Task`."""
+        return 0.0 if self.signal == "logprob" else 1.0
+
+    @property
+    def lowest(self) -> float:
+        """See `Task`."""
+        return LEAST if self.signal == "logprob" else 0.0
+
+    @property
+    def votes(self) -> bool:
+        """See `Task`; with another signal than accuracy a value is not that of an answer."""
+        return self.signal == "accuracy"
+
+    @property
+    def plain(self) -> Self:
+        """The task by its accuracy, of the same items, read once; itself if that is its signal."""
+        if self.signal == "accuracy":
+            return self
+        plain = copy(self)
+        plain.signal = "accuracy"
+        return plain
+
+    def play(self, items: Sequence[Item]) -> Play:
+        """Ask about every item in one round.
+
+        Raises:
+            UserError: The signal needs log probabilities, and the model gives none.
+        """
+        asked = [] if self.signal == "logprob" else [self.request(item) for item in items]
+        golds = [] if self.signal == "accuracy" else [self.gold_request(item) for item in items]
+        said = yield [*asked, *golds]
+        answered, forced = said[: len(asked)], said[len(asked) :]
+        likely = [self._logprob(completion) for completion in forced]
+        if self.signal == "logprob":
+            return [_scored(logprob) for logprob in likely]
+        scores = [self.score(item, one) for item, one in zip(items, answered, strict=True)]
+        if self.signal == "accuracy":
+            return scores
+        return [_joined(score, one) for score, one in zip(scores, likely, strict=True)]
+
+    def utility(self, scores: Sequence[Score]) -> float:
+        """The mean value: the accuracy, nats a token, or the mean of accuracy and probability."""
+        return mean(scores)
+
+    @abstractmethod
+    def request(self, item: Item) -> Request:
+        """What is put to the model about one item, for its answer."""
+
+    @abstractmethod
+    def score(self, item: Item, completion: Completion) -> Score:
+        """What the completion of that request is worth: 1 or 0."""
+
+    def gold_request(self, item: Item) -> Request:
+        """The item's prompt with its "answer" as the continuation to be scored.
+
+        After a chat header, or a white space, an answer starts at once; else with a space.
+        """
+        prompt = self.request(item).prompt
+        space = " " if isinstance(prompt, str) and not prompt[-1:].isspace() else ""
+        return Request(prompt, 0, (space + str(item["answer"]).strip(),))
+
+    def _logprob(self, completion: Completion) -> float:
+        """Nats a token of the request's only choice; not finite where the model's are not."""
+        if len(completion.logprobs) != 1 or len(completion.choice_tokens) != 1:
+            raise UserError(
+                f"task.signal={self.signal} needs a model that gives the log probability of the "
+                "gold answer and its tokens; this one does not: use task.signal=accuracy."
+            )
+        return completion.logprobs[0] / max(1, completion.choice_tokens[0])
+
+
+def _scored(logprob: float) -> Score:
+    return Score(_bounded(logprob), "" if math.isfinite(logprob) else None)
+
+
+def _joined(score: Score, logprob: float) -> Score:
+    logprob = _bounded(logprob)
+    value = (score.value + math.exp(logprob)) / 2
+    return replace(score, value=value, measures={"correct": score.value, "logprob": logprob})
+
+
+def _bounded(logprob: float) -> float:
+    """The value of a log probability; rounding can lift one of 0 above it."""
+    return min(0.0, max(LEAST, logprob)) if math.isfinite(logprob) else LEAST

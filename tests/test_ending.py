@@ -1,0 +1,180 @@
+"""The end of a search: what is confirmed, judged, voted and told, and what it may cost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import searches
+import yaml
+
+from swarm.errors import UserError
+from swarm.evaluation import divided
+from swarm.files import read_packed
+from swarm.report.statistics import over_seeds
+from swarm.store import Store
+from swarm.tasks import Score
+from swarm.words import caveats, conclusion, sentence, told
+
+
+@pytest.fixture(scope="module")
+def confirmed(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: Path
+) -> tuple[Path, str]:
+    """A finished search that kept a part of dev, and what it printed."""
+    place = tmp_path_factory.mktemp("confirmed")
+    result = searches.run(searches.arguments(place, tiny_llama, tiny_pool, confirm=0.34))
+    assert result.returncode == 0, result.stderr
+    return place / "search" / "run", result.stdout
+
+
+def read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    return found
+
+
+def test_the_search_never_sees_the_kept_part(confirmed: tuple[Path, str]) -> None:
+    folder, output = confirmed
+    metrics = read(folder)["metrics"]
+    searched = {row["id"] for rows in searches.answers(folder, 0).values() for row in rows}
+    kept_files = list((folder / "answers").glob("confirm_*.json.gz"))
+    assert len(searched) == 8 and metrics["confirm"]["items"] == 4
+    assert 1 <= len(kept_files) <= 2, "best initial and best found"
+    for file in kept_files:
+        assert not searched & {row["id"] for row in read_packed(file)}
+    assert metrics["confirm"]["ending_searched"] == metrics["ending_best_validation_utility"]
+    assert "4 dev items kept" in " ".join(output.split())
+
+
+def test_the_noise_floor_is_measured(confirmed: tuple[Path, str]) -> None:
+    folder, output = confirmed
+    found = read(folder)["metrics"]["noise_floor"]
+    assert found["items"] == 8 and 0 <= found["changed_answers"] <= 8
+    assert list((folder / "answers").glob("again_*.json.gz"))
+    assert "Noise floor" in output
+
+
+def test_the_size_of_the_vote_is_chosen_on_dev(confirmed: tuple[Path, str]) -> None:
+    folder, output = confirmed
+    metrics = read(folder)["metrics"]
+    by_size = metrics["ensemble_dev_by_size"]
+    assert len(by_size) == 3, "ensemble=3 is the most"
+    assert metrics["ensemble_size"] == by_size.index(max(by_size)) + 1
+    assert by_size[0] == pytest.approx(metrics["ending_best_validation_utility"])
+    content = yaml.safe_load((folder / "ensemble.yaml").read_text())
+    assert len(content["members"]) == metrics["ensemble_size"]
+    for member in content["members"]:
+        note = json.loads((folder / member["folder"] / "swarm.json").read_text())
+        assert note["validation_utility"] == member["utility"]
+    assert "chosen on dev" in " ".join(output.split())
+
+
+def test_a_budget_ends_a_search_in_mid_iteration(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, budget=12 * 9, test="false")
+    assert searches.run(command).returncode == 0
+    state = read(tmp_path / "search" / "run")
+    asked = [entry["prompts_asked"] for entry in state["rounds"]]
+    assert asked == [12 * 6, 12 * 3] and "budget of 108" in state["finished"]
+    utilities = state["rounds"][1]["utilities"]
+    assert [u is not None for u in utilities] == [True] * 3 + [False] * 3
+    before = searches.tree(tmp_path / "search" / "run")
+    assert searches.run(command).returncode == 0
+    assert searches.tree(tmp_path / "search" / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"budget": 20}, "budget=20: the 4 experts alone take 4 x 12"),
+        ({"budget": 0}, "budget=0: must be null or a number of dev prompts"),
+        ({"confirm": 1.0}, "confirm=1.0: must be a share of dev"),
+        ({"noise_floor": 3}, "noise_floor=3: must be true or false"),
+    ],
+)
+def test_settings_that_cannot_work(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path, change: dict[str, Any], words: str
+) -> None:
+    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **change))
+    assert result.returncode and words in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "search").exists()
+
+
+def test_what_another_search_asked_is_not_asked_again(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    shared = {"shared": tmp_path / "answers", "test": "false"}
+    first = searches.arguments(tmp_path, tiny_llama, tiny_pool, **shared)
+    alone = searches.arguments(tmp_path, tiny_llama, tiny_pool, "alone", test="false")
+    other = searches.arguments(tmp_path, tiny_llama, tiny_pool, "other", seed=7, **shared)
+    for command in (first, alone, other):
+        assert searches.run(command).returncode == 0
+    with_store, without = (read(tmp_path / "search" / name) for name in ("run", "alone"))
+    for one, two in zip(with_store["rounds"], without["rounds"], strict=True):
+        assert one["utilities"] == two["utilities"] and one["positions"] == two["positions"]
+    start = read(tmp_path / "search" / "other")["rounds"][0]
+    assert start["prompts_asked"] == 12 * 6, "charged for all particles"
+    assert start["prompts_shared"] >= 12 * 4, "the experts are known"
+
+
+def test_a_store_knows_what_its_answers_depend_on(tmp_path: Path) -> None:
+    score = Score(0.5, "A", "text", "part", {"x": 1.0})
+    store = Store(tmp_path)
+    store.open({"pool weights": "one"})
+    store.put([0.1, 0.9], "dev", [0, 2], [score, score])
+    assert store.get([0.1, 0.9], "dev", [0, 2]) == [score, score]
+    assert store.get([0.1, 0.9], "test", [0, 2]) is None
+    assert store.get([0.1, 0.9], "dev", [2, 0]) is None
+    assert store.get([0.9, 0.1], "dev", [0, 2]) is None
+    store.open({"pool weights": "other"})
+    assert store.get([0.1, 0.9], "dev", [0, 2]) is None
+
+
+def test_dev_is_divided_in_each_part() -> None:
+    items = [{"part": part} for part in ["a"] * 10 + ["b"] * 4]
+    searched, kept = divided(items, 0.3, 5)
+    assert sorted(searched + kept) == list(range(14)) and not set(searched) & set(kept)
+    assert sum(place < 10 for place in kept) == 3 and sum(place >= 10 for place in kept) == 1
+    assert divided(items, 0.3, 5) == (searched, kept) != divided(items, 0.3, 6)
+    assert divided(items, 0.0, 5) == (list(range(14)), [])
+    with pytest.raises(UserError, match=r"confirm=0\.3"):
+        divided([{"part": "a"}], 0.3, 5)
+
+
+def test_a_gain_in_plain_words() -> None:
+    line = told(0.035, (0.01, 0.06), 0.004, 1000, "test items", points=True)
+    assert line == (
+        "The gain of 3.5 points on 1000 test items is distinguishable from chance "
+        "(p = 0.004; 95 % interval +1 to +6)."
+    )
+    loss = told(-0.02, (-0.3, 0.2), 0.4, 50, "test items", points=False)
+    assert loss.startswith("The loss of 0.02 on 50 test items is not distinguishable")
+
+
+def test_nothing_found_is_said() -> None:
+    metrics = {
+        "ending_best_validation_utility": 0.4,
+        "starting_best_validation_utility": 0.4,
+        "test_gain": 0.0,
+    }
+    assert "found nothing better" in conclusion(metrics)
+    assert caveats({}) == []
+
+
+def test_a_position_with_groups_in_words() -> None:
+    names, position = ("a", "b"), [0.5, 0.5, 1.0, 0.0]
+    assert sentence(names, position, ("low", "high")) == "low: 0.50 a + 0.50 b; high: 1.00 a"
+    assert sentence(names, [0.5, 0.5] * 2, ("low", "high")) == "0.50 a + 0.50 b"
+    assert sentence(names, position * 2, tuple("wxyz")).endswith("(mean of 4 groups)")
+
+
+def test_an_interval_over_seeds_and_items() -> None:
+    rng = np.random.default_rng(0)
+    same = np.repeat(rng.integers(0, 2, (1, 200)), 4, axis=0).astype(float)
+    apart = np.stack([np.full(200, value) for value in (0.1, 0.3, 0.5, 0.7)])
+    low, high = over_seeds(same)
+    assert low < same.mean() < high and 0.08 < high - low < 0.2, "the items' alone"
+    low, high = over_seeds(apart)
+    assert high - low > 0.25, "the seeds' alone"

@@ -1,0 +1,112 @@
+"""python -m swarm.evaluate, as a user calls it."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import evaluating
+import pytest
+import searches
+
+from swarm.candidates.scoring import chosen_device
+from swarm.errors import UserError
+from swarm.evaluate import told
+
+
+def called(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "swarm.evaluate", *arguments]
+    return subprocess.run(command, cwd=searches.ROOT, env=searches.environment(),
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+
+
+@pytest.fixture
+def given(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> list[str]:
+    return [*evaluating.keys(tmp_path, tiny_llama, tiny_pool)[:-1], f"out={tmp_path / 'out'}"]
+
+
+def test_it_prints_and_writes_and_shows_again(given: list[str], tmp_path: Path) -> None:
+    arguments = [*given, "candidate=expert", "candidate.names=[cedar,amber]"]
+    first = called(arguments)
+    assert first.returncode == 0, first.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").open()]
+    assert [voice["name"] for voice in result["voices"]] == ["cedar", "amber"]
+    assert [(row["voice"], row["id"]) for row in rows[:1] + rows[-1:]] == [
+        ("cedar", 100), ("amber", 115),
+    ]  # fmt: skip
+    for voice in result["voices"]:
+        mine = [row["value"] for row in rows if row["voice"] == voice["name"]]
+        assert voice["utility"] == sum(mine) / 16
+    assert "mmlu, test, 16 items" in first.stdout and "95 % interval" in first.stdout
+    assert f"{result['prompts']} prompts" in first.stdout and result["prompts"] == 32
+    again = evaluating.evaluated(arguments)
+    assert again == result and told(again) in first.stdout
+    with pytest.raises(UserError, match="candidate, weights differ"):
+        evaluating.evaluated([*given, "candidate=base"])
+
+
+def test_an_evaluation_of_other_weights_is_another(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path, tiny_gemma: Path
+) -> None:
+    adapter = shutil.copytree(tiny_pool / "amber", tmp_path / "adapter")
+    keys = [*evaluating.keys(tmp_path, tiny_llama, tiny_pool)[:-1], f"out={tmp_path / 'out'}",
+            "candidate=adapter", f"candidate.folder={adapter}"]  # fmt: skip
+    first = evaluating.evaluated(keys)
+    assert evaluating.evaluated(keys) == first
+    shutil.copy(tiny_pool / "birch" / "adapter_model.safetensors", adapter)
+    with pytest.raises(UserError, match="weights differ"):
+        evaluating.evaluated(keys)
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "swarm.evaluate", "--help"]
+    best = 9.0
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True,
+                             env=searches.environment(), check=True)  # fmt: skip
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        best = min(best, spent)
+    assert best < 1.0
+    assert "candidate=ensemble" in out.stdout
+    for heavy in ("torch", "transformers", "peft", "aiohttp"):
+        assert f"| {heavy}\n" not in out.stderr and f" {heavy}." not in out.stderr
+
+
+WRONG = [
+    (["task=chess"], 2, ["task=chess", "nlgraph"]),
+    (["candidate=oracle"], 2, ["candidate=oracle", "ensemble"]),
+    (["split=train"], 1, ["split=train", "dev, test"]),
+    (["device=gpu"], 1, ["device=gpu", "cuda:1"]),
+    (["candidate=run"], 1, ["candidate.folder"]),
+    (["candidate=run", "candidate.folder=nowhere"], 1, ["nowhere"]),
+    (["candidate=openai"], 1, ["candidate.model.model"]),
+    (["task.file=missing.json"], 1, ["missing.json"]),
+]
+
+
+@pytest.mark.parametrize(("change", "code", "words"), WRONG, ids=lambda v: str(v)[:40])
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    change: list[str], code: int, words: list[str], given: list[str], tmp_path: Path
+) -> None:
+    result = called([*given, *change])
+    lines = result.stderr.strip().splitlines()
+    assert (result.returncode, len(lines)) == (code, 1), result.stderr
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert word in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_is_one_that_is_there() -> None:
+    import torch
+
+    assert chosen_device("cpu") == "cpu"
+    if not torch.cuda.is_available():
+        assert chosen_device(None) == "cpu"
+        with pytest.raises(UserError, match="no such GPU"):
+            chosen_device("cuda:1")

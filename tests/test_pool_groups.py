@@ -1,0 +1,143 @@
+"""Groups of modules have coefficients of their own: by name, in the engine and on disk."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from peft import PeftModel
+
+from swarm.engine.base import Base
+from swarm.engine.hf import HFEngine
+from swarm.errors import UserError
+from swarm.folders import NOTE
+from swarm.groups import divide
+from swarm.models import Request
+from swarm.pool import Pool
+
+LLAMA = [
+    f"model.layers.{layer}.{part}"
+    for layer in range(30)
+    for part in ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+]
+NEOX = [
+    f"gpt_neox.layers.{layer}.{part}"
+    for layer in range(6)
+    for part in ("attention.query_key_value", "attention.dense", "mlp.dense_4h_to_h")
+]
+ATTENTION, MLP = [0.7, -0.4, 0.5, 0.2], [0.0, 0.9, -0.3, 0.4]
+
+
+def sizes(modules: list[str], kind: int | str) -> dict[str, int]:
+    names, places = divide(modules, kind)
+    return {name: list(places.values()).count(number) for number, name in enumerate(names)}
+
+
+def test_names_of_several_families_are_divided() -> None:
+    assert sizes(LLAMA, 1) == {"all": 120}
+    assert sizes(LLAMA, "attention_mlp") == {"attention": 60, "mlp": 60}
+    assert sizes(NEOX, "attention_mlp") == {"attention": 12, "mlp": 6}
+    assert sizes(LLAMA, "thirds") == {"first": 40, "middle": 40, "last": 40}
+    assert sizes(LLAMA, "per_layer") == {f"layer_{n}": 4 for n in range(30)}
+    names, places = divide(NEOX, "thirds")
+    assert [names[places[f"gpt_neox.layers.{n}.attention.dense"]] for n in range(6)] == [
+        "first", "first", "middle", "middle", "last", "last",
+    ]  # fmt: skip
+
+
+def test_few_layers_and_parts_make_fewer_groups() -> None:
+    attention = [name for name in LLAMA if "attn" in name]
+    assert sizes(attention, "attention_mlp") == {"all": 60}
+    assert sizes(LLAMA[:8], "thirds") == {"first": 4, "last": 4}
+    assert sizes(LLAMA[:4], "per_layer") == {"all": 4}
+    assert sizes(LLAMA[40:44] + LLAMA[:4], "per_layer") == {"layer_0": 4, "layer_10": 4}
+
+
+@pytest.mark.parametrize("kind", ["thirds", "per_layer"])
+def test_a_module_without_a_layer_is_one_line(kind: str) -> None:
+    with pytest.raises(UserError, match=rf"pool\.groups={kind}.*lm_head.*attention_mlp"):
+        divide([*LLAMA, "lm_head"], kind)
+
+
+@pytest.mark.parametrize("kind", ["halves", 2, True, None, ["thirds"]])
+def test_unknown_groups_are_one_line(kind: object, tiny_pool: Path) -> None:
+    with pytest.raises(UserError, match=r"pool\.groups .*1, attention_mlp, thirds, per_layer"):
+        Pool(tiny_pool, groups=kind)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["factor", "delta"])
+def pool(request: pytest.FixtureRequest, mixed_pool: Path) -> Pool:
+    """Four unlike experts with coefficients for attention and for the rest."""
+    return Pool(mixed_pool, space=request.param, groups="attention_mlp").open()
+
+
+def expected(pool: Pool) -> dict[str, torch.Tensor]:
+    """B A of each module with its own group's coefficients, by a pool without groups."""
+    plain = Pool(pool.folder, space=pool.space).open()
+    halves = {"attn": plain.combine(ATTENTION), "mlp": plain.combine(MLP)}
+    pairs = {m: halves["attn" if "attn" in m else "mlp"][m] for m in plain.modules}
+    return {m: b.double() @ a.double() for m, (a, b) in pairs.items()}
+
+
+def explicit(base: Path, pool: Pool) -> torch.nn.Module:
+    network = tiny.load(base)
+    with torch.no_grad():
+        for module, delta in expected(pool).items():
+            network.get_submodule(module).weight.add_(delta.float())
+    return network
+
+
+def test_combine_uses_each_modules_own_coefficients(pool: Pool) -> None:
+    assert pool.groups == ["attention", "mlp"] and len(pool.names) == 4
+    for module, (a, b) in pool.combine(ATTENTION + MLP).items():
+        assert torch.allclose(b.double() @ a.double(), expected(pool)[module], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
+def test_every_plan_uses_them_too(plan: str, pool: Pool, tiny_llama: Path) -> None:
+    engine = HFEngine(plan=plan)
+    engine.check(Base(str(tiny_llama)), pool)
+    engine.open(Base(str(tiny_llama)), pool, "cpu")
+    request = Request("a graph of 5 nodes has", 0, (" yes", " no", " (A)"))
+    positions = np.array([MLP + ATTENTION, ATTENTION + MLP])
+    told = engine.answer(positions, [[request]] * 2)[1][0].logprobs
+    other = HFEngine()
+    other.load(Base(str(tiny_llama)), "cpu", {}, "")
+    other._model.load_state_dict(explicit(tiny_llama, pool).state_dict())
+    plain = other.answer(np.zeros((1, 0)), [[request]])[0][0].logprobs
+    assert told == pytest.approx(plain, abs=1e-4)
+
+
+def test_a_saved_position_says_its_groups_and_is_what_peft_loads(
+    pool: Pool, tiny_llama: Path, tmp_path: Path
+) -> None:
+    pool.save(ATTENTION + MLP, tmp_path / "best")
+    note = json.loads((tmp_path / "best" / NOTE).read_text())
+    assert (note["groups"], note["coefficients"]) == (["attention", "mlp"], ATTENTION + MLP)
+    loaded = tiny.logits(PeftModel.from_pretrained(tiny.load(tiny_llama), tmp_path / "best"))
+    assert torch.allclose(loaded, tiny.logits(explicit(tiny_llama, pool)), rtol=0, atol=1e-4)
+
+
+def test_the_same_coefficients_in_all_groups_are_the_plain_position(tiny_pool: Path) -> None:
+    plain = Pool(tiny_pool).open().combine(ATTENTION)
+    for kind, count in (("attention_mlp", 2), ("thirds", 2), ("per_layer", 2)):
+        pool = Pool(tiny_pool, groups=kind).open()
+        assert len(pool.groups) == count
+        made = pool.combine(ATTENTION * count)
+        assert all(torch.equal(x, y) for m in plain for x, y in zip(made[m], plain[m], strict=True))
+
+
+def test_a_position_has_coefficients_for_every_group(tiny_pool: Path) -> None:
+    pool = Pool(tiny_pool, groups="per_layer").open()
+    with pytest.raises(UserError, match="8 finite coefficients, one an expert in each of 2 groups"):
+        pool.combine(ATTENTION)
+
+
+def test_the_fingerprint_tells_groups_apart(tiny_pool: Path) -> None:
+    prints = [
+        Pool(tiny_pool, groups=kind).open().fingerprint()
+        for kind in (1, "1", "attention_mlp", "thirds", "per_layer")
+    ]
+    assert prints[0] == prints[1] and len(set(prints)) == 4

@@ -1,0 +1,306 @@
+"""Rows beside the experts of the folder: the base, noise, elites of a run and static merges."""
+
+import json
+import pickle
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import searches
+import tiny
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from swarm.adapters import WEIGHTS
+from swarm.errors import UserError
+from swarm.executors import packing
+from swarm.pool import Pool
+from swarm.recipes import NAMES
+
+SPACES = ("factor", "delta")
+Q = "model.layers.0.self_attn.q_proj"
+ALL = {
+    "base_row": True,
+    "noise_rows": 2,
+    "recipes": ["dare_ties", "slerp"],
+    "groups": "attention_mlp",
+}
+
+
+def unit(pool: Pool, name: str, share: float = 1.0) -> list[float]:
+    """The position of one row alone."""
+    return [share * (other == name) for other in pool.names] * len(pool.groups)
+
+
+def updates(pool: Pool, coefficients: list[float]) -> dict[str, torch.Tensor]:
+    return {m: b.double() @ a.double() for m, (a, b) in pool.combine(coefficients).items()}
+
+
+def run_folder(pool: Pool, folder: Path, bests: dict[int, tuple[float, list[float]]]) -> Path:
+    """What a search leaves of its personal bests: particle -> (utility, position)."""
+    for particle, (utility, position) in bests.items():
+        facts = {"iteration": 1, "particle": particle, "validation_utility": utility}
+        pool.save(position, folder / f"particle_{particle}" / "personal_best", facts)
+    return folder
+
+
+@pytest.fixture
+def earlier(tiny_pool: Path, tmp_path: Path) -> Path:
+    """A run of five particles: two found the same, and one is an expert alone."""
+    bests = {
+        0: (0.9, [1.0, 0.0, 0.0, 0.0]),
+        1: (0.5, [0.6, 0.4, 0.0, 0.0]),
+        2: (0.7, [0.2, 0.2, 0.3, 0.3]),
+        10: (0.7, [0.2, 0.2, 0.3, 0.3]),
+        3: (0.6, [0.0, 1.5, -0.5, 0.0]),
+    }
+    return run_folder(Pool(tiny_pool).open(), tmp_path / "run", bests)
+
+
+def test_the_order_of_the_rows(tiny_pool: Path, earlier: Path) -> None:
+    pool = Pool(tiny_pool, elites=str(earlier), elite_count=2, **ALL).open()
+    made = ["base", "noise_0", "noise_1", "elite_0", "elite_1", "dare_ties", "slerp"]
+    assert pool.names == [*tiny.NAMES, *made]
+    assert pool.groups == ["attention", "mlp"]
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_the_base_takes_what_the_others_leave(space: str, mixed_pool: Path, tmp_path: Path) -> None:
+    plain, pool = Pool(mixed_pool, space=space).open(), Pool(mixed_pool, space=space, base_row=True)
+    pool.open()
+    assert not any(delta.any() for delta in updates(pool, unit(pool, "base")).values())
+    for found, wanted in zip(
+        pool.combine([0.3, 0, -0.2, 0, 0.9]).values(),
+        plain.combine([0.3, 0, -0.2, 0]).values(),
+        strict=True,
+    ):
+        assert all(map(torch.equal, found, wanted))
+    pool.save(unit(pool, "base"), tmp_path / "nothing")
+    assert not any(
+        w.any() for k, w in load_file(tmp_path / "nothing" / WEIGHTS).items() if "B" in k
+    )
+
+
+def test_a_base_row_keeps_the_experts_own_rank_and_bits(tiny_pool: Path, tmp_path: Path) -> None:
+    pool = Pool(tiny_pool, base_row=True).open()
+    pool.save(unit(pool, "birch"), tmp_path / "birch")
+    saved, given = (load_file(folder / "birch" / WEIGHTS) for folder in (tmp_path, tiny_pool))
+    assert all(torch.equal(saved[key], given[key]) for key in given)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_noise_is_as_long_as_the_experts_and_seeded(space: str, mixed_pool: Path) -> None:
+    pools = [
+        Pool(mixed_pool, space=space, noise_rows=2, noise_scale=0.5, noise_seed=seed).open()
+        for seed in (0, 0, 1)
+    ]
+    made = [updates(pool, unit(pool, name)) for pool in pools for name in ("noise_0", "noise_1")]
+    lengths: dict[str, list[float]] = {}
+    for name in tiny.NAMES:
+        for module, delta in updates(pools[0], unit(pools[0], name)).items():
+            if delta.any():
+                lengths.setdefault(module, []).append(float(delta.norm()))
+    assert set(lengths) == set(made[0])
+    for module, found in lengths.items():
+        norms = [float(one[module].norm()) for one in made]
+        assert norms == pytest.approx([0.5 * float(np.mean(found))] * 6, rel=1e-5)
+    assert all(torch.equal(made[0][m], made[2][m]) for m in lengths)
+    for other in (1, 4):
+        cosine = float((made[0][Q] * made[other][Q]).sum() / made[0][Q].norm() ** 2)
+        assert abs(cosine) < 0.3
+    assert len({pool.fingerprint() for pool in pools}) == 2
+
+
+def test_elites_are_the_distinct_bests_in_their_order(tiny_pool: Path, earlier: Path) -> None:
+    pool = Pool(tiny_pool, elites=str(earlier)).open()
+    assert pool.names[4:] == ["elite_0", "elite_1", "elite_2"]
+    plain = Pool(tiny_pool).open()
+    for number, position in enumerate(([0.2, 0.2, 0.3, 0.3], [0, 1.5, -0.5, 0], [0.6, 0.4, 0, 0])):
+        found = updates(pool, unit(pool, f"elite_{number}"))
+        assert all(torch.equal(found[m], d) for m, d in updates(plain, position).items())
+    assert Pool(tiny_pool, elites=str(earlier), elite_count=1).open().names[4:] == ["elite_0"]
+
+
+def test_elites_of_a_wider_space_are_rows_too(tiny_pool: Path, tmp_path: Path) -> None:
+    """Personal bests of space=delta have a higher rank than the experts."""
+    delta = Pool(tiny_pool, space="delta", groups="thirds").open()
+    mixture = [0.6, 0.4, 0.0, 0.0, 0.1, 0.2, 0.3, 0.4]
+    run = run_folder(delta, tmp_path / "run", {0: (0.5, mixture)})
+    for space in SPACES:
+        pool = Pool(tiny_pool, space=space, elites=str(run)).open()
+        found = updates(pool, unit(pool, "elite_0"))
+        for module, wanted in updates(delta, mixture).items():
+            assert torch.allclose(found[module], wanted, rtol=0, atol=1e-6)
+
+
+def test_elites_that_are_none(tiny_pool: Path, tmp_path: Path) -> None:
+    pool = Pool(tiny_pool).open()
+    experts = run_folder(pool, tmp_path / "experts", {0: (0.5, [0.0, 1.0, 0.0, 0.0])})
+    broken = run_folder(pool, tmp_path / "broken", {0: (0.5, [0.5, 0.5, 0.0, 0.0])})
+    (broken / "particle_0" / "personal_best" / "swarm.json").write_text("{}")
+    for folder, word in (
+        (tmp_path / "nowhere", "is no run"),
+        (tiny_pool, "is no run"),
+        (experts, "are experts of this pool"),
+        (broken, "swarm.json"),
+    ):
+        with pytest.raises(UserError, match=r"pool\.elites") as caught:
+            Pool(tiny_pool, elites=str(folder)).open()
+        assert word in str(caught.value) and str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("recipe", NAMES)
+def test_recipes_are_rows_of_their_own(recipe: str, space: str, mixed_pool: Path) -> None:
+    settings: dict[str, Any] = {"space": space, "recipes": [recipe]}
+    pool, again = (Pool(mixed_pool, **settings).open() for _ in range(2))
+    found, other = (updates(one, unit(one, recipe)) for one in (pool, again))
+    assert all(torch.equal(found[module], other[module]) for module in found)
+    whole = updates(Pool(mixed_pool, **settings, density=0.9).open(), unit(pool, recipe))
+    same = all(torch.equal(found[module], whole[module]) for module in found)
+    assert same == (recipe in ("slerp", "model_stock"))
+    half = updates(pool, unit(pool, recipe, 0.5))
+    scale = 0.5 if space == "delta" else 0.25
+    assert all(torch.allclose(half[m], scale * found[m], rtol=0, atol=1e-6) for m in found)
+
+
+def test_a_recipe_is_made_once_a_module(tiny_pool: Path) -> None:
+    pool = Pool(tiny_pool, recipes=["dare_ties"]).open()
+    row = pool._opened().rows[-1]
+    assert all(one is two for one, two in zip(row.factors(Q), row.factors(Q), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["tiny_pool", "mixed_pool"])
+def test_a_saved_mixture_of_all_rows_loads_in_peft(
+    kind: str, request: pytest.FixtureRequest, tiny_llama: Path, tmp_path: Path
+) -> None:
+    pool = Pool(request.getfixturevalue(kind), **ALL).open()
+    mixture = np.random.default_rng(0).normal(size=18).tolist()
+    pool.save(mixture, tmp_path / "best")
+    network = tiny.load(tiny_llama)
+    with torch.no_grad():
+        for module, delta in updates(pool, mixture).items():
+            network.get_submodule(module).weight.add_(delta.float())
+    loaded = PeftModel.from_pretrained(tiny.load(tiny_llama), tmp_path / "best")
+    assert torch.allclose(tiny.logits(loaded), tiny.logits(network), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("folder", "settings"),
+    [
+        ("base", {"base_row": True}),
+        ("noise_0", {"noise_rows": 1}),
+        ("slerp", {"recipes": ["slerp"]}),
+    ],
+)
+def test_a_folder_that_has_the_name_of_a_row(
+    folder: str, settings: dict[str, Any], tiny_pool: Path, tmp_path: Path
+) -> None:
+    pool = shutil.copytree(tiny_pool, tmp_path / "pool")
+    (pool / "amber").rename(pool / folder)
+    assert folder in Pool(pool).open().names
+    with pytest.raises(UserError, match=f"named '{folder}'.*rename") as caught:
+        Pool(pool, **settings).open()
+    assert str(pool / folder) in str(caught.value)
+
+
+def test_a_pool_with_all_rows_travels_closed_and_packed(
+    tiny_pool: Path, earlier: Path, tmp_path: Path
+) -> None:
+    pool = Pool(tiny_pool, ["dune", "amber"], elites=str(earlier), **ALL).open()
+    packed = packing.pack(pool)
+    for copy in (
+        pickle.loads(pickle.dumps(pool)),
+        packing.unpack(packed, tmp_path / "copy", pickle.loads(pickle.dumps(pool))),
+    ):
+        assert copy.names == []
+        copy.open()
+        assert (copy.names, copy.groups) == (pool.names, pool.groups)
+        assert copy.fingerprint() == pool.fingerprint()
+        for row in ("noise_1", "elite_1", "dare_ties"):
+            found, wanted = (updates(one, unit(one, row)) for one in (copy, pool))
+            assert all(torch.equal(found[m], wanted[m]) for m in wanted)
+
+
+def test_the_fingerprint_follows_every_row(tiny_pool: Path, earlier: Path) -> None:
+    plain = Pool(tiny_pool).open().fingerprint()
+    changes: list[dict[str, Any]] = [
+        {"base_row": True},
+        {"noise_rows": 1},
+        {"noise_rows": 2},
+        {"noise_rows": 1, "noise_scale": 2.0},
+        {"noise_rows": 1, "noise_seed": 1},
+        {"elites": str(earlier)},
+        {"elites": str(earlier), "elite_count": 1},
+        {"recipes": ["ties"]},
+        {"recipes": ["ties", "slerp"]},
+        {"recipes": ["ties"], "density": 0.2},
+    ]
+    prints = [Pool(tiny_pool, **change).open().fingerprint() for change in changes]
+    assert len({plain, *prints}) == 1 + len(changes)
+    elite = earlier / "particle_2" / "personal_best" / WEIGHTS
+    elite.write_bytes(elite.read_bytes()[:-1] + b"\x3c")
+    assert Pool(tiny_pool, elites=str(earlier)).open().fingerprint() not in prints
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"base_row": 1}, "pool.base_row"),
+        ({"noise_rows": -1}, "pool.noise_rows"),
+        ({"noise_rows": True}, "pool.noise_rows"),
+        ({"noise_scale": 0}, "pool.noise_scale"),
+        ({"noise_seed": 1.5}, "pool.noise_seed"),
+        ({"elites": ""}, "pool.elites"),
+        ({"elites": ["search/one"]}, "pool.elites"),
+        ({"elite_count": 0}, "pool.elite_count"),
+        ({"recipes": "ties"}, "pool.recipes"),
+        ({"recipes": ["soup"]}, "ties, dare_linear, dare_ties"),
+        ({"recipes": ["ties", "ties"]}, "more than once"),
+        ({"density": 0}, "pool.density"),
+        ({"density": 1.1}, "pool.density"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings: dict[str, Any], word: str, tiny_pool: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        Pool(tiny_pool, **settings)
+    assert word in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_open_stays_quick_and_without_torch(tiny_pool: Path) -> None:
+    began = time.monotonic()
+    Pool("initial_experts", noise_rows=3, recipes=["ties"], base_row=True).open()
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.slow
+def test_a_search_outside_the_hull_and_one_from_its_bests(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Groups, base, noise and recipes in one search; its personal bests are the next one's rows."""
+    common: dict[str, Any] = {"optimizer__max_iterations": 2, "optimizer__particles": 8}
+    first = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, "first", pool__space="delta", pool__base_row="true",
+        pool__groups="attention_mlp", pool__noise_rows=1, pool__recipes="[ties]", **common,
+    )  # fmt: skip
+    done = searches.run(first)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "search" / "first"
+    state = json.loads((folder / "state.json").read_text())
+    assert state["experts"] == [*tiny.NAMES, "base", "noise_0", "ties"]
+    assert state["groups"] == ["attention", "mlp"]
+    positions = np.array(state["rounds"][0]["positions"])
+    assert np.array_equal(positions[:7], np.tile(np.eye(7), 2))
+    PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "global_best")
+    second = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, "second", pool__elites=folder, pool__elite_count=2,
+        pool__experts="[amber,birch]", **common,
+    )  # fmt: skip
+    done = searches.run(second)
+    assert done.returncode == 0, done.stderr
+    state = json.loads((tmp_path / "search" / "second" / "state.json").read_text())
+    assert state["experts"] == ["amber", "birch", "elite_0", "elite_1"]

@@ -1,0 +1,360 @@
+"""Static merges beside PEFT's and beside the papers' formulas, written again here in numpy."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from swarm.optimizers.recipes import StaticRecipes
+from swarm.pool import Pool
+from swarm.recipes import NAMES, dare, low_rank, merge
+
+EXPERTS = ["amber", "birch", "cedar"]
+NUMBER = len(EXPERTS)
+MODULES = [f"model.layers.{i}.{name}" for i in range(2)
+           for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")]  # fmt: skip
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Merged:
+    """Three experts with one scaling, as PEFT has them and as a recipe gets them."""
+
+    def __init__(self, base: Path, folder: Path, alpha: int) -> None:
+        from peft import PeftModel
+
+        self.folder = folder
+        first, *others = [
+            tiny.expert(base, folder / name, j, lora_alpha=alpha) for j, name in enumerate(EXPERTS)
+        ]
+        self.model = PeftModel.from_pretrained(tiny.load(base), first, first.name)
+        for other in others:
+            self.model.load_adapter(other, other.name)
+
+    def pair(self, module: str, name: str) -> Pair:
+        layer = self.model.base_model.model.get_submodule(module)
+        weights = layer.lora_A[name].weight, layer.lora_B[name].weight
+        return weights[0].detach(), weights[1].detach() * layer.scaling[name]
+
+    def experts(self, module: str) -> list[Pair]:
+        return [self.pair(module, name) for name in EXPERTS]
+
+    def peft(
+        self, kind: str, weight: float, density: float | None = None, rank: int | None = None
+    ) -> torch.Tensor:
+        """Merge in PEFT, as "merged"; gives the generator's state before the draws for that."""
+        # To inject an adapter draws, too: how much is shown by a merge that draws no more.
+        states: list[torch.Tensor] = []
+        quiet = "svd" if kind.endswith("svd") else "linear"
+        for name, what in (("quiet", quiet), ("merged", kind)):
+            if name in self.model.peft_config:
+                self.model.delete_adapter(name)
+            torch.manual_seed(7)
+            self.model.add_weighted_adapter(
+                EXPERTS, [weight] * len(EXPERTS), name, what, density=density, svd_rank=rank
+            )
+            states.append(torch.get_rng_state())
+        return states[0]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Merged:
+    """The scaling of LoRA is 1."""
+    return Merged(tiny_llama, tmp_path_factory.mktemp("plain"), 4)
+
+
+@pytest.fixture(scope="module", params=[8, 16], ids=["alpha/r=2", "alpha/r=4"])
+def scaled(
+    request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Merged:
+    return Merged(tiny_llama, tmp_path_factory.mktemp("scaled"), request.param)
+
+
+def update(pair: Pair) -> torch.Tensor:
+    return pair[1] @ pair[0]
+
+
+def close(first: torch.Tensor, second: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(first, second, rtol=tolerance, atol=tolerance)
+
+
+def drawn(shapes: list[tuple[int, int, int]], seed: int = 0) -> list[Pair]:
+    """Random factors of (in, out, rank) each, with something in common."""
+    with tiny.seeded(seed):
+        inputs, outputs = shapes[0][:2]
+        common = torch.randn(99, inputs), torch.randn(outputs, 99)
+        return [(torch.randn(r, i) + common[0][:r], torch.randn(o, r) + common[1][:, :r])
+                for i, o, r in shapes]  # fmt: skip
+
+
+def arrays(pairs: list[Pair], space: str) -> list[list[np.ndarray]]:
+    """The task vectors as a recipe sees them: A and B apart, or the updates; of one rank."""
+    if space == "delta":
+        return [[update(pair).double().numpy() for pair in pairs]]
+    return [[pair[side].double().numpy() for pair in pairs] for side in (0, 1)]
+
+
+def check(recipe: str, pairs: list[Pair], space: str, formula: Any, density: float = 0.5) -> None:
+    """That a merge is what a formula makes of each list of task vectors."""
+    found = merge(recipe, pairs, density, 0, space, 24)
+    assert all(side.dtype == torch.float32 for side in found)
+    assert (len(found[0]), found[1].shape[1]) == (24, 24)
+    wanted = [formula(vectors) for vectors in arrays(pairs, space)]
+    if space == "factor":
+        rank = len(pairs[0][0])
+        np.testing.assert_allclose(found[0][:rank], wanted[0], atol=1e-5)
+        np.testing.assert_allclose(found[1][:, :rank], wanted[1], atol=1e-5)
+        assert not found[0][rank:].any() and not found[1][:, rank:].any()
+    else:
+        np.testing.assert_allclose(update(found), wanted[0], atol=2e-4)
+
+
+# Beside PEFT
+
+
+@pytest.mark.parametrize("density", [0.2, 0.5, 1.0])
+def test_ties_of_factors_is_peft_s(density: float, plain: Merged) -> None:
+    plain.peft("ties", 1.0, density)
+    for module in MODULES:
+        found = merge("ties", plain.experts(module), density, 0, "factor", 4)
+        for mine, theirs in zip(found, plain.pair(module, "merged"), strict=True):
+            close(mine, theirs)
+
+
+def test_ties_of_scaled_factors_is_the_same_update_as_peft_s(scaled: Merged) -> None:
+    """PEFT has the root of the scaling in either factor, a pool has all of it in B."""
+    scaled.peft("ties", 1.0, 0.5)
+    for module in MODULES:
+        found = merge("ties", scaled.experts(module), 0.5, 0, "factor", 4)
+        close(update(found), update(scaled.pair(module, "merged")))
+
+
+@pytest.mark.parametrize("kind", ["dare_linear", "dare_ties"])
+def test_dare_of_factors_is_peft_s_with_its_own_mask(kind: str, plain: Merged) -> None:
+    """A mean of factors is PEFT's weight 1 / K^2, as it takes the root for either of them."""
+    weight = {"dare_linear": NUMBER**-2, "dare_ties": 1.0}[kind]
+    draw = torch.Generator()
+    draw.set_state(plain.peft(kind, weight, 0.6))
+    recipe = {"dare_linear": dare.linear, "dare_ties": dare.with_ties}[kind]
+    for module in MODULES:  # in PEFT's order: one stream of numbers
+        for side in (0, 1):
+            theirs = plain.pair(module, "merged")[side]
+            vectors = [pair[side] for pair in plain.experts(module)]
+            close(recipe(vectors, theirs.shape, 0.6, draw), theirs)
+
+
+@pytest.mark.parametrize("kind", ["ties", "dare_linear", "dare_ties"])
+def test_updates_merge_as_in_peft_s_svd(kind: str, scaled: Merged) -> None:
+    weight = 1 / NUMBER if kind == "dare_linear" else 1.0
+    draw = torch.Generator()
+    draw.set_state(scaled.peft(f"{kind}_svd", weight, 0.5, rank=16))
+    for module in MODULES:
+        experts, theirs = scaled.experts(module), update(scaled.pair(module, "merged"))
+        if kind == "ties":
+            mine = update(merge(kind, experts, 0.5, 0, "delta", 16))
+        else:
+            recipe = {"dare_linear": dare.linear, "dare_ties": dare.with_ties}[kind]
+            matrix = recipe(map(update, experts), theirs.shape, 0.5, draw)
+            mine = update(low_rank.compressed(matrix, 16, torch.Generator().manual_seed(0)))
+        # 16 is all of v_proj; of the others the cut itself is nearly as good as an SVD's.
+        near = 1e-5 if "v_proj" in module else 0.02
+        assert (mine - theirs).norm() < near * theirs.norm(), module
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.5], [1.0, -1.0]])
+def test_a_merge_of_factors_is_not_one_of_updates(weights: list[float], scaled: Merged) -> None:
+    """Of A and B apart the update has cross terms as large as itself; `cat` has none."""
+    module = MODULES[0]
+    exact = sum(w * update(one) for w, one in zip(weights, scaled.experts(module), strict=False))
+    for kind, near in (("linear", False), ("cat", True), ("svd", True)):
+        options = {"svd_rank": 8} if kind == "svd" else {}
+        name = f"{kind}{weights}".replace(".", "_")
+        scaled.model.add_weighted_adapter(EXPERTS[:2], weights, name, kind, **options)
+        error = (update(scaled.pair(module, name)) - exact).norm() / exact.norm()
+        assert (error < 1e-5) == near and (near or error > 0.5), (kind, error)
+
+
+def test_a_whole_dare_linear_is_the_mean_in_its_space(scaled: Merged) -> None:
+    for module in MODULES:
+        experts = scaled.experts(module)
+        mean = sum(map(update, experts)) / NUMBER
+        exact = update(merge("dare_linear", experts, 1.0, 0, "delta", 12))
+        close(exact, mean, 1e-4)
+        apart = update(merge("dare_linear", experts, 1.0, 0, "factor", 4))
+        assert (apart - mean).norm() > 0.5 * mean.norm()
+
+
+def test_task_arithmetic_is_peft_s_linear(scaled: Merged) -> None:
+    """Of one scaling: PEFT's weight is the square of the coefficient, as it roots it."""
+    optimizer = StaticRecipes(lambdas=[0.3])
+    optimizer.start(NUMBER, 0)
+    position = optimizer.ask()[-1]
+    assert optimizer.describe(position, EXPERTS) == "task arithmetic 0.3 of amber, birch, cedar"
+    for space, kind, weight in (("factor", "linear", 0.3**2), ("delta", "svd", 0.3)):
+        scaled.peft(kind, weight, rank=12)
+        pool = Pool(scaled.folder, EXPERTS, space).open()
+        for module, pair in pool.combine(position).items():
+            close(update(pair).float(), update(scaled.pair(module, "merged")), 1e-4)
+
+
+# Beside the papers
+
+
+@pytest.mark.parametrize("space", ["factor", "delta"])
+@pytest.mark.parametrize("density", [0.3, 0.8])
+def test_ties_is_trim_elect_and_disjoint_mean(space: str, density: float) -> None:
+    def formula(vectors: list[np.ndarray]) -> np.ndarray:
+        trimmed = []
+        for one in vectors:
+            flat = one.copy().ravel()
+            flat[np.argsort(np.abs(flat))[: flat.size - int(density * flat.size)]] = 0
+            trimmed.append(flat.reshape(one.shape))
+        merged = np.zeros_like(vectors[0])
+        for place in np.ndindex(merged.shape):
+            values = [one[place] for one in trimmed]
+            up, down = (sum(abs(v) for v in values if v * sign > 0) for sign in (1, -1))
+            agree = [v for v in values if v * (1 if up >= down else -1) > 0]
+            merged[place] = np.mean(agree) if agree else 0
+        return merged
+
+    check("ties", drawn([(16, 20, 4)] * 3), space, formula, density)
+
+
+def arc(first: np.ndarray, second: np.ndarray, t: float) -> np.ndarray:
+    """Shoemake's slerp, of vectors as they are."""
+    cosine = np.sum(first * second) / np.linalg.norm(first) / np.linalg.norm(second)
+    angle = np.arccos(cosine)
+    return (np.sin((1 - t) * angle) * first + np.sin(t * angle) * second) / np.sin(angle)
+
+
+@pytest.mark.parametrize("space", ["factor", "delta"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_slerp_goes_round_the_experts(space: str, count: int) -> None:
+    def formula(vectors: list[np.ndarray]) -> np.ndarray:
+        merged = vectors[0]
+        for j, one in enumerate(vectors[1:], start=1):
+            merged = arc(merged, one, 1 / (j + 1))
+        return merged
+
+    pairs = drawn([(16, 20, 4)] * count)
+    check("slerp", pairs, space, formula)
+    if count > 2:
+        there, back = (merge("slerp", p, 0.5, 0, space, 24) for p in (pairs, pairs[::-1]))
+        assert (update(there) - update(back)).norm() > 0.01 * update(there).norm()
+
+
+def test_slerp_keeps_the_length_and_halves_the_angle() -> None:
+    first, second = torch.zeros(2, 1, 8)
+    first[0, 0], second[0, 3] = 2.0, 2.0
+    a, _ = merge("slerp", [(first, first.T), (second, second.T)], 0.5, 0, "factor", 1)
+    close(a.norm(), torch.tensor(2.0))
+    close(a[0, 0], a[0, 3])
+
+
+@pytest.mark.parametrize("space", ["factor", "delta"])
+def test_slerp_of_parallel_experts_is_on_the_line(space: str) -> None:
+    ((a, b),) = drawn([(16, 20, 4)])
+    found = merge("slerp", [(a, b), (a, 3 * b)], 0.5, 0, space, 8)
+    close(update(found), 2 * update((a, b)), 1e-3)
+    opposite = merge("slerp", [(a, b), (a, -b), (a, b)], 0.5, 0, space, 12)
+    assert opposite[0].isfinite().all() and opposite[1].isfinite().all()
+
+
+@pytest.mark.parametrize("space", ["factor", "delta"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_model_stock_lies_between_base_and_mean(space: str, count: int) -> None:
+    def formula(vectors: list[np.ndarray]) -> np.ndarray:
+        cosines = [
+            np.sum(one * other) / np.linalg.norm(one) / np.linalg.norm(other)
+            for i, one in enumerate(vectors) for other in vectors[:i]
+        ]  # fmt: skip
+        cosine = np.mean(cosines)
+        assert 0.1 < cosine < 0.9
+        return count * cosine / (1 + (count - 1) * cosine) * np.mean(vectors, axis=0)
+
+    check("model_stock", drawn([(16, 20, 4)] * count), space, formula)
+
+
+def test_model_stock_of_opposite_experts_is_the_base() -> None:
+    ((a, b),) = drawn([(16, 20, 4)])
+    found = merge("model_stock", [(a, b), (a, -b)], 0.5, 0, "delta", 8)
+    assert not update(found).any()
+
+
+def test_dare_drops_at_random_and_keeps_the_mean() -> None:
+    pairs = drawn([(16, 20, 4)] * 2)
+    mean = sum(pair[0] for pair in pairs) / 2
+    merges = torch.stack([merge("dare_linear", pairs, 0.25, s, "factor", 4)[0] for s in range(400)])
+    assert abs((merges == 0).float().mean() - 0.75**2) < 0.01
+    spread = merges.std(dim=0) / 400**0.5
+    assert ((merges.mean(dim=0) - mean).abs() < 5 * spread).all()
+
+
+# Pools as they are
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("space", ["factor", "delta"])
+def test_an_expert_that_is_not_there_takes_no_part(recipe: str, space: str) -> None:
+    """But in a mean over all, where it counts as one that changes nothing."""
+    pairs = drawn([(16, 20, 4), (16, 20, 2)])
+    nothing = torch.zeros(1, 16), torch.zeros(20, 1)
+    two, three = (merge(recipe, p, 1.0, 0, space, 7) for p in (pairs, [*pairs, nothing]))
+    share = (2 / 3 if space == "delta" else 4 / 9) if recipe == "dare_linear" else 1
+    close(update(three), share * update(two), 1e-4)
+    for alone in (merge(recipe, [nothing, nothing], 0.5, 0, space, 7),):
+        assert not update(alone).any()
+
+
+def test_experts_of_other_rank_are_trimmed_by_their_own_size() -> None:
+    high, low = drawn([(16, 20, 4), (16, 20, 2)])
+    a, _ = merge("ties", [high, low], 0.5, 0, "factor", 4)
+    b, _ = merge("ties", [low], 0.5, 0, "factor", 4)
+    assert int((b != 0).sum()) == 16
+    kept = merge("ties", [high], 0.5, 0, "factor", 4)[0]
+    close(a[2:], kept[2:])  # where there is no other
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("space", ["factor", "delta"])
+def test_a_merge_is_the_same_again_and_disturbs_nobody(recipe: str, space: str) -> None:
+    pairs = drawn([(48, 40, 4)] * 3)
+    copies = [(a.clone(), b.clone()) for a, b in pairs]
+    before = torch.get_rng_state()
+    first = merge(recipe, pairs, 0.5, 3, space, 4)
+    torch.rand(5)
+    second = merge(recipe, pairs, 0.5, 3, space, 4)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    torch.set_rng_state(before)
+    merge(recipe, pairs, 0.5, 3, space, 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    for pair, copy in zip(pairs, copies, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(pair, copy, strict=True))
+
+
+def test_a_large_matrix_is_cut_nearly_as_well_as_by_its_svd() -> None:
+    with tiny.seeded(0):
+        matrix = torch.randn(300, 200)  # the worst case: no direction matters more
+    pair = low_rank.compressed(matrix, 20, torch.Generator().manual_seed(0))
+    assert pair[0].shape == (20, 200) and pair[1].shape == (300, 20)
+    error = (matrix - update(pair)).norm()
+    best = torch.linalg.svdvals(matrix)[20:].norm()
+    assert best <= error < 1.02 * best
+
+
+def test_a_linear_merge_of_higher_rank_is_the_nearest() -> None:
+    pairs = drawn([(30, 40, 4)] * 3)
+    whole, cut = (update(merge("model_stock", pairs, 0.5, 0, "delta", r)) for r in (12, 5))
+    u, values, v = torch.linalg.svd(whole)
+    close(cut, u[:, :5] * values[:5] @ v[:5], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "space", "density"),
+    [("soup", "factor", 0.5), ("ties", "both", 0.5), ("ties", "factor", 0.0)],
+)
+def test_refuses_what_is_none(recipe: str, space: str, density: float) -> None:
+    with pytest.raises(ValueError, match=str(density)):
+        merge(recipe, drawn([(16, 20, 4)] * 2), density, 0, space, 4)

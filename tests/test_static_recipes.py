@@ -1,0 +1,178 @@
+"""The optimizer that does not search: soups, task arithmetic, what each is called, its end."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+import searches
+
+from swarm.errors import UserError
+from swarm.optimizers.recipes import StaticRecipes
+from swarm.pool import Pool
+
+NAMES = ["amber", "birch", "cedar", "dune", "elm"]
+Utility = Callable[[np.ndarray], float]
+
+
+def asked(optimizer: StaticRecipes, utility: Utility, experts: int = 5) -> list[np.ndarray]:
+    """A whole search; the positions whose utility it wanted, in order."""
+    optimizer.start(experts, 0)
+    found = []
+    while optimizer.done() is None:
+        rows = optimizer.ask()
+        wanted = optimizer.evaluate
+        found += list(rows[wanted])
+        optimizer.tell(np.array([utility(row) for row in rows]))
+    return found
+
+
+def of(optimizer: StaticRecipes, label: str) -> list[np.ndarray]:
+    return [
+        row for row, name in zip(optimizer.rows, optimizer.labels, strict=True) if name == label
+    ]
+
+
+def noise(seed: int) -> Utility:
+    """A fixed random utility of every position."""
+    return lambda row: float(np.random.default_rng([seed, crc32(row.tobytes())]).random())
+
+
+def test_what_needs_no_score_is_asked_at_once() -> None:
+    optimizer = StaticRecipes(lambdas=[0.4, 1])
+    optimizer.start(5, 0)
+    uniform, some, whole = optimizer.ask()[5:]
+    np.testing.assert_array_equal(uniform, np.full(5, 0.2))
+    np.testing.assert_array_equal(some, np.full(5, 0.4))
+    np.testing.assert_array_equal(whole, np.ones(5))
+    assert optimizer.labels[5:] == ["uniform soup", "task arithmetic 0.4", "task arithmetic 1"]
+
+
+def test_the_weighted_soup_goes_by_the_height_above_the_lowest() -> None:
+    optimizer, heights = StaticRecipes(), np.array([0.5, 0.2, 0.3, 0.2, np.nan])
+    asked(optimizer, lambda row: heights[row.argmax()] if row.max() == 1 else 0.0)
+    np.testing.assert_allclose(of(optimizer, "weighted soup"), [[0.75, 0, 0.25, 0, 0]])
+    equal = StaticRecipes()
+    asked(equal, lambda row: 0.5)
+    np.testing.assert_allclose(of(equal, "weighted soup"), [np.full(5, 0.2)])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("particles", [None, 5, 20])
+def test_the_greedy_soup_is_recipe_1_of_its_paper(seed: int, particles: int | None) -> None:
+    utility = noise(seed)
+    order = sorted(range(5), key=lambda j: -utility(np.eye(5)[j]))
+    soup = order[:1]
+    tried = []
+    for j in order[1:]:
+        tried.append(np.eye(5)[[*soup, j]].mean(axis=0))
+        if utility(tried[-1]) >= utility(np.eye(5)[soup].mean(axis=0)):
+            soup.append(j)
+    optimizer = StaticRecipes(particles=particles)
+    asked(optimizer, utility)
+    np.testing.assert_allclose(of(optimizer, "greedy soup"), tried)
+    assert optimizer.done() == f"every recipe is scored; the greedy soup took {len(soup)} of 5"
+
+
+def test_the_greedy_soup_takes_what_does_not_fall() -> None:
+    optimizer = StaticRecipes()
+    asked(optimizer, lambda row: 0.5)
+    assert optimizer.done() == "every recipe is scored; the greedy soup took 5 of 5"
+
+
+def test_lost_experts_are_in_no_soup_that_goes_by_utility() -> None:
+    optimizer = StaticRecipes()
+    asked(optimizer, lambda row: np.nan if row[2] == 1 else 0.5)
+    for label in ("weighted soup", "greedy soup"):
+        rows = of(optimizer, label)
+        assert len(rows) == (1 if label == "weighted soup" else 3)
+        assert all(row[2] == 0 for row in rows)
+    nothing = StaticRecipes()
+    asked(nothing, lambda row: np.nan)
+    assert set(nothing.labels) == {"expert", "uniform soup"} | {
+        f"task arithmetic {factor}" for factor in nothing.lambdas
+    }
+
+
+def test_every_position_is_wanted_once_and_all_asks_are_as_long() -> None:
+    optimizer = StaticRecipes(particles=20)
+    rows = asked(optimizer, noise(0))
+    np.testing.assert_array_equal(rows, optimizer.rows)
+    assert len(optimizer.ask()) == 20 and len(optimizer.labels) == len(optimizer.utilities)
+    few = StaticRecipes(particles=5)
+    assert len(asked(few, noise(0))) == len(rows)
+
+
+def test_only_the_first_rows_are_merged() -> None:
+    optimizer = StaticRecipes(among=3)
+    asked(optimizer, lambda row: row[4])
+    merged = optimizer.rows[5:]
+    assert len(optimizer.rows) == 5 + 1 + 3 + 1 + 2 and not merged[:, 3:].any()
+    with pytest.raises(UserError, match=r"optimizer.among=3: the pool has 2 rows"):
+        optimizer.start(2, 0)
+
+
+def test_a_position_has_a_name() -> None:
+    optimizer = StaticRecipes(lambdas=[])
+    optimizer.start(3, 0, groups=2)
+    while optimizer.done() is None:
+        optimizer.tell(np.where(optimizer.evaluate, optimizer.ask()[:, 1], np.nan))
+    told = [optimizer.describe(row, NAMES[:3]) for row in optimizer.rows]
+    again = StaticRecipes(lambdas=[])
+    again.load(json.loads(json.dumps(optimizer.state())))
+    assert told == [again.describe(row, NAMES[:3]) for row in again.rows.tolist()]
+    assert told == [
+        "amber", "birch", "cedar", "uniform soup of amber, birch, cedar",
+        "greedy soup of amber, birch", "birch",
+        "greedy soup of birch, cedar",
+    ]  # fmt: skip
+    assert optimizer.describe(np.zeros(6), NAMES[:3]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lambdas": "0.3"}, "optimizer.lambdas='0.3': must be a list"),
+        ({"lambdas": [0.3, 0]}, "optimizer.lambdas=0: must be a number above 0"),
+        ({"among": 1}, "optimizer.among=1: must be a whole number, 2 or more"),
+    ],
+)
+def test_says_what_is_wrong(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        StaticRecipes(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", ["factor", "delta"])
+def test_a_real_search_with_merges_in_the_pool(
+    space: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    made = ["ties", "dare_linear", "dare_ties", "slerp", "model_stock"]
+    command = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, optimizer="recipes", optimizer__particles="null",
+        optimizer__max_iterations=9, optimizer__among=4, pool__space=space, test="false",
+        pool__recipes=f"[{','.join(made)}]",
+    )  # fmt: skip
+    result = searches.run(command)
+    assert result.returncode == 0, result.stderr
+    state = json.loads((tmp_path / "search" / "run" / "state.json").read_text())
+    names = state["experts"]
+    assert names == [*NAMES[:4], *made]
+    assert state["finished"].startswith("every recipe is scored; the greedy soup took ")
+    rounds = state["rounds"]
+    assert len(rounds) == 4 and {len(entry["positions"]) for entry in rounds} == {9 + 1 + 3}
+    assert None not in rounds[0]["utilities"]
+    optimizer = StaticRecipes(among=4)
+    optimizer.load(state["optimizer"])
+    assert optimizer.describe(rounds[0]["positions"][4], names) == "ties"
+    text = optimizer.describe(rounds[0]["positions"][9], names)
+    assert text == "uniform soup of amber, birch, cedar, dune"
+    pool = Pool(tiny_pool, space=space, recipes=made).open()
+    ways = [pool.combine(row) for row in rounds[0]["positions"][:9]]
+    module = next(iter(pool.modules))
+    for i, (a, b) in enumerate(way[module] for way in ways):
+        assert all((b @ a - d @ c).norm() > 1e-3 for c, d in (w[module] for w in ways[:i]))
+    best = tmp_path / "search" / "run" / "global_best" / "adapter_model.safetensors"
+    assert best.is_file()

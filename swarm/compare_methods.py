@@ -15,13 +15,13 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from swarm import methods, rerun
 from swarm.cli import one_line_errors, run_entry
 from swarm.errors import UserError
 from swarm.files import write_json
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
 from swarm.search import build
+from swarm.studies import methods, rerun
 
 OWN_KEYS = ("methods", "seeds", "budget")
 

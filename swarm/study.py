@@ -11,12 +11,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from swarm import comparison, rerun
 from swarm.cli import one_line_errors
-from swarm.comparison import Row
 from swarm.errors import UserError
 from swarm.places import conf_folder, find
 from swarm.report.folder import RunFolder
+from swarm.studies import comparison, rerun
+from swarm.studies.comparison import Row
 
 EPILOG = """Each search is a process of its own and a folder below search/NAME_STUDY; the same
 command goes on where it stopped, and what is finished is read. Instead of a run folder, give the

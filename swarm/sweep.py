@@ -14,12 +14,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from swarm import rerun, trials
 from swarm.cli import one_line_errors, run_entry
 from swarm.errors import UserError
 from swarm.places import conf_folder
 from swarm.search import build
-from swarm.trials import Trial
+from swarm.studies import rerun, trials
+from swarm.studies.trials import Trial
 
 OWN_KEYS = ("trials", "space")
 

@@ -15,13 +15,14 @@ import searches
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from swarm import comparison, rerun, study
+from swarm import study
 from swarm.certainty import gain_of
 from swarm.errors import UserError
 from swarm.identity import settings
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
+from swarm.studies import comparison, rerun
 from swarm.tasks import Score
 from swarm.tasks.choice import Choice
 from swarm.tasks.mixture import Mixture

@@ -13,9 +13,9 @@ from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.folders import NOTE
-from swarm.groups import divide
 from swarm.models import Request
 from swarm.pool import Pool
+from swarm.pool.groups import divide
 
 LLAMA = [
     f"model.layers.{layer}.{part}"

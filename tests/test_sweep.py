@@ -16,10 +16,11 @@ import pytest
 import scoring
 import searches
 
-from swarm import rerun, sweep, trials
+from swarm import sweep
 from swarm.errors import UserError
+from swarm.studies import rerun, trials
+from swarm.studies.trials import Trial
 from swarm.sweep import read
-from swarm.trials import Trial
 
 ORIGINALS = searches.ROOT.parent / "shared" / "data" / "eval"
 KEYS = ["inertia", "cognitive", "social", "repel", "step_length"]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from swarm.adapters import Adapter, read_adapter
-from swarm.agreement import check_bases, check_names, common_shapes
 from swarm.engine import Engine
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
 from swarm.engine.mixture import TokenEngine, read_mixture
 from swarm.engine.panel import MIXTURE, Panel, is_adapter
 from swarm.errors import UserError
+from swarm.pool.agreement import check_bases, check_names, common_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

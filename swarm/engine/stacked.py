@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 Factors = Sequence[torch.Tensor]
-"""A and B of all experts, and where in a position their coefficients are (`swarm.basis.held`)."""
+"""A and B of all experts, and where in a position their coefficients are (`Basis.held`)."""
 
 
 class StackedLinear(nn.Module):

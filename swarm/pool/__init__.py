@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from swarm import mixing
 from swarm.adapters import CONFIG, WEIGHTS, Adapter, read_adapter
-from swarm.agreement import (
+from swarm.errors import UserError
+from swarm.folders import NOTE, write_adapter
+from swarm.places import find
+from swarm.pool.agreement import (
     check_bases,
     check_names,
     combined_config,
     common_shapes,
     shared_scaling,
 )
-from swarm.basis import Basis, check_space
-from swarm.elites import Elites
-from swarm.errors import UserError
-from swarm.experts import check_row_names, expert_names, find_experts
-from swarm.folders import NOTE, write_adapter
-from swarm.groups import ALL, check_kind
-from swarm.places import find
-from swarm.rows import Made, Row
+from swarm.pool.basis import Basis, check_space
+from swarm.pool.elites import Elites
+from swarm.pool.experts import check_row_names, expert_names, find_experts
+from swarm.pool.groups import ALL, check_kind
+from swarm.pool.rows import Made, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,7 +167,7 @@ class Pool:
         return self._opened().experts(module)
 
     def held(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
-        """What an engine keeps of `module`; see `swarm.basis.Basis.held`."""
+        """What an engine keeps of `module`; see `swarm.pool.basis.Basis.held`."""
         return self._opened().held(module)
 
     def combine(self, coefficients: Iterable[float]) -> dict[str, tuple["Tensor", "Tensor"]]:

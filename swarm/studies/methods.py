@@ -10,7 +10,6 @@ import numpy as np
 from hydra.utils import instantiate
 
 from swarm.certainty import is_mean
-from swarm.comparison import gain
 from swarm.errors import UserError
 from swarm.evaluation import as_scores
 from swarm.files import write_json, write_whole
@@ -19,6 +18,7 @@ from swarm.report.pictures import Chart, Series
 from swarm.report.statistics import over_seeds
 from swarm.report.svg import alone
 from swarm.report.text import table
+from swarm.studies.comparison import gain
 from swarm.tasks import Score, Task, plain
 from swarm.words import sentence
 

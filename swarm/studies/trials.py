@@ -8,7 +8,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.files import write_json, write_whole
-from swarm.rerun import Search
+from swarm.studies.rerun import Search
 
 SAME = ("task items", "experts", "pool weights", "base weights")
 """What all trials of a sweep have in common, beside their settings."""

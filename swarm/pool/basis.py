@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from swarm import mixing
 from swarm.errors import UserError
-from swarm.groups import divide
-from swarm.rows import Row
+from swarm.pool.groups import divide
+from swarm.pool.rows import Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class Basis:
         rows: K of them.
         shapes: (in, out) of every module that any of them changes.
         space: "factor" combines A and B apart from each other, "delta" their products.
-        division: See `swarm.groups.divide`.
+        division: See `swarm.pool.groups.divide`.
 
     Attributes:
         names: Of the rows.

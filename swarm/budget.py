@@ -48,6 +48,11 @@ class Budget:
                 "prompts; give more, or lower task.dev_limit"
             )
 
+    @property
+    def positions(self) -> int:
+        """How many positions there is room for, once `check` knows the items."""
+        return (self.prompts or 0) // self._items
+
     def spent(self, record: Record) -> str | None:
         """Why the budget ends the search: no room for one more position; else `None`."""
         if not record.rounds or self._left(record) >= self._items:

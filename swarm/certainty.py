@@ -1,6 +1,7 @@
-"""How sure a task's utility is: its interval, and the test of a difference on the same items."""
+"""What scores come to and how sure that is: utility and interval, a tested difference, a vote."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from swarm.report.statistics import (
     Interval,
@@ -9,8 +10,9 @@ from swarm.report.statistics import (
     paired_test,
     utility_interval,
     utility_test,
+    vote,
 )
-from swarm.tasks import Score, Task
+from swarm.tasks import Item, Score, Task, unparsed
 
 
 def interval_of(task: Task, scores: Sequence[Score]) -> Interval:
@@ -21,6 +23,23 @@ def interval_of(task: Task, scores: Sequence[Score]) -> Interval:
     return utility_interval(
         lambda places: task.utility([scores[i] for i in places]), [s.part for s in scores]
     )
+
+
+def described(task: Task, scores: Sequence[Score]) -> dict[str, Any]:
+    """A utility with its 95 % interval, the unparsed rate, and the utilities of a mixture's parts.
+
+    Its keys: "utility", "interval" ([low, high]), "items", "unparsed_rate" and perhaps "parts".
+    """
+    interval = interval_of(task, scores)
+    found: dict[str, Any] = {
+        "utility": interval.mean,
+        "interval": [interval.low, interval.high],
+        "items": interval.n,
+        "unparsed_rate": unparsed(scores),
+    }
+    if hasattr(task, "parts"):
+        found["parts"] = task.parts(scores)
+    return found
 
 
 def gain_of(task: Task, after: Sequence[Score], before: Sequence[Score]) -> Paired:
@@ -39,3 +58,26 @@ def is_mean(task: Task, scores: Sequence[Score]) -> bool:
     """Whether the utility is the plain mean; that of a mixture is not, whatever it comes to."""
     mean = sum(s.value for s in scores) / len(scores)
     return not scores[0].part and abs(task.utility(scores) - mean) < 1e-9
+
+
+def poll(
+    task: Task,
+    items: Sequence[Item],
+    voices: Sequence[Sequence[Score]],
+    weights: Sequence[float],
+    choose: Callable[[Sequence[str | None], Sequence[float]], str | None] = vote,
+) -> list[Score]:
+    """The scores of the answers that several voices give together; their texts list all answers.
+
+    Args:
+        voices: Each one's scores, in the order of the items.
+        weights: One a voice.
+        choose: The answer of one item, from all answers to it and the weights.
+    """
+    polled = []
+    for i, item in enumerate(items):
+        answers = [scores[i].answer for scores in voices]
+        answer = choose(answers, weights)
+        said = " | ".join("-" if one is None else one for one in answers)
+        polled.append(Score(task.grade(item, answer), answer, said, voices[0][i].part))
+    return polled

@@ -3,12 +3,13 @@
 Every search is a process of its own; all share their answers, and each is charged for its own.
 """
 
+import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from swarm.studies import methods, rerun
 OWN_KEYS = ("methods", "seeds", "budget")
 
 UNLIMITED = ("max_iterations", "patience")
-"""What else would end a search before its budget does."""
+"""What else would end a search before its budget does; lifted where nobody has set it."""
 
 ENSEMBLES = {
     "vote": ["candidate=vote"],
@@ -76,12 +77,16 @@ class Comparison:
         methods: All of them, in order.
         budget: Positions that each search may evaluate.
         dry_run: Only say what would be done.
+        config: Of a search, without what a method adds to it.
+        experts: What ensembles are made of: the pool's own, no rows that it makes.
     """
 
     folder: Path
     methods: list[Method]
     budget: int
     dry_run: bool
+    config: dict[str, Any]
+    experts: tuple[str, ...] = ()
 
 
 def read(arguments: Sequence[str]) -> Comparison:
@@ -114,7 +119,7 @@ def read(arguments: Sequence[str]) -> Comparison:
         else Method(name, _searches(name, passed, folder, mine))
         for name in names
     ]
-    return Comparison(folder, made, mine["budget"], bool(whole.dry_run))
+    return Comparison(folder, made, mine["budget"], bool(whole.dry_run), rerun.plain(whole))
 
 
 def _words(name: str, passed: Sequence[str]) -> tuple[str, ...]:
@@ -129,8 +134,9 @@ def _searches(name: str, passed: list[str], folder: Path, mine: dict[str, Any]) 
     if any("=" not in word for word in more) or "=" in optimizer:
         raise UserError(f"methods: {name!r} must be an optimizer and keys of a search (KEY=VALUE)")
     whole = rerun.composed([*passed, f"optimizer={optimizer}", *more], "methods")
+    said = {word.partition("=")[0].strip(" +") for word in (*passed, *more)}
     for key in UNLIMITED:
-        if key in whole.optimizer:
+        if key in whole.optimizer and f"optimizer.{key}" not in said:
             whole.optimizer[key] = mine["budget"]
     config = rerun.plain(whole)
     config |= {"folder": str(folder), "shared": str(folder / "answers"), "test": True}
@@ -143,9 +149,10 @@ def priced(one: Comparison) -> Comparison:
     """The comparison with every search's budget in prompts: positions x dev items.
 
     Raises:
-        UserError: A search cannot be run, or its pool alone takes more than the budget.
+        UserError: A search cannot be run, or its pool alone takes more than the budget; or nobody
+            can vote on the task's answers.
     """
-    made = []
+    made, experts = [], _experts(one) if any(m.words for m in one.methods) else ()
     for method in one.methods:
         if method.words:
             made.append(method)
@@ -155,14 +162,24 @@ def priced(one: Comparison) -> Comparison:
         searches = [rerun.Search({**s.config, "budget": prompts}) for s in method.searches]
         build(OmegaConf.create(searches[0].config))[0].check()
         made.append(Method(method.name, searches))
-    return Comparison(one.folder, made, one.budget, one.dry_run)
+    return replace(one, methods=made, experts=experts)
+
+
+def _experts(one: Comparison) -> tuple[str, ...]:
+    """Who answers together, once it was seen that those who are to vote can."""
+    run, _ = build(OmegaConf.create(one.config))
+    if voting := [method.name for method in one.methods if "candidate=vote" in method.words]:
+        methods.check_votes(voting[0], run.task)
+    run.pool.open(run.model.name)
+    return tuple(run.pool.names[: run.pool.own])
 
 
 def run(one: Comparison) -> None:
     """Run all searches that have not ended, then write and print the table.
 
     Raises:
-        UserError: An input is wrong, or a search failed: what is done is kept.
+        UserError: An input is wrong, or a search failed: what is done is kept. Or an ensemble
+            failed: the table is there, without it.
     """
     one = priced(one)
     todo = [search for method in one.methods for search in method.searches]
@@ -179,14 +196,19 @@ def run(one: Comparison) -> None:
             print(f"{search.path} ({number + 1} of {len(todo)}): {words}", file=sys.stderr)
             if not known:
                 _search(search, lock)
-        first = todo[0].path
-        for method in (m for m in one.methods if m.words):
-            _evaluate(method, one.folder / method.name, first)
-    rows = [(m.name, [RunFolder(s.path) for s in m.searches]) for m in one.methods if m.searches]
-    together = {m.name: one.folder / m.name for m in one.methods if m.words}
-    found = methods.compared(rows, together, one.budget)
+        rows = [(m.name, [RunFolder(s.path) for s in m.searches])
+                for m in one.methods if m.searches]  # fmt: skip
+        start = methods.start([run for _, mine in rows for run in mine], one.experts)
+        together = [method for method in one.methods if method.words]
+        path = start.path if start else None
+        tried = {method.name: _evaluate(method, one, path) for method in together}
+    failed = {name: wrong for name, wrong in tried.items() if wrong}
+    done = {name: one.folder / name for name in tried if name not in failed}
+    found = methods.compared(rows, done, start, one.budget) | {"failed": failed}
     methods.write(one.folder, found, rows)
     print(methods.as_text(found))
+    for name, wrong in failed.items():
+        raise UserError(f"methods: {name}: {wrong}; the table is without it")
 
 
 def _search(search: rerun.Search, lock: int) -> None:
@@ -206,24 +228,23 @@ def _search(search: rerun.Search, lock: int) -> None:
         )
 
 
-def _evaluate(method: Method, folder: Path, start: Path) -> None:
-    """Ask an ensemble the test items; what it has answered is read.
+def _evaluate(method: Method, one: Comparison, start: Path | None) -> str | None:
+    """Ask an ensemble the test items; what it has answered is read. Gives what went wrong.
 
     Args:
-        start: A finished search with the experts' dev answers.
-
-    Raises:
-        UserError: It failed.
+        start: A finished search with the experts' dev answers; `None` asks dev now.
     """
+    folder = one.folder / method.name
     print(f"{folder}: evaluates, or reads", file=sys.stderr)
-    words = [*method.words, "split=test", f"out={folder}"]
-    if method.name != "pack":
+    names = ",".join(json.dumps(name, ensure_ascii=False) for name in one.experts)
+    key = "candidate.members.names" if "candidate=vote" in method.words else "candidate.experts"
+    words = [*method.words, "split=test", f"out={folder}", f"{key}=[{names}]"]
+    if start and method.name != "pack":
         words.append(f"candidate.run={start}")
     command = [sys.executable, "-m", "swarm.evaluate", *words]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
-        raise UserError(f"methods: {method.name}: {last}; without it the rest goes on")
+    last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
+    return last if done.returncode else None
 
 
 def main() -> None:

@@ -82,6 +82,8 @@ def _task(run: Run, items: int, prompts: Prompts) -> dict[str, str]:
     mean = fmean(prompts.tokens)
     test = f", {len(run.task.items('test'))} test items" if run.test else ""
     limit = f"; the budget ends it after {run.budget.prompts}" if run.budget.prompts else ""
+    after = [f"{items} dev items again, in other batches"] * run.noise_floor
+    after += [f"2 x {len(run.task.items('dev')) - items} kept dev items"] * bool(run.confirm)
     return {
         "task": f"{run.task.name}: {items} dev items{test}",
         "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "
@@ -89,6 +91,7 @@ def _task(run: Run, items: int, prompts: Prompts) -> dict[str, str]:
         "search": f"{particles} particles, at most {rounds} times: at most {amount(count)} prompts "
         f"on dev, {amount(count * mean)} tokens read and {amount(count * prompts.new)} written"
         f"{limit}",
+        **({"then": f"at most {' and '.join(after)}"} if after else {}),
     }
 
 
@@ -117,7 +120,8 @@ def asks(run: Run) -> tuple[int, int]:
     """
     rows = len(run.optimizer.ask())
     batch = min(rows, getattr(run.optimizer, "batch", rows))
-    return batch, -(-rows // batch) + run.optimizer.max_iterations
+    rounds = -(-rows // batch) + run.optimizer.max_iterations
+    return batch, min(rounds, -(-run.budget.positions // batch)) if run.budget.prompts else rounds
 
 
 def _costs(

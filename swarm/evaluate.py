@@ -77,10 +77,7 @@ class Evaluation:
             "task": self.task.name,
             "split": self.split,
             "items": len(found.items),
-            "voices": [
-                {"name": name, **scoring.described(self.task, scores)}
-                for name, scores in zip(found.names, found.scores, strict=True)
-            ],
+            "voices": scoring.voices(self.task, found),
             "prompts": found.prompts,
             "tokens": found.tokens,
             "seconds": round(found.seconds, 3),
@@ -97,7 +94,7 @@ class Evaluation:
 
         return {
             "task": config.get("task"),
-            "candidate": config.get("candidate"),
+            "candidate": _without_run(config.get("candidate")),
             "split": self.split,
             "task items": items_digest(self.task, self.split),
             "weights": self.candidate.fingerprint(),
@@ -139,6 +136,15 @@ class Evaluation:
         ]
         write_whole(self.out / "answers.jsonl", b"".join(as_json(row) + b"\n" for row in rows))
         write_json(self.out / RESULT, result)
+
+
+def _without_run(settings: Any) -> Any:
+    """A candidate's settings; what was read from its run is in its fingerprint, wherever it lay."""
+    if isinstance(settings, list):
+        return [_without_run(one) for one in settings]
+    if not isinstance(settings, Mapping) or "_target_" not in settings:
+        return settings
+    return {key: _without_run(value) for key, value in settings.items() if key != "run"}
 
 
 def told(result: Mapping[str, Any]) -> str:

@@ -153,7 +153,9 @@ class View:
             self.say(line)
         if tested:
             self.say(conclusion(metrics))
-        self.say("best found = " + sentence(experts, metrics["ending_best_position"], groups))
+        words = sentence(experts, metrics["ending_best_position"], groups)
+        name = metrics.get("ending_best_label")
+        self.say("best found = " + (f"{name}: {words}" if name else words))
 
 
 def part_lines(metrics: dict[str, Any]) -> list[str]:

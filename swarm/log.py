@@ -25,6 +25,8 @@ def hold_log() -> MemoryHandler:
     root.addHandler(held)
     root.setLevel(logging.INFO)
     root.propagate = False
+    # The first line of every start: where its time begins.
+    root.info("versions: %s", versions())
     return held
 
 
@@ -37,7 +39,6 @@ def log_to(folder: Path, held: MemoryHandler) -> None:
     root = logging.getLogger("swarm")
     root.removeHandler(held)
     root.addHandler(handler)
-    root.info("versions: %s", versions())
 
 
 def versions() -> str:

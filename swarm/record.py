@@ -79,6 +79,10 @@ class Record:
         """Read the folder's state, if it has a round; as `open`, but nothing is ever written."""
         path = self.folder / "state.json"
         if not path.is_file():
+            for other in (".lock", "tuning.json"):
+                if (self.folder / other).exists():
+                    what = "several searches" if other == ".lock" else "a fine-tuning"
+                    raise UserError(f"{self.folder} is the folder of {what}; choose another name=")
             return False
         try:
             self.state = json.loads(path.read_text())

@@ -12,6 +12,7 @@ from swarm.budget import Budget
 from swarm.ending import Ask, Ending
 from swarm.engine import Engine, Experts
 from swarm.engine.base import Base
+from swarm.errors import UserError
 from swarm.evaluation import (
     Cut,
     Evaluator,
@@ -29,7 +30,7 @@ from swarm.optimizers import Optimizer
 from swarm.racing import Racing, tell
 from swarm.record import Record
 from swarm.rehearsal import try_prompts
-from swarm.scratchpad import write_ensemble
+from swarm.scratchpad import rounding, write_ensemble
 from swarm.settings import check_run
 from swarm.store import Store
 from swarm.tasks import Calibrated, Prepared, Score, Task
@@ -86,7 +87,7 @@ class Run:
         self.record = Record(Path(folder) / name)
         self.confirm, self.noise_floor, self.job = confirm, noise_floor, job
         self.budget = Budget(budget)
-        self._store = Store(shared) if shared else None
+        self._store = None if shared is None else Store(shared)
         self._evaluate = Evaluator(task, executor, job, self._store)
         self._searched: list[int] = []
         self._kept: list[int] = []
@@ -127,9 +128,11 @@ class Run:
         try_prompts(self.task, self.engine.check(self.model, self.pool))
         identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
-        resumed = self.record.open(identity, self.pool.names, self.pool.groups, self.pool.own)
         if self._store:
+            if not config:
+                raise UserError("shared: needs the run's configuration to know whose answers fit")
             self._store.open(shared_context(identity, config, self.task, self.test))
+        resumed = self.record.open(identity, self.pool.names, self.pool.groups, self.pool.own)
         log_to(self.record.folder, held)
         if config:
             self.record.keep_config(config)
@@ -168,8 +171,10 @@ class Run:
             f"search {how}: task {self.task.name} ({dev} dev items{kept}), "
             f"{len(self.pool.names)} experts, folder {self.record.folder}"
         )
-        log.info(line)
-        self.view.say(line)
+        base = self.model.stand_in()
+        for words in [line, *([f"base: {self.model.path} as {base}"] if base else [])]:
+            log.info(words)
+            self.view.say(words)
 
     def _loop(self) -> None:
         while (reason := self.optimizer.done() or self.budget.spent(self.record)) is None:
@@ -194,7 +199,7 @@ class Run:
         )  # fmt: skip
         self._known.add(raced.scores, positions, wanted)
         if number == 0:
-            self.record.state["scale"] = calibrate(self.task, raced.scores, experts)
+            self.record.state["scale"] = calibrate(self.task, raced.scores, self.pool.own)
         utilities = np.full(len(positions), np.nan)
         for i, scores in raced.full().items():
             utilities[i] = self.task.utility(scores)
@@ -246,12 +251,14 @@ class Run:
             ending.choose()
             self.record.derive(self.pool)
             metrics = judge(ending, self.test, self.ensemble, self.noise_floor)
-            metrics |= {"asked": asked, **self.record.prompts()}
+            metrics |= {"asked": asked, **self.record.prompts(), **rounding(self.record.folder)}
             self.record.state["metrics"] = metrics
             self.record.save()
             for name, value in metrics.items():
                 log.info("%s: %s", name, value)
-        write_ensemble(self.record.folder, metrics)
+        # Full models keep their personal bests as notes: there would be nothing to vote with.
+        if not hasattr(self.pool, "note"):
+            write_ensemble(self.record.folder, metrics)
         return metrics
 
     def _begin(self, what: str, items: int) -> None:

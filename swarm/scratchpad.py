@@ -1,14 +1,28 @@
 """What a run folder tells of its rounds in forms for others: the original's scratchpad, a vote."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from swarm.files import write_whole
 
+EXACT = 1e-6
+"""A relative error of saved weights up to here is float32's rounding."""
+
+
+def rounding(folder: Path) -> dict[str, float]:
+    """How far a run's saved best is from what was measured, if it was cut to be saved."""
+    try:
+        facts = json.loads((folder / "global_best" / "swarm.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    error = facts.get("reconstruction_error", {}).get("overall", 0.0)
+    return {"reconstruction_error": error} if error > EXACT else {}
+
 
 def write_ensemble(folder: Path, metrics: Mapping[str, Any]) -> None:
-    """Write ensemble.yaml, which `python -m swarm.evaluate` runs as a model; nothing without one.
+    """Write ensemble.yaml, which `python -m swarm.evaluate` runs as a model; without a vote, none.
 
     Args:
         folder: The run's.
@@ -17,6 +31,7 @@ def write_ensemble(folder: Path, metrics: Mapping[str, Any]) -> None:
     import yaml
 
     if "ensemble_members" not in metrics:
+        (folder / "ensemble.yaml").unlink(missing_ok=True)
         return
     members = [
         {"folder": f"particle_{one['particle']}/personal_best", "utility": one["utility"]}

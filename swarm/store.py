@@ -7,6 +7,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from swarm.errors import UserError
 from swarm.files import read_packed, write_packed
 from swarm.tasks import Score
 
@@ -19,14 +20,27 @@ class Store:
 
     Args:
         folder: Where the files lie.
+
+    Raises:
+        UserError: It is no path.
     """
 
     def __init__(self, folder: str | Path) -> None:
+        if not isinstance(folder, str | Path):
+            raise UserError(f"shared={folder!r}: must be null or the path of a folder")
         self.folder = Path(folder)
         self._context = ""
 
     def open(self, context: Mapping[str, Any]) -> None:
-        """Say what the answers depend on beside position and items: weights, settings, data."""
+        """Say what the answers depend on beside position and items: weights, settings, data.
+
+        Raises:
+            UserError: The folder cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"shared={self.folder}: {error.strerror}; choose another") from None
         text = json.dumps(dict(context), sort_keys=True, default=str)
         self._context = hashlib.sha256(text.encode()).hexdigest()
 

@@ -9,6 +9,7 @@ from swarm.files import read_packed
 from swarm.record import Place, Record
 from swarm.report.statistics import vote
 from swarm.tasks import Item, Score, Task, unparsed
+from swarm.words import label
 
 SPENT = ("_tokens", "_cost")
 """How measures end that say what a judgement took."""
@@ -36,6 +37,7 @@ def judge(ending: Ending, test: bool, ensemble: int, noise_floor: bool) -> dict[
         "ending_best_validation_utility": ending.utility(after),
         "ending_best_particle_on_validation": after[1],
         "ending_best_position": record.position(after),
+        "ending_best_label": label(record.state["optimizer"], record.position(after)),
         "starting_place": list(before),
         "ending_place": list(after),
         "in_points": getattr(task, "highest", None) == 1.0,

@@ -1,6 +1,6 @@
 """What may be said of a search, in sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,12 +72,26 @@ def told(
     """
     scale, unit = (100.0, " points") if points else (1.0, "")
     low, high = (f"{scale * end:+.3g}" for end in interval)
+    if not gain and not any(interval):
+        return f"No difference: none of {items} {of} differs."
     kind = "gain" if gain >= 0 else "loss"
     chance = "is" if p < 0.05 else "is not"
+    apart = not interval[0] <= 0 <= interval[1]
+    odd = " The test decides: with so few items the bootstrap's interval is rough."
     return (
         f"The {kind} of {scale * abs(gain):.3g}{unit} on {items} {of} {chance} distinguishable "
         f"from chance (p = {p:.3g}; 95 % interval {low} to {high})."
-    )
+    ) + odd * (apart != (p < 0.05))
+
+
+def label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None:
+    """What an optimizer calls a position, such as "uniform soup"; `None`: it has no names.
+
+    Args:
+        optimizer: Its state.
+    """
+    named = zip(optimizer.get("rows", []), optimizer.get("labels", []), strict=False)
+    return next((words for row, words in named if row == list(position)), None)
 
 
 def caveats(metrics: dict[str, Any]) -> list[str]:
@@ -93,6 +107,12 @@ def caveats(metrics: dict[str, Any]) -> list[str]:
         )
         lines.append(told(found["gain"], found["gain_interval"], found["p_value"], found["items"],
                           "kept dev items", points))  # fmt: skip
+    if error := metrics.get("reconstruction_error"):
+        lines.append(
+            f"The saved adapter is cut to pool.export_rank and off by {error:.2g} of the update's "
+            "norm: all numbers are of the position before that; python -m swarm.evaluate "
+            "measures the adapter."
+        )
     if found := metrics.get("noise_floor"):
         lines.append(
             f"Noise floor: asked again in other batches, {found['changed_answers']} of "

@@ -1,6 +1,7 @@
 """What can be evaluated: models alone, votes, and models that speak together."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,15 @@ from swarm.candidates.saved import Saved
 from swarm.candidates.scoring import prepare, score
 from swarm.candidates.similarity import Similarity
 from swarm.candidates.speaker import Speaker
-from swarm.candidates.start import Start
-from swarm.candidates.vote import Vote, poll, weighted
+from swarm.candidates.start import Start, start_of
+from swarm.candidates.vote import Vote, weighted
+from swarm.certainty import described, poll
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
 from swarm.engine.mixture import TokenEngine
 from swarm.engine.panel import Panel
 from swarm.errors import UserError
+from swarm.files import write_packed
 from swarm.models import Message, Request
 from swarm.places import conf_folder
 from swarm.pool import Pool
@@ -40,6 +43,7 @@ from swarm.report.statistics import vote
 from swarm.tasks import Score
 from swarm.tasks.choice import Choice
 from swarm.tasks.match import Match
+from swarm.tasks.mixture import Mixture
 
 OPTIONS = sorted(path.stem for path in (conf_folder() / "candidate").glob("*.yaml"))
 
@@ -227,7 +231,7 @@ def test_the_rules_of_a_vote() -> None:
     ]
     weights = [0.2, 0.3, 0.6]
     majority = poll(task, items, voices, weights)
-    by_weight = poll(task, items, voices, weights, "weighted")
+    by_weight = poll(task, items, voices, weights, weighted)
     assert [s.answer for s in majority] == ["7", "1", None, "3"]
     assert [s.answer for s in by_weight] == ["1", "1", None, "3"]
     assert [s.value for s in majority] == [1.0, 0.0, 0.0, 0.0]
@@ -464,9 +468,11 @@ def test_mistakes_are_named(
 
 def test_a_search_that_is_not_over_is_refused(run: RunFolder, tmp_path: Path) -> None:
     state = json.loads((run.path / "state.json").read_text())
-    (tmp_path / "state.json").write_text(json.dumps({**state, "finished": None}))
-    with pytest.raises(UserError, match="not over"):
-        Best(str(tmp_path))
+    # A search that was killed between its last iteration and its verdict has a `finished`.
+    for left in ({"finished": None, "metrics": None}, {"metrics": None}):
+        (tmp_path / "state.json").write_text(json.dumps({**state, **left}))
+        with pytest.raises(UserError, match="not over"):
+            Best(str(tmp_path))
 
 
 class Prose(Choice):
@@ -498,3 +504,54 @@ def test_a_meter_counts_what_a_speaker_was_asked(task: Choice) -> None:
     speaker = Speaker(playing.Silent())
     speaker.answers(task, task.items("test"), meter)
     assert meter.prompts == 16 and searches.LETTERS
+
+
+@pytest.mark.parametrize("option", ["vote", "route"])
+def test_an_evaluation_goes_by_what_was_read_and_not_from_where(
+    option: str, given: list[str], run: RunFolder, tmp_path: Path
+) -> None:
+    other = shutil.copytree(run.path, tmp_path / "other")
+
+    def evaluated(folder: Path) -> dict[str, Any]:
+        words = [f"candidate={option}", f"candidate.run={folder}", f"out={tmp_path / 'out'}"]
+        return evaluating.evaluated([*given, *words])
+
+    assert evaluated(run.path) == evaluated(other)
+    rows = searches.answers(other, 0)
+    for row in rows["0"]:
+        row["value"] = 1.0 - row["value"]
+    write_packed(other / "answers" / "iteration_0000.json.gz", rows)
+    with pytest.raises(UserError, match="weights differ"):
+        evaluated(other)
+
+
+def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
+    run: RunFolder, task: Choice, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run.path, tmp_path / "running")
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "finished": None, "metrics": None}))
+    config = json.loads((folder / "config.json").read_text())
+    parts = {part: {**config["task"], "signal": part} for part in ("both", "accuracy")}
+    config["task"] = {"_target_": "swarm.tasks.mixture.Mixture", "name": "two", "tasks": parts}
+    (folder / "config.json").write_text(json.dumps(config))
+    ids = [item["id"] for item in task.items("dev")]
+    dense = {"value": 0.7, "measures": {"correct": 1.0, "logprob": -0.9}}
+
+    def found(more: dict[str, Any]) -> list[float]:
+        rows = [{"id": f"{part}/{i}", "value": 1.0, "answer": "A", "text": "", "part": part,
+                 **(more if part == "both" else {})} for part in parts for i in ids]  # fmt: skip
+        write_packed(folder / "answers" / "iteration_0000.json.gz", {"0": rows})
+        mixed = Mixture("two", dict.fromkeys(parts, task))
+        (scores,) = start_of(str(folder), run.experts[:1], mixed).scores
+        return [score.value for score in scores]
+
+    assert found(dense) == [1.0] * 2 * len(ids)
+    with pytest.raises(UserError, match="not graded"):
+        found({"value": 0.7})
+
+
+def test_a_description_has_the_size_of_what_it_is_of(task: Choice) -> None:
+    found = described(task, [Score(1.0, "A"), Score(0.0, None)])
+    assert (found["utility"], found["items"], found["unparsed_rate"]) == (0.5, 2, 0.5)
+    assert found["interval"][0] < 0.5 < found["interval"][1] and "parts" not in found

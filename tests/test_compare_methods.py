@@ -1,13 +1,19 @@
 """Methods on the same budget, through the command line, on the tiny model."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import evaluating
 import pytest
 import searches
+
+from swarm.compare_methods import read
+from swarm.report.folder import RunFolder
+from swarm.studies import methods
 
 METHODS = "methods=[pso,random,vote,route,'pso pool.base_row=true']"
 
@@ -37,6 +43,15 @@ def done(
     return place / "search" / "mine", command, result.stdout
 
 
+def assert_drawn(picture: str, names: list[str]) -> None:
+    """Each method has a group with a line, numbered in order, and its name in the legend."""
+    groups = re.findall(r'<g class="[^"]*" data-n="(\d+)"><path class="line"[^>]* d="M', picture)
+    assert sorted(groups) == [str(n) for n in range(len(names))]
+    legend = [words for words in re.findall(r"<text [^>]*>([^<]*)</text>", picture)
+              if words in names]  # fmt: skip
+    assert legend == names
+
+
 @pytest.mark.slow
 def test_every_method_has_the_same_budget(done: tuple[Path, list[str], str]) -> None:
     folder, _, output = done
@@ -60,7 +75,7 @@ def test_every_method_has_the_same_budget(done: tuple[Path, list[str], str]) -> 
 @pytest.mark.slow
 def test_the_plot_has_a_line_for_each(done: tuple[Path, list[str], str]) -> None:
     picture = (done[0] / "methods.svg").read_text()
-    assert picture.count("<path") >= 3 and "random" in picture
+    assert_drawn(picture, ["pso", "random", "pso pool.base_row=true"])
 
 
 @pytest.mark.slow
@@ -70,8 +85,9 @@ def test_it_goes_on_where_it_stopped(done: tuple[Path, list[str], str]) -> None:
     again = compare(*command)
     assert again.stdout == output and searches.tree(folder) == before
     assert again.stderr.count("done before") == 6
-    more = [word for word in command if not word.startswith("methods=")]
-    more = compare(*more, "methods=[pso,de]")
+    given = [word for word in command if not word.startswith("methods=")]
+    # The vote has weights from de's dev answers now, which are those that it had from pso's.
+    more = compare(*given, "methods=[de,vote,pso]")
     assert more.returncode == 0, more.stderr
     assert more.stderr.count("done before") == 2 and more.stderr.count("searches") == 2
 
@@ -94,6 +110,105 @@ def test_mistakes_are_one_line(
     result = compare(*keys(tmp_path, tiny_llama, tiny_pool), *words)
     assert result.returncode and error in result.stderr, result.stderr
     assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "search").exists()
+
+
+def test_who_cannot_vote_is_told_before_any_search(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    given = [word for word in keys(tmp_path, tiny_llama, tiny_pool) if "task" not in word]
+    result = compare(*given, "task=human", "methods=[random,vote]")
+    assert result.returncode and "on which nobody votes; leave it out" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "search").exists()
+
+
+def test_only_ends_that_nobody_set_are_lifted(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    def ends(*words: str) -> list[tuple[int, int]]:
+        told = [*keys(tmp_path, tiny_llama, tiny_pool), "budget=70", "seeds=1", *words]
+        made = [m.searches[0].config["optimizer"] for m in read(told).methods]
+        return [(one["patience"], one["max_iterations"]) for one in made]
+
+    pair = "methods=[pso,'pso optimizer.patience=5']"
+    assert ends(pair) == [(70, 70), (5, 70)]
+    assert ends(pair, "optimizer.max_iterations=3") == [(70, 3), (5, 3)]
+
+
+@pytest.fixture(scope="module")
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: Path
+) -> dict[str, RunFolder]:
+    """Searches on each signal, and one that saw half of dev: its best expert is another."""
+    place = tmp_path_factory.mktemp("runs")
+    wanted: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "dense": {"task__signal": "both"},
+        "nats": {"task__signal": "logprob"},
+        "half": {"confirm": 0.5},
+    }
+    return {
+        name: RunFolder(evaluating.searched(place, tiny_llama, tiny_pool, name=name, ensemble=0,
+                                            optimizer__max_iterations=1, **more))
+        for name, more in wanted.items()
+    }  # fmt: skip
+
+
+def test_a_search_on_a_signal_is_told_of_and_not_plotted(
+    runs: dict[str, RunFolder], tmp_path: Path
+) -> None:
+    rows = [("plain", [runs["plain"]]), ("dense", [runs["dense"]])]
+    found = methods.compared(rows, {}, None, 9)
+    methods.write(tmp_path, found, rows)
+    assert_drawn((tmp_path / "methods.svg").read_text(), ["plain"])
+    text = methods.as_text(found)
+    assert "not in the plot: dense (signal: both)." in text and "asks two requests" in text
+    assert "judged at the end" not in text
+    alone = methods.compared(rows[:1], {}, None, 9)
+    assert "not in the plot" not in methods.as_text(alone)
+    methods.write(tmp_path, methods.compared(rows[1:], {}, None, 9), rows[1:])
+    assert not (tmp_path / "methods.svg").exists()
+
+
+def test_another_start_than_the_heads_is_named(runs: dict[str, RunFolder]) -> None:
+    plain, half = runs["plain"], runs["half"]
+    names = [run.experts[run.best_expert()[1]] for run in (plain, half)]
+    assert names[0] != names[1], "choose another share to confirm by"
+    rows = [("all", [plain]), ("half", [half])]
+    text = methods.as_text(methods.compared(rows, {}, None, 9))
+    assert f"whose test is not that of the first line with half: {names[1]} (" in text
+    same = methods.as_text(methods.compared(rows[:1], {}, None, 9))
+    assert "Each gain is on" not in same
+
+
+def test_weights_are_read_where_dev_is_graded(runs: dict[str, RunFolder]) -> None:
+    plain, dense, nats = runs["plain"], runs["dense"], runs["nats"]
+    assert methods.start([dense, plain], plain.experts) is dense, "it keeps what was right"
+    assert methods.start([nats, plain], plain.experts) is plain
+    assert methods.start([nats], plain.experts) is None
+    assert methods.start([plain], ["others"]) is None
+
+
+@pytest.mark.slow
+def test_experts_answer_together_beside_rows_and_signals(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Nothing of such a search can be read for them, and one that fails takes no other along."""
+    taken = tmp_path / "search" / "mine" / "pack"
+    taken.mkdir(parents=True)
+    (taken / "result.json").write_text("{}")
+    words = ["pool.base_row=true", "seeds=1", "budget=7", "task.signal=logprob",
+             "methods=[random,vote,route,pack]"]  # fmt: skip
+    result = compare(*keys(tmp_path, tiny_llama, tiny_pool), *words)
+    assert result.returncode == 1 and "methods: pack: out=" in result.stderr.splitlines()[-1]
+    assert result.stderr.splitlines()[-1].endswith("the table is without it")
+    found = json.loads((taken.parent / "methods.json").read_text())
+    random, vote, route = found["methods"]
+    assert vote["found"] == ["all experts together, 4 prompts an answer"]
+    assert route["found"] == ["all experts together, 1 prompts an answer"]
+    assert (vote["prompts"], route["prompts"]) == ([0], [4 * 12]), "routing has asked dev"
+    assert random["signal"] == "logprob" and not (taken.parent / "methods.svg").exists()
+    text = (taken.parent / "methods.md").read_text()
+    assert "Not in the table: pack (out=" in text and "judged at the end" in text
 
 
 def test_help_says_how() -> None:

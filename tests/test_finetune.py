@@ -148,6 +148,76 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
         tune([*command, "name=thesis"])
 
 
+def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from peft import PeftModel
+
+    start = tiny.expert(tiny_llama, tmp_path / "start", lora_dropout=0.3)
+    rows = [([1, 40 + i, 41], [50 + i, 2]) for i in range(8)]
+    look = Trainer._look
+
+    def trainer(name: str) -> Trainer:
+        model = PeftModel.from_pretrained(tiny.load(tiny_llama), start, is_trainable=True)
+        return Trainer(model, Recipe(6, batch=2, every=2), tmp_path / name, lambda line: None)
+
+    def killed(self: Trainer, step: int, *more: Any) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+        look(self, step, *more)
+
+    whole = trainer("whole")
+    progress = whole.train(rows[:5], rows[5:])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_look", killed)
+        trainer("killed").train(rows[:5], rows[5:])
+    again = trainer("killed")
+    assert again.train(rows[:5], rows[5:]).looks == progress.looks
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
+    assert held_loss(whole.model, rows, 3) == pytest.approx(held_loss(whole.model, rows, 3), abs=0)
+
+
+def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    from safetensors.torch import load_file, save_file
+
+    command = words(tmp_path, tiny_llama, tiny_pool, "run", steps=1, test="false")
+    other = tiny.expert(tiny_llama, tmp_path / "other")
+    file = other / "adapter_model.safetensors"
+    wide = {k: v.repeat(1, 2) if "lora_A" in k else v for k, v in load_file(file).items()}
+    save_file({name: weight.contiguous() for name, weight in wide.items()}, file)
+    for more, said in (
+        (["targets=[nope]"], "targets has 'nope'.* it has: down_proj, gate_proj"),
+        (["targets=[q_proj,self_attn]"], "targets has 'self_attn'"),
+        (["targets=q_proj"], "must be a list"),
+        ([f"expert={other}"], "128 to 32, which .* does not have"),
+        (["expert=amber", "model.name=owner/other"], "belongs to the base model"),
+    ):
+        with pytest.raises(Exception, match=said) as caught:
+            tune([*command, *more])
+        cause = caught.value if isinstance(caught.value, UserError) else caught.value.__cause__
+        assert isinstance(cause, UserError) and "\n" not in str(cause)
+        assert not (tmp_path / "search").exists()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_look", killed)
+        tune([*command, "expert=birch"])
+    run = tmp_path / "search" / "run"
+    assert (run / "start").is_dir()
+    assert tune([*command, "expert=amber"])["starting_best_expert"] == "amber"
+    start = run / "start" / "adapter_model.safetensors"
+    assert start.read_bytes() == (tiny_pool / "amber" / start.name).read_bytes()
+    for text in ("{", "[]", "{}", '{"identity": 1}'):
+        (run / "tuning.json").write_text(text)
+        with pytest.raises(UserError, match=r"tuning.json is damaged: choose another name=[^\n]*$"):
+            tune([*command, "expert=amber"])
+
+
 def test_training_that_only_harms_is_stopped_and_the_start_is_kept(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +282,24 @@ def test_help_needs_no_torch() -> None:
     out = subprocess.run([sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True,
                          text=True, env=searches.environment(), check=True)  # fmt: skip
     assert out.stdout.strip() == "set()"
+
+
+def test_a_run_without_a_test_is_said_to_be_not_compared(
+    tuned: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    from swarm.finetune.comparison import Comparison, lines
+    from swarm.report.folder import RunFolder
+
+    state = {"experts": ["amber"], "rounds": [{"positions": [[1.0]], "utilities": [0.5]}],
+             "finished": "x", "metrics": {"asked": {"test_items": None}}, "identity": {}}  # fmt: skip
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    task: Any = None
+    found = Comparison._searched(
+        Comparison.__new__(Comparison), RunFolder(tmp_path), []
+    )
+    assert "Not compared with the best found: that run has no test." in lines(
+        {**tuned[1], **found}
+    )
 
 
 @pytest.mark.slow

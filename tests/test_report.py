@@ -1,6 +1,7 @@
 """The report of a run folder: what it says, and that nothing of it can do harm."""
 
 import json
+import logging
 import re
 import shutil
 import struct
@@ -18,6 +19,7 @@ import reporting
 
 from swarm.errors import UserError
 from swarm.files import digest
+from swarm.log import hold_log, log_to
 from swarm.report import __main__ as entry
 from swarm.report import png
 from swarm.report.blocks import Flips, Report, Table
@@ -322,26 +324,60 @@ def test_no_code_that_a_configuration_names_is_run(tmp_path: Path) -> None:
 # Cost
 
 
+LOG = """2026-11-21 10:00:00,000 INFO versions: python 3.11, torch 2.9
+2026-11-21 10:00:02,000 INFO search begins: task x
+2026-11-21 10:00:25,000 INFO iteration 0: best 1, prompts asked 1, saved 0, tokens 100
+Traceback
+2026-11-21 12:00:00,000 INFO versions: python 3.11, torch 2.9
+2026-11-21 12:00:03,000 INFO search goes on after 1 evaluated rounds
+2026-11-21 12:00:15,000 INFO iteration 1: best 1, prompts asked 1, saved 0, tokens 23
+2026-11-21 12:00:20,000 INFO ending_best_validation_utility: 1.0
+"""
+"""Of a search that was stopped, and ended two hours later."""
+
+
+def test_time_counts_no_waiting_between_starts(tmp_path: Path) -> None:
+    folder = reporting.folder(tmp_path / "run")
+    (folder / "log.txt").write_text(LOG)
+    assert read_log(RunFolder(folder)) == (45.0, 2, 123)
+    before = page(report(folder))
+    again = "2026-11-21 15:00:0{}\n".format
+    shown = again("0,000 INFO versions: python 3.12") + again("4,000 INFO search goes on after 2")
+    (folder / "log.txt").write_text(LOG + shown)
+    assert page(report(folder)) == before
+    measured = again("9,000 INFO ending_best_validation_utility: 1.0")
+    (folder / "log.txt").write_text(LOG + shown + measured)
+    assert read_log(RunFolder(folder)) == (54.0, 3, 123)
+    # Logs of old versions begin a start with the second line.
+    (folder / "log.txt").write_text(re.sub(r".* versions: .*\n", "", LOG))
+    assert read_log(RunFolder(folder)) == (40.0, 2, 123)
+
+
+def test_a_log_begins_with_the_versions(tmp_path: Path) -> None:
+    held = hold_log()
+    logging.getLogger("swarm.tasks").info("read")
+    log_to(tmp_path, held)
+    words = [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()]
+    assert words[0].startswith("INFO versions: python ") and words[1:] == ["INFO read"]
+
+
 def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run", particles=5, iterations=3, items=30)
     state = json.loads((folder / "state.json").read_text())
     state["rounds"][2] |= {"prompts_asked": 90, "prompts_saved": 40,
                            "items_scored": [30, 30, 30, 20, None]}  # fmt: skip
     (folder / "state.json").write_text(json.dumps(state))
-    (folder / "log.txt").write_text(
-        "2026-11-21 10:00:00,000 INFO search begins: task x\n"
-        "2026-11-21 10:00:30,000 INFO iteration 0: best 1, prompts asked 1, saved 0, tokens 100\n"
-        "2026-11-21 12:00:00,000 INFO search goes on after 1 evaluated rounds\n"
-        "2026-11-21 12:00:15,000 INFO iteration 1: best 1, prompts asked 1, saved 0, tokens 23\n"
-        "2026-11-21 12:00:15,000 INFO versions: python 3.11, torch 2.9\nTraceback\n"
-    )
+    (folder / "log.txt").write_text(LOG)
     found = tables(report(folder), "cost")
     assert found["Prompts that were asked"] == [["on dev, by the search", "540"],
                                                 ["on test, at the end", "80"]]  # fmt: skip
     saved = [row[1] for row in found["Prompts that were not asked"]]
     assert saved == ["40", "20", "30"]
     assert read_log(RunFolder(folder)) == (45.0, 2, 123)
-    assert found["Time and tokens"][0][1] == "45 s"
+    assert found["Time and tokens"][:2] == [
+        ["time from start to end, waiting between starts left out", "45 s"],
+        ["times it was started", "2"],
+    ]
     assert ["versions", "python 3.11, torch 2.9"] in tables(report(folder), "setup")[
         "What it ran on"
     ]
@@ -424,6 +460,50 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
         state = json.loads((folder / "state.json").read_text())
         (folder / "state.json").write_text(json.dumps({**state, "rounds": []}))
         report(folder)
+
+
+def test_a_folder_of_another_kind_is_named_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    search = Path("search")
+    for name in ("first", "cmp/random_seed42", "cmp/random_seed43"):
+        reporting.folder(search / name, iterations=0)
+    (search / "cmp" / "methods.json").write_text("{}")
+    (search / "tuned" / "tuned").mkdir(parents=True)
+    (search / "tuned" / "tuning.json").write_text("{}")
+    runs = "its runs are search/cmp/random_seed42, search/cmp/random_seed43; name one of them"
+    for folder, words in {
+        "search/tuned": "search/tuned holds no search, but a fine-tuning: its numbers are in "
+        "search/tuned/tuning.json, its adapter is search/tuned/tuned",
+        "search/cmp": f"search/cmp is a comparison: {runs}",
+        "search": "search holds no search: its runs are search/first; name one of them",
+        "first": "first holds no search; did you mean search/first?",
+        "search/frist": "search/frist holds no search; did you mean search/first?",
+        "search/first/answers": "search/first/answers holds no search; did you mean search/first?",
+        "chess": "chess holds no search; allowed: a folder of search/ with a state.json",
+    }.items():
+        with pytest.raises(UserError) as caught:
+            RunFolder(folder)
+        assert str(caught.value) == words
+
+
+def test_one_bad_folder_does_not_keep_the_others_from_their_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    folders = [reporting.folder(tmp_path / name, iterations=0) for name in ("a", "d")]
+    given = [str(tmp_path / name) for name in ("a", "nothing", "nowhere", "d")]
+    assert entry.main(given) == 1
+    assert all((folder / "report.html").is_file() for folder in folders)
+    assert capsys.readouterr().err.count("holds no search") == 2
+
+
+def test_without_a_folder_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        entry.main([])
+    assert caught.value.code == 2
+    assert "the following arguments are required: search/NAME" in capsys.readouterr().err
 
 
 def test_a_report_is_written_over_an_old_one(

@@ -12,6 +12,7 @@ import searches
 from swarm.errors import UserError
 from swarm.optimizers.recipes import StaticRecipes
 from swarm.pool import Pool
+from swarm.report.folder import RunFolder
 
 NAMES = ["amber", "birch", "cedar", "dune", "elm"]
 Utility = Callable[[np.ndarray], float]
@@ -119,16 +120,12 @@ def test_a_position_has_a_name() -> None:
     optimizer.start(3, 0, groups=2)
     while optimizer.done() is None:
         optimizer.tell(np.where(optimizer.evaluate, optimizer.ask()[:, 1], np.nan))
-    told = [optimizer.describe(row, NAMES[:3]) for row in optimizer.rows]
     again = StaticRecipes(lambdas=[])
     again.load(json.loads(json.dumps(optimizer.state())))
-    assert told == [again.describe(row, NAMES[:3]) for row in again.rows.tolist()]
-    assert told == [
-        "amber", "birch", "cedar", "uniform soup of amber, birch, cedar",
-        "greedy soup of amber, birch", "birch",
-        "greedy soup of birch, cedar",
+    assert len(again.labels) == len(again.rows)
+    assert again.labels == optimizer.labels == [
+        "expert", "expert", "expert", "uniform soup", "greedy soup", "weighted soup", "greedy soup",
     ]  # fmt: skip
-    assert optimizer.describe(np.zeros(6), NAMES[:3]) is None
 
 
 @pytest.mark.parametrize(
@@ -164,11 +161,8 @@ def test_a_real_search_with_merges_in_the_pool(
     rounds = state["rounds"]
     assert len(rounds) == 4 and {len(entry["positions"]) for entry in rounds} == {9 + 1 + 3}
     assert None not in rounds[0]["utilities"]
-    optimizer = StaticRecipes(among=4)
-    optimizer.load(state["optimizer"])
-    assert optimizer.describe(rounds[0]["positions"][4], names) == "ties"
-    text = optimizer.describe(rounds[0]["positions"][9], names)
-    assert text == "uniform soup of amber, birch, cedar, dune"
+    run = RunFolder(tmp_path / "search" / "run")
+    assert run.label((0, 4)) == "expert" and run.label((0, 9)) == "uniform soup"
     pool = Pool(tiny_pool, space=space, recipes=made).open()
     ways = [pool.combine(row) for row in rounds[0]["positions"][:9]]
     module = next(iter(pool.modules))

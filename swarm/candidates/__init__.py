@@ -41,7 +41,8 @@ class Candidate(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A text that changes with the weights; empty where nobody can tell."""
+        """A text that changes with the weights, and with what was read from a run (the key `run`,
+        by which evaluations are not told apart); empty where nobody can tell."""
         ...
 
 

@@ -1,5 +1,6 @@
 """Routing by similarity: a prompt goes to the experts that did well on dev prompts like it."""
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,6 +59,8 @@ class Route(Weighed):
         self.top, self.neighbours = top, neighbours
         self.temperature, self.run = temperature_of(temperature), run
         self._start: Start | None = None
+        self._texts: list[str] = []
+        self._values = np.zeros((0, 0))
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
@@ -82,6 +85,13 @@ class Route(Weighed):
         self._texts = [first_prompt(task, item) for item in start.items]
         self._similarity = Similarity(self._texts)
         self._values = np.array([[s.value for s in mine] for mine in start.scores]).T
+
+    def fingerprint(self) -> str:
+        """Of all members, with a digest of the dev answers that were read from a run."""
+        if self.run is None:
+            return super().fingerprint()
+        learnt = repr((self._texts, self._values.tolist())).encode()
+        return f"{super().fingerprint()} {hashlib.sha256(learnt).hexdigest()[:16]}"
 
     def weights(self, requests: Sequence[Request]) -> np.ndarray:
         """See `Weighed.weights`."""

@@ -33,10 +33,11 @@ class Best(Saved):
                 "candidate.folder is missing: give a run's, e.g. candidate.folder=search/first"
             )
         run = RunFolder(folder)
-        if run.finished is None:
+        # Between the last iteration and the verdict another model may still be chosen as the best.
+        if run.finished is None or not run.metrics:
             raise UserError(
-                f"{run.path}: the search is not over; the command that began it goes on with it, "
-                "and candidate=adapter takes its global_best as it is"
+                f"{run.path}: the search is not over; go on with the search by the command that "
+                "began it, or take its global_best as it is with candidate=adapter"
             )
         self.scale = run.scale
         super().__init__(base or base_of(run), str(run.path / "global_best"), [run.path.name])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm.candidates import Candidate, Meter
-from swarm.certainty import interval_of
+from swarm.certainty import described
 from swarm.errors import UserError
-from swarm.tasks import Calibrated, Item, Prepared, Score, Task, plain, unparsed
+from swarm.tasks import Calibrated, Item, Prepared, Score, Task, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +81,13 @@ def score(candidate: Candidate, task: Task, split: str) -> Scored:
     return Scored(candidate.names, items, scores, meter.prompts, meter.tokens, seconds)
 
 
-def described(task: Task, scores: Sequence[Score]) -> dict[str, Any]:
-    """A voice's utility with its 95 % interval, and its unparsed rate; of a mixture its parts."""
+def voices(task: Task, found: Scored) -> list[dict[str, Any]]:
+    """Each voice's name and what it came to by the task's own measure; see `described`."""
     task = plain(task)
-    interval = interval_of(task, scores)
-    found: dict[str, Any] = {
-        "utility": interval.mean,
-        "interval": [interval.low, interval.high],
-        "unparsed_rate": unparsed(scores),
-    }
-    if hasattr(task, "parts"):
-        found["parts"] = task.parts(scores)
-    return found
+    return [
+        {"name": name, **described(task, scores)}
+        for name, scores in zip(found.names, found.scores, strict=True)
+    ]
 
 
 def chosen_device(device: str | None) -> str:

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from hydra.utils import instantiate
 
 from swarm.errors import UserError
 from swarm.evaluation import as_scores
@@ -38,16 +41,28 @@ def start_of(folder: str, names: Sequence[str], task: Task) -> Start:
     if strange := [row["id"] for row in rows[0] if row["id"] not in known]:
         raise UserError(f"candidate.run={folder}: its dev item {strange[0]!r} is none of the task")
     scores = [as_scores(mine) for mine in rows]
-    if "signal" in run.metrics or run.config["task"].get("signal", "accuracy") != "accuracy":
-        scores = [[_correct(folder, score) for score in mine] for mine in scores]
-    return Start([known[row["id"]] for row in rows[0]], scores)
+    return Start([known[row["id"]] for row in rows[0]], _own_measure(run, scores))
 
 
-def _correct(folder: str, score: Score) -> Score:
-    """A score of a search that had a signal of its own, by the task's measure."""
+def _own_measure(run: RunFolder, scores: list[list[Score]]) -> list[list[Score]]:
+    """The scores by the searched task's own measure, whatever signal they were valued by."""
+    if run.metrics and "signal" not in run.metrics:
+        return scores
+    searched = instantiate(run.config["task"], _convert_="all")
+    if plain(searched) is searched:
+        return scores
+    return [[_correct(run, searched, score) for score in mine] for mine in scores]
+
+
+def _correct(run: RunFolder, task: Any, score: Score) -> Score:
+    """One score by the own measure of its part, in a mixture."""
+    for part in score.part.split("/") if score.part else ():
+        task = task.tasks[part]
+    if plain(task) is task:
+        return score
     if "correct" not in score.measures:
         raise UserError(
-            f"candidate.run={folder}: it was searched by log-probability, and its dev answers are "
-            "not graded; leave candidate.run=null, and dev is asked now"
+            f"candidate.run={run.path}: it was searched by log-probability, and its dev answers "
+            "are not graded; leave candidate.run=null, and dev is asked now"
         )
     return Score(score.measures["correct"], score.answer, score.text, score.part)

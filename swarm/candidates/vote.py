@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 from swarm.candidates import Candidate, Meter
 from swarm.candidates.start import start_of
+from swarm.certainty import poll
 from swarm.errors import UserError
 from swarm.report.statistics import vote
 from swarm.tasks import Item, Score, Task
-
-RULES = ("majority", "weighted")
 
 
 class Vote:
@@ -40,7 +39,7 @@ class Vote:
         weights: Sequence[float] | None = None,
         run: str | None = None,
     ) -> None:
-        if rule not in RULES:
+        if rule not in tuple(RULES):
             raise UserError(f"candidate.rule={rule}: must be one of {', '.join(RULES)}")
         self.members = list(members) if isinstance(members, Sequence) else [members]
         self.rule, self.run = rule, run
@@ -78,32 +77,15 @@ class Vote:
             dev = self._ask(task, task.items("dev"), meter)
             self.weights = [task.utility(scores) for scores in dev]
         said = self._ask(task, items, meter)
-        return [poll(task, items, said, self.weights or [1.0] * len(said), self.rule)]
+        return [poll(task, items, said, self.weights or [1.0] * len(said), RULES[self.rule])]
 
     def _ask(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
         return [mine for member in self.members for mine in member.answers(task, items, meter)]
 
     def fingerprint(self) -> str:
-        """Of all members."""
-        return " ".join(member.fingerprint() for member in self.members)
-
-
-def poll(
-    task: Task,
-    items: Sequence[Item],
-    voices: Sequence[Sequence[Score]],
-    weights: Sequence[float],
-    rule: str = "majority",
-) -> list[Score]:
-    """The scores of the answers that the voices give together, by a rule of `Vote`."""
-    choose = vote if rule == "majority" else weighted
-    polled = []
-    for i, item in enumerate(items):
-        answers = [scores[i].answer for scores in voices]
-        answer = choose(answers, weights)
-        said = " | ".join("-" if one is None else one for one in answers)
-        polled.append(Score(task.grade(item, answer), answer, said, voices[0][i].part))
-    return polled
+        """Of all members, with the weights that were read from a run."""
+        read = [] if self.run is None else [str(self.weights)]
+        return " ".join([*(member.fingerprint() for member in self.members), *read])
 
 
 def weighted(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
@@ -119,3 +101,6 @@ def weighted(answers: Sequence[str | None], weights: Sequence[float]) -> str | N
             total, count = sums.get(answer, (0.0, 0))
             sums[answer] = (total + max(0.0, weight), count + 1)
     return max(sums, key=lambda answer: sums[answer], default=None)
+
+
+RULES = {"majority": vote, "weighted": weighted}

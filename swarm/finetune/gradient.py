@@ -146,6 +146,9 @@ class Trainer:
         import torch
 
         self.model, self.recipe, self.path, self.say = model, recipe, path, say
+        # No dropout, of the adapter neither: its draws would have to be kept to go on from a look,
+        # and what is held out would be looked at through holes.
+        model.eval()
         self.progress = Progress()
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._adam = torch.optim.AdamW(self._weights, lr=recipe.rate, weight_decay=0.0)

@@ -1,6 +1,7 @@
 """A fine-tuning in its folder: where it starts, what it learns from, and what it came to."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,13 @@ from swarm.errors import UserError
 from swarm.evaluation import Cut, divided
 from swarm.executors import Executor, Worker
 from swarm.files import write_json
-from swarm.finetune.adapter import find_start, save_adapter, weights_digest, write_start
+from swarm.finetune.adapter import (
+    check_start,
+    find_start,
+    save_adapter,
+    weights_digest,
+    write_start,
+)
 from swarm.finetune.comparison import Comparison, lines
 from swarm.finetune.gradient import Pair, Recipe, Trainer
 from swarm.folders import read_note, write_folder
@@ -25,6 +32,7 @@ from swarm.tasks import Item
 from swarm.tasks.signal import Signalled
 
 STATE = "tuning.json"
+PROGRESS = "training.safetensors"
 
 
 class Tuning:
@@ -73,6 +81,8 @@ class Tuning:
             raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
         if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or alpha <= 0:
             raise UserError(f"rank={rank!r}, alpha={alpha!r}: must be a whole number and a number")
+        if isinstance(targets, str) or not targets or not all(isinstance(t, str) for t in targets):
+            raise UserError(f"targets={targets!r}: must be a list of layers, as [q_proj,v_proj]")
         self.task: Any = task
         self.model, self.pool, self.engine = model, pool, engine
         self.executor, self.job, self.expert, self.run = executor, job, expert, run
@@ -100,6 +110,8 @@ class Tuning:
         asked = {"test_items": items_digest(self.task, "test") if self.test else None}
         trained, held = divided(dev, self.holdout, self.seed)
         label, source = find_start(self.expert, self.run, self.pool.folder)
+        if not (self.folder / "tuned").is_dir():
+            check_start(source, self.fresh["target_modules"], self.model)
         self._open(config or {}, label, source)
         if not (self.folder / "tuned").is_dir():
             self._train(label, source, [dev[i] for i in trained], [dev[i] for i in held])
@@ -126,12 +138,19 @@ class Tuning:
         }
         path = self.folder / STATE
         if path.is_file():
-            self.state = json.loads(path.read_text())
-            self._compare(identity)
+            self.state = read_state(path)
+            if self._begun() or self.state["identity"] == identity:
+                self._compare(identity)
+                return
+            shutil.rmtree(self.folder / "start", ignore_errors=True)
+            self.state = {}
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} holds something else; choose another name=")
-        else:
-            self._save(identity=identity, config=dict(config))
+        self._save(identity=identity, config=dict(config))
+
+    def _begun(self) -> bool:
+        """Whether there is anything trained in the folder."""
+        return any((self.folder / name).exists() for name in (PROGRESS, "tuned"))
 
     def _compare(self, new: Mapping[str, Any]) -> None:
         old = self.state["identity"]
@@ -162,7 +181,7 @@ class Tuning:
             adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
         pairs = [pairs_of(self.task, items, tokenizer) for items in (examples, held)]
         print(f"{self.folder}: trains on {len(examples)} dev items, holds out {len(held)}")
-        trainer = Trainer(adapted, self.recipe, self.folder / "training.safetensors", print)
+        trainer = Trainer(adapted, self.recipe, self.folder / PROGRESS, print)
         try:
             progress = trainer.train(*pairs)
         except torch.OutOfMemoryError:
@@ -184,7 +203,7 @@ class Tuning:
             "training": training,
         }
         write_folder(self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter")
-        (self.folder / "training.safetensors").unlink(missing_ok=True)
+        (self.folder / PROGRESS).unlink(missing_ok=True)
 
     def _new(self, model: Any) -> Any:
         """The model with a fresh LoRA, which changes nothing yet."""
@@ -208,6 +227,21 @@ class Tuning:
             return compared.metrics(self.folder, run)
         finally:
             self.executor.close()
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What a fine-tuning's state file says.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found["identity"], dict):
+            return found
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    raise UserError(f"{path} is damaged: choose another name=, or remove its folder")
 
 
 def pairs_of(task: Signalled, items: Sequence[Item], tokenizer: Any) -> list[Pair]:

@@ -17,8 +17,9 @@ class DifferentialEvolution(AskTell):
     """Every member is challenged by base + F (a - b), crossed with it; the better one stays.
 
     The population begins with the experts and draws that are uniform over their simplex. The
-    base and the members a and b are all different. A challenger that is as good wins, so that a
-    plateau of equal accuracies can be crossed; one whose evaluation was lost does not.
+    members a and b differ from each other, and from a random base. A challenger that is as good
+    wins, so that a plateau of equal accuracies can be crossed; one whose evaluation was lost does
+    not.
 
     Coefficients sum to 1 in each group: F (a - b) sums to 0, and what the crossover and the
     bounds break is put right by going to the nearest position that keeps both.

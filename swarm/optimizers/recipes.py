@@ -77,22 +77,6 @@ class StaticRecipes(AskTell):
             return f"every recipe is scored; the greedy soup took {made} of {known}"
         return super().done()
 
-    def describe(self, position: Sequence[float], names: Sequence[str]) -> str | None:
-        """What a position is, such as "greedy soup of rooms, spelling"; an expert is its name.
-
-        `None` if it was not asked.
-
-        Args:
-            position: [G x K].
-            names: Of the K rows of the pool.
-        """
-        same = (self.rows == np.asarray(position)).all(axis=1)
-        if not same.any():
-            return None
-        used = ", ".join(name for name, c in zip(names, position, strict=False) if c)
-        found = dict.fromkeys(np.array(self.labels, object)[same])
-        return used if EXPERT in found else f"{' and '.join(found)} of {used}"
-
     def state(self) -> dict[str, Any]:
         """As `AskTell.state`."""
         return {**super().state(), "labels": self.labels}

@@ -29,11 +29,17 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _page(given: argparse.Namespace) -> None:
+def _page(given: argparse.Namespace) -> int:
     from swarm.report import png, write
 
+    code = 0
     for folder in given.folders:
-        paths = write.write(folder)
+        try:
+            paths = write.write(folder)
+        except UserError as error:  # the other folders have their reports all the same
+            print(f"error: {error}", file=sys.stderr)
+            code = error.code
+            continue
         texts = [path for path in paths if path.suffix != ".png"]
         pictures = len(paths) - len(texts)
         more = f" and {pictures} pictures in {folder}/report/" if pictures else ""
@@ -41,9 +47,10 @@ def _page(given: argparse.Namespace) -> None:
     if not png.available():
         print('no PNGs: matplotlib is not installed; pip install "model-swarms[report]"',
               file=sys.stderr)  # fmt: skip
+    return code
 
 
-def _analyse(given: argparse.Namespace) -> None:
+def _analyse(given: argparse.Namespace) -> int:
     from swarm.report import analyse
 
     found = analyse.analyse(given.folders)
@@ -51,22 +58,23 @@ def _analyse(given: argparse.Namespace) -> None:
     if given.plots:
         for path in analyse.draw(found, given.plots):
             print(f"wrote {path}", file=sys.stderr)
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a user's mistake is one line, and its code is given back."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] not in ("page", "analyse", "-h", "--help"):
+    if not words or words[0] not in ("page", "analyse", "-h", "--help"):
         words.insert(0, "page")
     given = parser().parse_args(words)
     # What a data file's reader warns of was said when the search began.
     logging.getLogger("swarm").addHandler(logging.NullHandler())
     try:
-        given.run(given)
+        code: int = given.run(given)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
-    return 0
+    return code
 
 
 if __name__ == "__main__":

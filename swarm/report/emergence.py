@@ -20,20 +20,25 @@ DRAWS = 1_000
 def emergence(run: RunFolder) -> dict[str, Any]:
     """C-surge, C-emerge and what the best found alone gains, on dev.
 
-    Ending particles are the personal bests; starting ones the N of iteration 0, crossover
+    Ending particles are the personal bests; starting ones those asked in iteration 0, crossover
     children too, as there must be as many before as after.
 
     Returns:
         `applies`, and if it does not, `reason`; else the numbers that `lines` prints.
     """
-    places = [run.best(i) for i in range(run.particles)]
-    start = np.stack([run.values((0, i)) for i in range(run.particles)])
-    end = np.stack([run.values(place) for place in places])
+    asked = np.flatnonzero(~np.isnan(run.utilities[0])).tolist()
+    start = np.stack([run.values((0, i)) for i in asked])
+    end = np.stack([run.values(run.best(i)) for i in asked])
     if not np.isin([start, end], (0.0, 1.0)).all():
         reason = "the answers' values are not all 0 or 1, so that no item is right or wrong"
         return {"applies": False, "reason": reason}
-    found = compared(start.astype(bool), end.astype(bool), run.best()[1])
+    found = compared(start.astype(bool), end.astype(bool), _place(asked, run.best()[1]))
     return {"applies": True, **found, "best_alone": best_alone(run)}
+
+
+def _place(asked: list[int], particle: int) -> int:
+    """The row of a particle among those asked at the start; the first, if it began later."""
+    return asked.index(particle) if particle in asked else 0
 
 
 def compared(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """What a search cost, and what it did not have to ask."""
 
-import re
-from datetime import datetime
 from typing import Any
 
 from swarm.files import read_packed
@@ -12,10 +10,7 @@ from swarm.report.economy import economy
 from swarm.report.folder import RunFolder
 from swarm.report.numbers import count, duration, number
 from swarm.report.pictures import Chart, Series
-
-LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ (.*)")
-BEGINS = re.compile(r"search (begins|goes on)")
-TOKENS = re.compile(r"iteration (\d+): .*, tokens (\d+)")
+from swarm.report.starts import starts
 
 ENDINGS = {
     "test": "on test, at the end",
@@ -94,12 +89,12 @@ def _saved(run: RunFolder, spent: dict[str, Any], asked: int) -> list[list[str]]
 
 def _time(run: RunFolder, asked: int) -> list[list[str]]:
     """Rows on time and tokens, from the log; none without one."""
-    seconds, starts, tokens = read_log(run)
-    if not starts:
+    seconds, times, tokens = read_log(run)
+    if not times:
         return []
     rows = [["time from start to end, waiting between starts left out", duration(seconds)]]
-    if starts > 1:
-        rows.append(["times it was started or shown again", str(starts)])
+    if times > 1:
+        rows.append(["times it was started", str(times)])
     if seconds > 0:
         rows.append(["prompts on dev a second, everything included", number(asked / seconds, 1)])
     if tokens:
@@ -109,21 +104,6 @@ def _time(run: RunFolder, asked: int) -> list[list[str]]:
 
 def read_log(run: RunFolder) -> tuple[float, int, int]:
     """Seconds at work, how often the search was started, and tokens on dev; 0 where unknown."""
-    try:
-        lines = (run.path / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return 0.0, 0, 0
-    seconds, pieces = 0.0, []
-    tokens: dict[str, int] = {}
-    for line in lines:
-        if not (found := LINE.match(line)):
-            continue
-        now, words = datetime.fromisoformat(found[1]), found[2]
-        if BEGINS.match(words):
-            pieces.append((now, now))
-        elif pieces:
-            pieces[-1] = (pieces[-1][0], now)
-        if told := TOKENS.match(words):
-            tokens[told[1]] = int(told[2])
-    seconds = sum((end - start).total_seconds() for start, end in pieces)
-    return seconds, len(pieces), sum(tokens.values())
+    found = starts(run)
+    tokens = {number: n for one in found for number, n in one.tokens.items()}
+    return sum(one.seconds for one in found), len(found), sum(tokens.values())

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,16 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.files import read_packed
+from swarm.words import label
 
 Place = tuple[int, int]
 """(iteration, particle)."""
+
+HOME = "search"
+"""Where runs lie if nobody says otherwise (conf/search.yaml)."""
+
+SHOWN = 4
+"""Runs that an error names."""
 
 
 class RunFolder:
@@ -77,9 +85,7 @@ class RunFolder:
 
     def label(self, place: Place) -> str | None:
         """What the optimizer calls a position, such as "uniform soup"; `None`: it has no names."""
-        position, saved = self.positions[place].tolist(), self.optimizer
-        named = zip(saved.get("rows", []), saved.get("labels", []), strict=False)
-        return next((label for row, label in named if row == position), None)
+        return label(self.optimizer, self.positions[place].tolist())
 
     @property
     def particles(self) -> int:
@@ -135,5 +141,28 @@ def _state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         state = None
     if not isinstance(state, dict) or not {"experts", "rounds", "finished"} <= set(state):
-        raise UserError(f"{folder} holds no search; allowed: a folder of search/ with a state.json")
+        raise UserError(f"{folder} {_what_it_is(folder)}")
     return state
+
+
+def _what_it_is(folder: Path) -> str:
+    """Of a folder that is no run's: what it is instead, and what to do."""
+    if (folder / "tuning.json").is_file():
+        adapter = f", its adapter is {folder}/tuned" if (folder / "tuned").is_dir() else ""
+        return (f"holds no search, but a fine-tuning: its numbers are in {folder}/tuning.json"
+                f"{adapter}")  # fmt: skip
+    if runs := _runs(folder):
+        kind = "is a comparison" if (folder / "methods.json").is_file() else "holds no search"
+        more = ", ..." * (len(runs) > SHOWN)
+        return f"{kind}: its runs are {', '.join(map(str, runs[:SHOWN]))}{more}; name one of them"
+    if (folder.parent / "state.json").is_file():
+        return f"holds no search; did you mean {folder.parent}?"
+    near = {run.name: run for home in (Path(HOME), folder.parent) for run in _runs(home)}
+    if found := get_close_matches(folder.name, near, 1):
+        return f"holds no search; did you mean {near[found[0]]}?"
+    return f"holds no search; allowed: a folder of {HOME}/ with a state.json"
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The run folders in a folder."""
+    return sorted(path.parent for path in folder.glob("*/state.json"))

@@ -20,6 +20,11 @@ def verdict(models: Compared) -> tuple[str, str, str]:
     start, end = models.measured("starting", "dev"), models.measured("ending", "dev")
     if start is None or end is None:
         return "open", "Nothing measured yet", "No particle has been asked all dev items yet."
+    if not found and (signal := run.identity.get("task.signal", "accuracy")) != "accuracy":
+        return "open", "Not judged yet", (
+            f"By its signal ({signal}) the search stands at {number(end.utility)}; the best are "
+            "chosen by the task's own measure when it ends."
+        )  # fmt: skip
     rise = (f"the best found reaches {number(end.utility)} and the best initial expert, "
             f"{models.expert}, {number(start.utility)}")  # fmt: skip
     if run.finished is None:

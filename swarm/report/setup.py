@@ -1,6 +1,5 @@
 """What a search was: its configuration, experts and versions."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,8 +7,7 @@ from swarm.errors import UserError
 from swarm.report.blocks import Block, Section, Table, Words
 from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
-
-VERSIONS = re.compile(r" INFO versions: (.*)")
+from swarm.report.starts import starts
 
 
 def configuration(models: Compared) -> Section:
@@ -61,8 +59,4 @@ def _told(value: object) -> str:
 
 def _versions(run: RunFolder) -> list[str]:
     """The packages' versions, each different set once; from the log."""
-    try:
-        text = (run.path / "log.txt").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return list(dict.fromkeys(VERSIONS.findall(text)))
+    return list(dict.fromkeys(one.versions for one in starts(run) if one.versions))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from swarm.report.folder import Place, RunFolder
 from swarm.report.pictures import Chart, Series
 from swarm.report.statistics import over_seeds
 from swarm.report.svg import alone
-from swarm.report.text import table
 from swarm.studies.comparison import gain
+from swarm.studies.methods_text import as_text
 from swarm.tasks import Score, Task, plain
 from swarm.words import sentence
 
@@ -35,7 +34,32 @@ def seconds(folder: Path) -> float:
     return float(json.loads(path.read_text())) if path.is_file() else 0.0
 
 
-def compared(rows: Rows, together: Mapping[str, Path], budget: int) -> dict[str, Any]:
+def check_votes(name: str, task: Task) -> None:
+    """See that a vote is possible on a task's answers, by its own measure.
+
+    Raises:
+        UserError: It is not.
+    """
+    if not getattr(plain(task), "votes", True):
+        raise UserError(
+            f"methods: {name}: the answers of task={task.name} are free texts, on which nobody "
+            "votes; leave it out"
+        )
+
+
+def start(runs: Sequence[RunFolder], experts: Sequence[str]) -> RunFolder | None:
+    """The first run that has these experts' dev answers graded by the task's own measure."""
+    return next((r for r in runs if r.experts[: r.own] == list(experts) and _graded(r)), None)
+
+
+def _graded(run: RunFolder) -> bool:
+    rows = run.answers((0, 0))
+    return "signal" not in run.metrics or all("correct" in row.get("measures", {}) for row in rows)
+
+
+def compared(
+    rows: Rows, together: Mapping[str, Path], known: RunFolder | None, budget: int
+) -> dict[str, Any]:
     """What each method found, and how sure that is.
 
     A method's test utility is the mean over its seeds; its 95 % interval is the bootstrap's over
@@ -45,6 +69,7 @@ def compared(rows: Rows, together: Mapping[str, Path], budget: int) -> dict[str,
     Args:
         rows: The searches.
         together: Evaluations on test of all experts answering together, by method.
+        known: The run that these read the experts' dev answers from; `None` if dev was asked.
         budget: Positions that each search might evaluate.
 
     Raises:
@@ -55,17 +80,19 @@ def compared(rows: Rows, together: Mapping[str, Path], budget: int) -> dict[str,
         raise UserError(f"{runs[0].path}: the runs were tested on different items; test them anew")
     task = plain(instantiate(runs[0].config["task"], _convert_="all"))
     first = runs[0]
-    start = _scores(first, first.best_expert())
+    before = _scores(first, first.best_expert())
     found = [_row(name, mine, task) for name, mine in rows]
-    found += [_together(name, path, task, start, first) for name, path in together.items()]
+    for name, path in together.items():
+        read = len(known.answers((0, 0))) if known else None
+        found.append(_together(name, path, task, before, (first.own, read)))
     return {
         "budget": budget,
         "seeds": [int(run.config["seed"]) for run in rows[0][1]],
-        "items": len(start),
+        "items": len(before),
         "start": {
             "expert": first.experts[first.best_expert()[1]],
             "dev": first.metrics["starting_best_validation_utility"],
-            "test": task.utility(start),
+            "test": task.utility(before),
         },
         "methods": found,
     }
@@ -79,6 +106,11 @@ def _row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, Any]:
     return {
         "method": name,
         "folders": [str(run.path) for run in runs],
+        "signal": runs[0].metrics.get("signal"),
+        "starts": [
+            {"expert": run.experts[run.best_expert()[1]], "test": task.utility(scores)}
+            for run, scores in zip(runs, other, strict=True)
+        ],
         "found": [_in_words(run) for run in runs],
         "dev": [run.metrics["ending_best_validation_utility"] for run in runs],
         **_tested(task, own, other),
@@ -104,20 +136,35 @@ def _tested(
 
 
 def _together(
-    name: str, folder: Path, task: Task, start: Sequence[Score], run: RunFolder
+    name: str,
+    folder: Path,
+    task: Task,
+    before: Sequence[Score],
+    experts: tuple[int, int | None],
 ) -> dict[str, Any]:
-    """The row of experts that answer together; dev tells which are good, and is charged."""
+    """The row of experts that answer together; where dev tells which are good, it is charged.
+
+    Args:
+        before: The test scores of the best initial expert.
+        experts: How many there are, and to how many dev items each one's answers were read;
+            `None`: dev was asked in the evaluation, by those that need it.
+    """
     result = json.loads((folder / "result.json").read_text())
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-    dev = len(run.answers((0, 0)))
-    each = result["prompts"] / len(rows)
+    count, read = experts
+    asked = 0
+    if read is None and name in ("weighted_vote", "route"):
+        asked = count * len(task.items("dev"))
+    each = (result["prompts"] - asked) / len(rows)
     return {
         "method": name,
         "folders": [str(folder)],
+        "signal": None,
+        "starts": [],
         "found": [f"all experts together, {each:.3g} prompts an answer"],
         "dev": [],
-        **_tested(task, [as_scores(rows)], [start]),
-        "prompts": [0 if name == "pack" else run.own * dev],
+        **_tested(task, [as_scores(rows)], [before]),
+        "prompts": [0 if name == "pack" else asked or count * (read or 0)],
         "prompts_shared": [0],
         "seconds": [result["seconds"]],
         "finished": ["asked once"],
@@ -138,65 +185,25 @@ def _scores(run: RunFolder, place: Place) -> list[Score]:
     return as_scores(rows)
 
 
-def as_text(found: dict[str, Any]) -> str:
-    """The comparison as a Markdown table, with what has to be known to read it."""
-    start = found["start"]
-    head = ("method", "dev", "test", "gain on test", "p", "prompts", "of them shared", "seconds")
-    rows: list[Sequence[str]] = [(f"best initial expert ({start['expert']})", f"{start['dev']:.3f}",
-             f"{start['test']:.3f}", "", "", "", "", "")]  # fmt: skip
-    rows = [*rows, *map(_cells, found["methods"])]
-    seeds = len(found["seeds"])
-    told = [
-        "",
-        f"Budget: {found['budget']} positions; seeds: {seeds}; {found['items']} test items. Means "
-        "over seeds; in parentheses the lowest and highest seed, in brackets 95 % intervals.",
-        "Dev is the highest of all that a search looked at, and flatters it. A prompt that another "
-        "search had asked is charged and not asked again: seconds are no measure of a method.",
-        f"p-values are paired, of one method each, and not corrected for {len(rows) - 1} methods.",
-        *_leaders(found),
-        "",
-        "Best found, by the first seed:",
-        *(f"- {row['method']}: {row['found'][0]}" for row in found["methods"]),
-    ]
-    return "\n".join([*table(head, rows), *told])
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    low, high = row["test_interval"]
-    interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-    size = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]".format(**row["gain"])
-    counts = (f"{fmean(row[name]):.0f}" for name in ("prompts", "prompts_shared", "seconds"))
-    dev = _spread(row["dev"]) if row["dev"] else ""
-    return (row["method"], dev, _spread(row["test"]) + interval, size,
-            f"{row['gain']['p']:.2g}", *counts)  # fmt: skip
-
-
-def _spread(values: Sequence[float]) -> str:
-    spread = f" ({min(values):.3f}-{max(values):.3f})" if len(set(values)) > 1 else ""
-    return f"{fmean(values):.3f}{spread}"
-
-
-def _leaders(found: dict[str, Any]) -> list[str]:
-    """Which method is first, and which of the others its interval cannot tell from it."""
-    ranked = sorted(found["methods"], key=lambda row: -fmean(row["test"]))
-    best = ranked[0]
-    low = best["test_interval"][0]
-    near = [r["method"] for r in ranked[1:] if low is not None and fmean(r["test"]) >= low]
-    words = f"Highest on test: {best['method']}, {fmean(best['test']):.3f}"
-    return [words + (f"; within its interval: {', '.join(near)}." if near else ".")]
-
-
 def write(folder: Path, found: dict[str, Any], rows: Rows) -> None:
-    """Put methods.json, methods.md and methods.svg into a folder."""
+    """Put methods.json, methods.md and, where there is something to plot, methods.svg there."""
     write_json(folder / "methods.json", found)
     write_whole(folder / "methods.md", (as_text(found) + "\n").encode())
-    write_whole(folder / "methods.svg", picture(rows).encode())
+    if plotted(rows):
+        write_whole(folder / "methods.svg", picture(rows).encode())
+    else:
+        (folder / "methods.svg").unlink(missing_ok=True)
+
+
+def plotted(rows: Rows) -> Rows:
+    """The methods that climbed the task's own measure: another signal has another unit."""
+    return [(name, runs) for name, runs in rows if "signal" not in runs[0].metrics]
 
 
 def picture(rows: Rows) -> str:
     """The best dev utility so far against the prompts charged, the mean over seeds (SVG)."""
     series = []
-    for name, runs in rows:
+    for name, runs in plotted(rows):
         lines = [_course(run) for run in runs]
         x = np.unique(np.concatenate([prompts for prompts, _ in lines]))
         at = [best[np.searchsorted(prompts, x, side="right") - 1] for prompts, best in lines]

@@ -139,8 +139,10 @@ def alone(folder: Path) -> Iterator[int]:
     A search inherits it, so that one which outlives its parent is not joined by another.
 
     Raises:
-        UserError: Another is in it, or it cannot be written.
+        UserError: Another is in it, it is a search's own, or it cannot be written.
     """
+    if (folder / "state.json").exists():
+        raise UserError(f"{folder} holds a single search; choose another name=")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)

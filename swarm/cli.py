@@ -5,9 +5,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 from swarm.errors import UserError
+from swarm.places import conf_folder
 
 
 def gpu_list(argument: str) -> str:
@@ -34,13 +37,87 @@ def hydra_message(error: Exception) -> str:
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '[^']+':(.*)", text,
                           re.DOTALL):  # fmt: skip
         group, _, option = found[1].rpartition("/")
-        options = ", ".join(found[2].split("Config search path")[0].split())
-        return f"{group}={option}: there is no such option; allowed: {options}"
+        options = found[2].split("Config search path")[0].split()
+        near = get_close_matches(option, options, 1)
+        meant = f"did you mean {group}={near[0]}? " if near else ""
+        return f"{group}={option}: there is no such option; {meant}allowed: {', '.join(options)}"
+    if found := re.search(r"Error parsing override '([^']*)'\s+missing EQUAL", text):
+        return f"{found[1]}: write {_assigned(found[1])}; `--help` lists the keys"
     text = re.sub(r"\s+", " ", text).strip()
+    found = re.search(r"Could not override '([^']+)'", text)
+    if found and (meant := _meant(found[1])):
+        return f"Could not override '{found[1]}'; {meant} `--help` lists the keys"
     if "'task." not in text:  # only a task of one's own may have keys that its yaml leaves out
         text = re.sub(r" To append to your config use \S+$", "", text)
     text = re.sub(r" full_key: .*$", "", text)
     return text.rstrip(".") + "; `--help` lists the keys"
+
+
+def _assigned(word: str) -> str:
+    """What a word without "=" would be as KEY=VALUE, by the option that it is or nearly is."""
+    options = {path.stem: path.parent.name for path in _options()}
+    near = get_close_matches(word, options, 1)
+    return f"{options[near[0]]}={near[0]} (KEY=VALUE)" if near else "KEY=VALUE"
+
+
+def _meant(key: str) -> str:
+    """What a key that does not exist may stand for, as words; empty if none is like it."""
+    known = _keys()
+    if key in known:
+        # A task of one's own may take it though its yaml leaves it out, which Hydra says.
+        return "" if key.startswith("task.") else f"it is a key of {' or '.join(known[key])};"
+    heads: dict[str, dict[str, list[str]]] = {}
+    for one in known:
+        head, _, leaf = one.rpartition(".")
+        heads.setdefault(head, {}).setdefault(leaf, []).append(one)
+        if one.count(".") < 2:  # one that is named by its last word alone
+            heads.setdefault("*", {}).setdefault(leaf, []).append(one)
+    head, _, leaf = key.rpartition(".")
+    for some in (*get_close_matches(head, heads, 1), "*"):
+        if near := get_close_matches(leaf, heads[some], 1, 0.7):
+            return f"did you mean {' or '.join(heads[some][near[0]][:3])}?"
+    return ""
+
+
+def _keys() -> dict[str, list[str]]:
+    """Every key of the entry that runs, and the options (group=option) that have it."""
+    import yaml
+
+    found: dict[str, list[str]] = {}
+
+    def add(tree: dict[str, Any], path: str, option: str) -> None:
+        for name, value in tree.items():
+            if name not in ("defaults", "hydra") and not str(name).startswith("_"):
+                found.setdefault(f"{path}{name}", []).append(option)
+                add(value if isinstance(value, dict) else {}, f"{path}{name}.", option)
+
+    for path in _options():
+        group = path.parent.name
+        if group == "experiment":  # it sets keys of others
+            continue
+        found.setdefault(group, [])
+        place = "task.scorer." if group == "scorer" else f"{group}."
+        add(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, place, f"{group}={path.stem}")
+    add(yaml.safe_load(_entry().read_text(encoding="utf-8")), "", "")
+    return found
+
+
+def _entry() -> Path:
+    """The configuration of the entry that runs; that of a search, where it has none of its own."""
+    module = Path(sys.argv[0])
+    name = module.parent.name if module.stem == "__main__" else module.stem
+    path = conf_folder() / f"{name}.yaml"
+    whole = path.is_file() and "defaults:" in path.read_text(encoding="utf-8")
+    return path if whole else conf_folder() / "search.yaml"
+
+
+def _options() -> list[Path]:
+    """The options of that entry, in the order of its groups."""
+    import yaml
+
+    defaults = yaml.safe_load(_entry().read_text(encoding="utf-8"))["defaults"]
+    groups = [*(name for one in defaults if isinstance(one, dict) for name in one), "scorer"]
+    return [path for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))]
 
 
 @contextmanager

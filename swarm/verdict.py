@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from swarm.certainty import gain_of, interval_of
+from swarm.certainty import described, gain_of, interval_of, poll
 from swarm.ending import Ending
 from swarm.files import read_packed
 from swarm.record import Place, Record
-from swarm.report.statistics import vote
-from swarm.tasks import Item, Score, Task, unparsed
+from swarm.tasks import Score, Task
 from swarm.words import label
 
 SPENT = ("_tokens", "_cost")
@@ -132,20 +131,6 @@ def _ensemble(ending: Ending, most: int, test: bool) -> dict[str, Any]:
     return metrics
 
 
-def poll(
-    task: Task,
-    items: Sequence[Item],
-    voters: Sequence[Sequence[Score]],
-    weights: Sequence[float],
-) -> list[Score]:
-    """The scores of the answers that the voters give together to some items."""
-    polled = []
-    for i, item in enumerate(items):
-        answer = vote([row[i].answer for row in voters], weights)
-        polled.append(Score(task.grade(item, answer), answer, "", voters[0][i].part))
-    return polled
-
-
 def spent(record: Record) -> dict[str, dict[str, float]]:
     """What scoring took, over dev and test: sums of the measures named *_tokens and *_cost.
 
@@ -186,13 +171,6 @@ def _improvements(record: Record) -> dict[str, int]:
 
 
 def _described(name: str, task: Task, scores: Sequence[Score]) -> dict[str, Any]:
-    """The interval of a utility, the unparsed rate and, of a mixture, each part's utility."""
-    interval = interval_of(task, scores)
-    found: dict[str, Any] = {
-        f"{name}_interval": [interval.low, interval.high],
-        f"{name}_items": interval.n,
-        f"{name}_unparsed_rate": unparsed(scores),
-    }
-    if hasattr(task, "parts"):
-        found[f"{name}_parts"] = task.parts(scores)
-    return found
+    """What is said of a utility, each name begun with `name`."""
+    found = described(task, scores).items()
+    return {f"{name}_{key}": value for key, value in found if key != "utility"}

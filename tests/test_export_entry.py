@@ -95,7 +95,7 @@ def test_a_particle_s_best(found: Path, tmp_path: Path) -> None:
     mine = json.loads((tmp_path / "third" / "swarm.json").read_text())
     assert mine["coefficients"] == note["coefficients"] and mine["particle"] == 3
     assert "it was not tested" in (tmp_path / "third" / "README.md").read_text()
-    with pytest.raises(UserError, match="particle=99: the search has 0 to 5$"):
+    with pytest.raises(UserError, match=r"particle=99: the search has 0 to 5$"):
         Export(str(found), str(tmp_path / "x"), particle=99)
 
 
@@ -162,9 +162,10 @@ def test_bfloat16_is_the_rounded_float32_sum_in_shards_and_the_base_is_loaded_on
     assert "as bfloat16" in (rounded / "README.md").read_text()
     warning = "Numbers are of the float32 adapter; rounding to bfloat16 can change answers."
     assert warning in (rounded / "README.md").read_text()
-    assert "model.dtype=bfloat16 candidate=adapter candidate.folder=rounded" in (
-        rounded / "README.md"
-    ).read_text()
+    assert (
+        "model.dtype=bfloat16 candidate=adapter candidate.folder=rounded"
+        in (rounded / "README.md").read_text()
+    )
     assert "float32 adapter" not in (exact / "README.md").read_text()
     assert front(rounded)["library_name"] == "transformers"
 
@@ -458,11 +459,11 @@ def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) ->
     (run / "state.json").write_text(json.dumps({"rounds": places, "finished": "x"}))
     assert len(Export(str(run), str(tmp_path / "mine")).write()) == 2
     assert "had not ended" not in (tmp_path / "mine" / "README.md").read_text()
-    with pytest.raises(UserError, match="^particle=40: the search has 0 to 1$"):
+    with pytest.raises(UserError, match=r"^particle=40: the search has 0 to 1$"):
         Export(str(run), "x", particle=40)
     shutil.rmtree(run / "global_best")
     (run / "state.json").write_text(json.dumps({"rounds": [], "finished": None}))
-    with pytest.raises(UserError, match="logprob: no iteration is done yet; wait for the first$"):
+    with pytest.raises(UserError, match=r"logprob: no iteration is done yet; wait for the first$"):
         Export(str(run), "x")
 
 

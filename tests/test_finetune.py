@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import searches
 import tiny
+from hydra import compose, initialize_config_dir
 from tunings import tune, words
 
 from swarm.engine.base import Base
@@ -17,7 +18,9 @@ from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.finetune.gradient import Progress, Recipe, Trainer, held_loss, mean_loss, order
 from swarm.finetune.tuning import pairs_of
+from swarm.places import conf_folder
 from swarm.pool import Pool
+from swarm.search import build
 
 
 @pytest.fixture(scope="module")
@@ -285,21 +288,19 @@ def test_help_needs_no_torch() -> None:
 
 
 def test_a_run_without_a_test_is_said_to_be_not_compared(
-    tuned: tuple[Path, dict[str, Any]], tmp_path: Path
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from swarm.finetune.comparison import Comparison, lines
-    from swarm.report.folder import RunFolder
-
-    state = {"experts": ["amber"], "rounds": [{"positions": [[1.0]], "utilities": [0.5]}],
-             "finished": "x", "metrics": {"asked": {"test_items": None}}, "identity": {}}  # fmt: skip
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    task: Any = None
-    found = Comparison._searched(
-        Comparison.__new__(Comparison), RunFolder(tmp_path), []
-    )
-    assert "Not compared with the best found: that run has no test." in lines(
-        {**tuned[1], **found}
-    )
+    for test in ("false", "true"):
+        first = searches.arguments(tmp_path, tiny_llama, tiny_pool, "first",
+                                   optimizer__max_iterations=1, test=test)  # fmt: skip
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            run, config = build(compose("search", first))
+        run.search(config)
+        tune(words(tmp_path, tiny_llama, tiny_pool, "tuned", run=run.record.folder, steps=1))
+        told = capsys.readouterr().out
+        why = "Not compared with the best found: that run has no test."
+        assert (why in told.splitlines()) is (test == "false")
+        assert ("Beside the best that first found" in told) is (test == "true")
 
 
 @pytest.mark.slow

@@ -186,7 +186,8 @@ def test_the_result_is_that_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gain", "p", "kind", "verdict"),
     [(0.1, 0.001, "better", "Better on test"), (-0.1, 0.001, "worse", "Worse on test"),
-     (0.1, 0.2, "unclear", "No gain shown"), (-0.1, 0.2, "unclear", "No gain shown")],
+     (0.1, 0.2, "unclear", "No gain shown"),
+     (-0.1, 0.2, "unclear", "No gain shown: a loss that may be chance")],
 )  # fmt: skip
 def test_the_verdict(gain: float, p: float, kind: str, verdict: str, tmp_path: Path) -> None:
     more = {"test_gain": gain, "test_gain_p_value": p}
@@ -224,7 +225,66 @@ def test_new_metrics_are_shown_where_they_are(tmp_path: Path) -> None:
                   "4 of 30 dev answers", "signal (logprob) on dev"):  # fmt: skip
         assert words in text, words
     rows = tables(report(folder), "statistics")["Best found less best initial expert, item by item"]
-    assert rows[0] == ["kept part of dev", "−0.250", "[−0.500, 0.000]", "0.12", "12"]
+    assert rows[0] == ["kept part of dev", "−0.250", "[−0.500, 0.000]", "0.125", "12"]
+
+
+def test_p_is_the_same_in_the_sentence_and_in_the_tile(tmp_path: Path) -> None:
+    more = {"test_gain": 0.1, "test_gain_p_value": 0.375}
+    found = report(reporting.folder(tmp_path / "run", more=more))
+    assert "p = 0.375;" in found.result and found.figures[3] == ("paired p", "0.375")
+
+
+def test_where_no_item_differs_no_interval_is_told(tmp_path: Path) -> None:
+    more = {"test_gain": 0.0, "test_gain_interval": [0.0, 0.0], "test_gain_p_value": 1.0}
+    folder = reporting.folder(tmp_path / "run", more=more)
+    text = page(report(folder))
+    assert "No item differs: each of the 40 test items is worth the same to both." in text
+    assert "+0 to +0" not in text and "[0.000, 0.000]" not in text
+    assert report(folder).figures[2][1] == "0.000 (no item differs)"
+    assert tables(report(folder), "statistics")[
+        "Best found less best initial expert, item by item"
+    ][0][1:3] == ["0.000", "(no item differs)"]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path) -> None:
+    folder = reporting.folder(tmp_path / "run", finished=finished)
+    state = json.loads((folder / "state.json").read_text())
+    state["identity"]["task.signal"] = "both"
+    (folder / "state.json").write_text(json.dumps(state))
+    found = report(folder)
+    progress = section(found, "progress")
+    assert "the signal (both) that the search climbed" in progress.how
+    charts = [one for one in progress.blocks if isinstance(one, Chart)]
+    charts += [one for one in section(found, "cost").blocks if isinstance(one, Chart)]
+    assert len(charts) == 3
+    for chart in charts:
+        assert chart.y_name == "signal (both) on dev"
+        assert chart.told.endswith(", by the signal (both)")
+    text = markdown(found, ())
+    assert "Every particle's signal (both) on dev" in text
+    assert "alone, signal (both) on dev" in text
+
+
+def test_one_is_not_many(tmp_path: Path) -> None:
+    folder = reporting.folder(tmp_path / "run", iterations=1)
+    state = json.loads((folder / "state.json").read_text())
+    state["rounds"][0]["utilities"] = [0.1] * 6
+    state["rounds"][1]["utilities"] = [0.1] * 5 + [0.2]
+    state["finished"] = "1 iteration done"
+    (folder / "state.json").write_text(json.dumps(state))
+    found = report(folder)
+    text = markdown(found, ())
+    assert found.about.endswith("6 particles, 1 iteration, seed 7")
+    assert "in 1 iteration and rises 1 time, last at iteration 1" in text
+    assert not re.search(r"\b1 (iterations|times)\b", text)
+
+
+def test_the_navigation_has_every_section(tmp_path: Path) -> None:
+    text = page(report(reporting.folder(tmp_path / "run")))
+    shown = re.findall(r'<section [^>]*?id="(\w+)"|<section id="(\w+)"', text)
+    links = re.findall(r'<li><a href="#(\w+)">', text)
+    assert links == [one or other for one, other in shown] and links[0] == "result"
 
 
 def test_parts_of_a_mixture(tmp_path: Path) -> None:
@@ -250,6 +310,14 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
     for title, expected in wanted.items():
         found = {one.name: one.y[-1] for one in charts[title].series}
         assert [found[name] for name in run.experts] == pytest.approx(list(expected))
+    # Expert k alone is the same in every group, which one chart tells.
+    state = json.loads((run.path / "state.json").read_text())
+    for one in state["rounds"]:
+        one["positions"] = [row[:4] * 2 for row in one["positions"]]
+    (run.path / "state.json").write_text(json.dumps(state))
+    alike = [one.title for one in section(report(run.path), "coefficients").blocks
+             if isinstance(one, Chart)]  # fmt: skip
+    assert alike == [f"{best}, the same in all groups", "Coefficients, mean of the swarm"]
     # An expert has the same place, and so the same colour, in each.
     assert len({tuple(one.name for one in chart.series) for chart in charts.values()}) == 1
 

@@ -144,7 +144,8 @@ class Card:
                 "This is of the position that was searched. What was saved of it, rounded to rank "
                 f"{self.source.cut}, was not measured."
             )
-        if self.dtype not in (None, "float32") and self.source.in_float32:
+        rounded = self.merged and self.dtype not in (None, "float32")
+        if rounded and self.source.in_float32:
             told.append(f"Numbers are of the float32 adapter; rounding to {self.dtype} can change "
                         "answers.")  # fmt: skip
             dtype = [f"model.dtype={self.dtype}"]
@@ -157,7 +158,7 @@ class Card:
         words = [word for word in words if not (dtype and word.startswith("model.dtype="))]
         words += [*dtype, "candidate=adapter", f"candidate.folder={folder}"]
         return [
-            f"{' '.join(told)} This is measured by",
+            f"{' '.join(told)} What this folder holds is measured by",
             f"```sh\n{shlex.join(['python', '-m', 'swarm.evaluate', *words])}\n```",
         ]
 

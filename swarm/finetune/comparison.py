@@ -16,6 +16,9 @@ from swarm.report.text import table
 from swarm.tasks import Score, plain, unparsed
 from swarm.words import told
 
+UNTESTED = "that run has no test"
+"""Why a search cannot be compared with, until it is tested."""
+
 
 class Comparison:
     """Scores a fine-tuning's start and end.
@@ -76,7 +79,7 @@ class Comparison:
         """What the search found, if it was tested on the same items; else why not."""
         rows = run.test_answers(run.best())
         if rows is None:
-            return {"not_compared": "that run has no test"}
+            return {"not_compared": UNTESTED}
         if run.metrics["asked"]["test_items"] != items_digest(self.task, "test"):
             return {"not_compared": "that run was tested on other items"}
         found = compared(plain(self.task), tuned, as_scores(rows))

@@ -21,7 +21,7 @@ from swarm.finetune.adapter import (
     weights_digest,
     write_start,
 )
-from swarm.finetune.comparison import Comparison, lines
+from swarm.finetune.comparison import UNTESTED, Comparison, lines
 from swarm.finetune.gradient import Pair, Recipe, Trainer
 from swarm.folders import read_note, write_folder
 from swarm.identity import items_digest, settings
@@ -116,13 +116,19 @@ class Tuning:
         if not (self.folder / "tuned").is_dir():
             self._train(label, source, [dev[i] for i in trained], [dev[i] for i in held])
         metrics = self.state.get("metrics")
-        if metrics is None or metrics["asked"] != asked:
+        if metrics is None or metrics["asked"] != asked or self._tested_since(metrics):
             metrics = self._compared(label, held)
             metrics |= {"asked": asked, **read_note(self.folder / "tuned")["training"]}
             self._save(metrics=metrics)
         print("\n".join(lines(metrics)))
         print(f"tuned adapter: {self.folder / 'tuned'}")
         return dict(metrics)
+
+    def _tested_since(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether the search has got the test that it had not when it was to be compared with."""
+        if not self.run or metrics.get("not_compared") != UNTESTED:
+            return False
+        return bool(RunFolder(find(self.run)).metrics.get("asked", {}).get("test_items"))
 
     def _open(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
         """Read the state in the folder, which has to be this fine-tuning's, or write the first."""

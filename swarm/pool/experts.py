@@ -1,6 +1,7 @@
 """Which sub-folders of a pool's folder are its experts, and what they may be called."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ def expert_names(folder: Path, experts: Any) -> list[str]:
         if names.count(name) > 1:
             raise UserError(f"pool.experts names {name!r} of {folder} more than once")
     if len(names) < 2:
-        raise UserError(f"pool.experts must name at least two experts of {folder}, not {names}")
+        find_experts(folder, names)  # a name that is wrong comes first
+        raise UserError(
+            f"pool.experts must name at least two experts of {folder}, not {names}; "
+            f"it has: {_list(_adapters(folder))}"
+        )
     return names
 
 
@@ -30,11 +35,7 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
     """
     if not folder.is_dir():
         raise UserError(f"pool.folder: there is no folder {folder}")
-    found = sorted(
-        path.parent.name
-        for path in folder.glob(f"*/{CONFIG}")
-        if not path.parent.name.startswith(".")
-    )
+    found = _adapters(folder)
     if experts is None:
         if len(found) < 2:
             have = f"{folder} holds {len(found)} with an {CONFIG}"
@@ -42,9 +43,25 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
         return found
     for name in experts:
         if not (folder / name).is_dir():
-            have = ", ".join(found) or "none"
-            raise UserError(f"pool.experts: {folder} has no {name!r}; it has: {have}")
+            near = get_close_matches(name, found, 1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise UserError(
+                f"pool.experts: {folder} has no {name!r}; {meant}it has: {_list(found)}"
+            )
     return experts
+
+
+def _adapters(folder: Path) -> list[str]:
+    """The sub-folders that hold an adapter."""
+    return sorted(
+        path.parent.name
+        for path in folder.glob(f"*/{CONFIG}")
+        if not path.parent.name.startswith(".")
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def check_row_names(folder: Path, names: Sequence[str]) -> None:

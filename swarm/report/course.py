@@ -7,7 +7,7 @@ import numpy as np
 from swarm.report.blocks import Choice, Section, Spark, Table, Words
 from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
-from swarm.report.numbers import number, percent, signed
+from swarm.report.numbers import counted, number, percent, signed
 from swarm.report.origins import origin
 from swarm.report.pictures import COLOURS, Chart, Series
 from swarm.report.trajectories import trajectory
@@ -19,10 +19,22 @@ PANELS = 3
 """Groups of modules that are shown one beside the other; of more, one is chosen."""
 
 
+def signal(run: RunFolder) -> str:
+    """The signal that the search climbed; empty where that is the task's own measure."""
+    found = run.metrics.get("signal") or run.identity.get("task.signal") or "accuracy"
+    return "" if found == "accuracy" else str(found)
+
+
 def measure(run: RunFolder) -> str:
     """What the search climbed, as axes call it."""
-    signal = run.metrics.get("signal") or run.identity.get("task.signal") or "accuracy"
-    return "utility on dev" if signal == "accuracy" else f"signal ({signal}) on dev"
+    climbed = signal(run)
+    return f"signal ({climbed}) on dev" if climbed else "utility on dev"
+
+
+def by_signal(run: RunFolder) -> str:
+    """What the numbers of a sentence are by, if not by the task's own measure."""
+    climbed = signal(run)
+    return f", by the signal ({climbed})" if climbed else ""
 
 
 def progress(models: Compared) -> Section:
@@ -36,8 +48,9 @@ def progress(models: Compared) -> Section:
     chart = Chart(
         "best", "Best so far", "iteration", measure(run),
         [Series("best so far", x, best, "steps", "strong")],
-        f"It goes from {number(best[0])} to {number(best[-1])} in {len(best) - 1} iterations and "
-        f"rises {len(rises)} times, {last}",
+        f"It goes from {number(best[0])} to {number(best[-1])} in "
+        f"{counted(len(best) - 1, 'iteration')} and rises {counted(len(rises), 'time')}, {last}"
+        f"{by_signal(run)}",
         [("best initial expert", float(start))] if np.isfinite(start) else [],
         whole=True,
     )  # fmt: skip
@@ -46,11 +59,18 @@ def progress(models: Compared) -> Section:
         f"The particle that ends best, number {began['particle']}, began as {began['began_as']} "
         f"at rank {began['rank']:g} of {began['of']}."
     ] if began else [])  # fmt: skip
+    climbed = signal(run)
+    other = (
+        f" These numbers are the signal ({climbed}) that the search climbed; those of the result "
+        "and of Start and end are the task's own measure."
+        if climbed
+        else ""
+    )
     return Section(
         "progress",
         "Progress of the search",
         "The best so far cannot fall; beside it is what every particle came to in each iteration. "
-        "All of it is on dev, where the highest of many flatters itself.",
+        f"All of it is on dev, where the highest of many flatters itself.{other}",
         [chart, _particles(models), told],
         {"Every particle": [_particle_table(run)]},
     )
@@ -69,7 +89,7 @@ def _particles(models: Compared) -> Chart:
     known = run.utilities[~np.isnan(run.utilities)]
     return Chart(
         "particles", f"All {run.particles} particles", "iteration", measure(run), series,
-        f"Utilities lie between {number(known.min())} and {number(known.max())}"
+        f"They lie between {number(known.min())} and {number(known.max())}{by_signal(run)}"
         if len(known) else "None is measured",
         whole=True,
     )  # fmt: skip
@@ -84,7 +104,7 @@ def _particle_table(run: RunFolder) -> Table:
         rows.append([str(i), began, number(mine[0]), number(mine[iteration]), str(iteration),
                      number(mine[-1]), Spark(mine.tolist())])  # fmt: skip
     header = ["particle", "began as", "start", "best", "at iteration", "last", "course"]
-    return Table("Every particle's utility on dev", header, rows, sortable=True)
+    return Table(f"Every particle's {measure(run)}", header, rows, sortable=True)
 
 
 def coefficients(models: Compared) -> Section:
@@ -94,7 +114,10 @@ def coefficients(models: Compared) -> Section:
     shape = (len(trail), len(run.groups), len(run.experts))
     groups = trail.reshape(shape)
     best = "Coefficients of the best so far"
-    mean = best + (", mean over groups" if len(run.groups) > 1 else "")
+    alike = bool((groups == groups[:, :1]).all())
+    mean = best
+    if len(run.groups) > 1:
+        mean += ", the same in all groups" if alike else ", mean over groups"
     swarm = run.means.mean(axis=1)
     # One order for all charts, so that an expert has one colour.
     order = np.argsort(-np.abs(groups).max(axis=(0, 1)) - 1e-3 * np.abs(swarm).max(axis=0))
@@ -105,11 +128,11 @@ def coefficients(models: Compared) -> Section:
     blocks: list[Chart | Choice | Table] = [*charts]
     panels = {
         name: _coefficients(run, f"group_{g}", f"{best}, {name}", groups[:, g], order)
-        for g, name in enumerate(run.groups)
+        for g, name in enumerate(() if alike else run.groups)
     }
-    if 1 < len(panels) <= PANELS:
+    if len(panels) <= PANELS:
         blocks += panels.values()
-    elif len(panels) > PANELS:
+    else:
         blocks.append(Choice("Group of modules", panels))
     blocks.append(_expert_table(run, groups.mean(axis=1)))
     shown = (
@@ -165,7 +188,8 @@ def _expert_table(run: RunFolder, best: np.ndarray) -> Table:
          Spark(best[:, k].tolist())]
         for k, name in enumerate(run.experts)
     ]  # fmt: skip
-    header = ["expert", "alone on dev", "in the best", "swarm mean", "lowest", "highest",
+    alone = f"alone, {measure(run)}" if signal(run) else "alone on dev"
+    header = ["expert", alone, "in the best", "swarm mean", "lowest", "highest",
               "in the best, over time"]  # fmt: skip
     return Table("Experts, alone and in the swarm's last iteration", header, rows, sortable=True)
 

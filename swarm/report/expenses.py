@@ -5,10 +5,10 @@ from typing import Any
 from swarm.files import read_packed
 from swarm.report.blocks import Section, Table, Words
 from swarm.report.compared import Compared
-from swarm.report.course import measure
+from swarm.report.course import by_signal, measure
 from swarm.report.economy import economy
 from swarm.report.folder import RunFolder
-from swarm.report.numbers import count, duration, number
+from swarm.report.numbers import count, counted, duration, number
 from swarm.report.pictures import Chart, Series
 from swarm.report.starts import starts
 
@@ -42,7 +42,7 @@ def cost(models: Compared) -> Section:
     better = spent["improvements"]
     each = spent["prompts_per_improvement"]
     if each is not None:
-        blocks.append(Words([f"The best rose {better} time{'s' * (better != 1)} after the start, "
+        blocks.append(Words([f"The best rose {counted(better, 'time')} after the start, "
                              f"once every {count(each)} prompts."]))  # fmt: skip
     return Section(
         "cost",
@@ -60,7 +60,8 @@ def _bought(run: RunFolder, spent: dict[str, Any]) -> Chart:
     return Chart(
         "budget", "What prompts bought", "prompts on dev", measure(run),
         [Series("best so far", prompts, best, "steps", "strong", labels)],
-        f"{count(prompts[-1])} prompts took the best from {number(best[0])} to {number(best[-1])}",
+        f"{count(prompts[-1])} prompts took the best from {number(best[0])} to {number(best[-1])}"
+        f"{by_signal(run)}",
     )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ def interval(value: float, ends: Sequence[float] | None) -> str:
 
 
 def p_value(p: float) -> str:
-    """Two digits, and no zeros that were not found."""
-    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+    """Three digits, as in the sentences of `swarm.words`."""
+    return f"{p:.3g}"
 
 
 def percent(share: float | None) -> str:
@@ -40,6 +40,11 @@ def percent(share: float | None) -> str:
 def count(value: float) -> str:
     """A whole number with its thousands apart."""
     return f"{value:,.0f}"
+
+
+def counted(number_: int, noun: str) -> str:
+    """A number of things: "1 iteration", "2 iterations"."""
+    return f"{number_} {noun}{'s' * (number_ != 1)}"
 
 
 def duration(seconds: float) -> str:

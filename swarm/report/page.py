@@ -20,8 +20,8 @@ SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 def page(report: Report) -> str:
     """The whole file."""
     style, script = ((HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    links = "".join(f'<li><a href="#{one.key}">{text(one.title)}</a></li>'
-                    for one in report.sections)  # fmt: skip
+    parts = {"result": "Result", **{one.key: one.title for one in report.sections}}
+    links = "".join(f'<li><a href="#{key}">{text(title)}</a></li>' for key, title in parts.items())
     facts = "".join(f"<div><dt>{text(what)}</dt><dd>{text(much)}</dd></div>"
                     for what, much in report.figures)  # fmt: skip
     return "\n".join([

@@ -1,13 +1,13 @@
 """The result of a run: in a sentence, in a table, and what supports it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from swarm.report.blocks import Section, Spark, Table, Words
 from swarm.report.compared import Compared, Measured, is_binary, kind_of_test, values
-from swarm.report.numbers import count, interval, number, p_value, percent, signed
+from swarm.report.numbers import count, counted, interval, number, p_value, percent, signed
 from swarm.report.pictures import Chart, Series
 from swarm.words import caveats, conclusion, sentence
 
@@ -28,16 +28,19 @@ def verdict(models: Compared) -> tuple[str, str, str]:
     rise = (f"the best found reaches {number(end.utility)} and the best initial expert, "
             f"{models.expert}, {number(start.utility)}")  # fmt: skip
     if run.finished is None:
-        done = len(run.rounds) - 1
-        after = f"after {done} iteration{'s' * (done != 1)}"
+        after = f"after {counted(len(run.rounds) - 1, 'iteration')}"
         return "open", "Still running", f"On {end.items} dev items {after}, {rise}."
     if not models.tested:
         flatters = "which flatters the one that was chosen there as the highest of many"
         return "open", "Not tested", f"On the {end.items} dev items, {flatters}, {rise}."
+    items = count(found["ending_best_single_test_items"])
     told = conclusion(found)
-    if found["test_gain_p_value"] >= 0.05 or end.utility <= start.utility:
-        return "unclear", "No gain shown", told
+    if end.utility > start.utility and _same(found["test_gain_interval"]):
+        told = f"No item differs: each of the {items} test items is worth the same to both."
     better = found["test_gain"] > 0
+    if found["test_gain_p_value"] >= 0.05 or end.utility <= start.utility:
+        loss = found["test_gain"] < 0 and found["test_gain_p_value"] >= 0.05
+        return "unclear", "No gain shown" + ": a loss that may be chance" * loss, told
     return ("better", "Better on test", told) if better else ("worse", "Worse on test", told)
 
 
@@ -51,8 +54,8 @@ def figures(models: Compared) -> list[tuple[str, str]]:
                           f"{number(start.utility)} → {number(end.utility)}"))  # fmt: skip
     if models.tested:
         metrics = models.metrics
-        low, high = (signed(end) for end in metrics["test_gain_interval"])
-        found.append(("gain on test, 95 %", f"{signed(metrics['test_gain'])} [{low}, {high}]"))
+        gain, ends_ = signed(metrics["test_gain"]), _ends(metrics["test_gain_interval"])
+        found.append(("gain on test, 95 %", f"{gain} {ends_}"))
         found.append(("paired p", p_value(metrics["test_gain_p_value"])))
     return found
 
@@ -176,7 +179,20 @@ def _gains(models: Compared) -> Iterator[tuple[str, tuple[float, list[float], fl
 
 def _tested_row(name: str, one: tuple[float, list[float], float, int]) -> list[str]:
     gain, (low, high), p, items = one
-    return [name, signed(gain), f"[{signed(low)}, {signed(high)}]", p_value(p), count(items)]
+    return [name, signed(gain), _ends((low, high)), p_value(p), count(items)]
+
+
+def _same(interval_: Sequence[float]) -> bool:
+    """Whether a difference has an interval of no width: resampling items that do not differ."""
+    return tuple(interval_) == (0.0, 0.0)
+
+
+def _ends(interval_: Sequence[float]) -> str:
+    """The 95 % interval of a difference."""
+    if _same(interval_):
+        return "(no item differs)"
+    low, high = interval_
+    return f"[{signed(low)}, {signed(high)}]"
 
 
 def _fourfold(models: Compared, split: str, before: Any, after: Any) -> Table:

@@ -7,6 +7,7 @@ from swarm.errors import UserError
 from swarm.report.blocks import Block, Section, Table, Words
 from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
+from swarm.report.numbers import counted
 from swarm.report.starts import starts
 
 
@@ -16,7 +17,8 @@ def configuration(models: Compared) -> Section:
     own, made = run.experts[: run.own], run.experts[run.own :]
     blocks: list[Block] = [Words([f"{len(own)} experts: {', '.join(own)}."])]
     if made:
-        blocks.append(Words([f"{len(made)} more rows, made by the pool: {', '.join(made)}."]))
+        rows_made = f"{counted(len(made), 'more row')}, made by the pool: {', '.join(made)}."
+        blocks.append(Words([rows_made]))
     if len(run.groups) > 1:
         blocks.append(Words([f"{len(run.groups)} groups of modules with coefficients of their own: "
                              f"{', '.join(run.groups)}."]))  # fmt: skip

@@ -12,7 +12,7 @@ from swarm.report.expenses import cost
 from swarm.report.folder import RunFolder
 from swarm.report.items import flips
 from swarm.report.markdown import markdown
-from swarm.report.numbers import count
+from swarm.report.numbers import count, counted
 from swarm.report.page import page
 from swarm.report.pictures import Chart
 from swarm.report.setup import configuration
@@ -45,7 +45,7 @@ def _about(run: RunFolder) -> str:
     task = run.identity.get("task.name")
     said = [f"task {task}"] if task else []
     said += [f"{len(run.experts)} experts", f"{run.particles} particles"]
-    done = f"{len(run.rounds) - 1} iterations"
+    done = counted(len(run.rounds) - 1, "iteration")
     said.append(done)
     if run.finished != f"{done} done":
         said.append(run.finished or "still running")

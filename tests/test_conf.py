@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import searches
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from swarm.cli import gpu_list
+from swarm.cli import gpu_list, hydra_message
 from swarm.optimizers import Optimizer
 from swarm.places import conf_folder
 from swarm.run import Run
@@ -140,6 +141,43 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     for word in words:
         assert word in lines[0]
     assert not (tmp_path / "search").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("optimizer.particels=9", "did you mean optimizer.particles? `--help` lists the keys"),
+        ("optimiser.particles=9", "did you mean optimizer.particles? `--help` lists the keys"),
+        ("particles=9", "did you mean optimizer.particles or job.particles? `--help`"),
+        ("dev_limit=9", "did you mean task.dev_limit? `--help`"),
+        ("sed=9", "did you mean seed? `--help`"),
+        ("taks=nlgraph", "did you mean task? `--help`"),
+        ("optimizer.sigma=1", "'optimizer.sigma'; it is a key of optimizer=genome; `--help`"),
+        ("optimizer.xyz=1", "Could not override 'optimizer.xyz'; `--help` lists the keys"),
+        ("task=nlgraph_min", "did you mean task=nlgraph_mini? allowed: abstain_mmlu, "),
+        ("nlgraph_mini", "nlgraph_mini: write task=nlgraph_mini (KEY=VALUE); `--help`"),
+        ("cmae", "cmae: write optimizer=cmaes (KEY=VALUE); `--help`"),
+        ("paper", "paper: write experiment=paper (KEY=VALUE); `--help`"),
+        ("search/first", "search/first: write KEY=VALUE; `--help` lists the keys"),
+    ],
+)
+def test_a_misspelt_word_is_told_with_the_nearest(word: str, told: str) -> None:
+    with pytest.raises(HydraException) as caught:
+        composed(word)
+    assert told in hydra_message(caught.value)
+
+
+def test_only_keys_of_the_entry_that_runs_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["swarm/evaluate.py"])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for word, told in (
+            ("candidate.foldr=x", "did you mean candidate.folder?"),
+            ("splt=dev", "did you mean split?"),
+            ("optimizer.particles=9", "'optimizer.particles'; `--help`"),
+        ):
+            with pytest.raises(HydraException) as caught:
+                compose("evaluate", overrides=["candidate=adapter", word])
+            assert told in hydra_message(caught.value)
 
 
 def test_an_expert_that_is_not_finite_leaves_nothing(

@@ -89,6 +89,21 @@ def test_experts_are_taken_in_the_order_asked_for(tiny_pool: Path) -> None:
     assert Pool(tiny_pool, ["dune", "amber"]).open().names == ["dune", "amber"]
 
 
+@pytest.mark.parametrize("experts", [["brich"], ["amber", "brich"]])
+def test_a_misspelt_expert_is_named_with_what_is_there(experts: list[str], tiny_pool: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        Pool(tiny_pool, experts).open()
+    assert str(caught.value) == (
+        f"pool.experts: {tiny_pool} has no 'brich'; did you mean 'birch'? "
+        "it has: amber, birch, cedar, dune"
+    )
+
+
+def test_one_expert_is_no_pool(tiny_pool: Path) -> None:
+    with pytest.raises(UserError, match=r"at least two .*; it has: amber, birch, cedar, dune"):
+        Pool(tiny_pool, ["birch"])
+
+
 def test_hidden_folders_and_folders_without_an_adapter_are_no_experts(
     tiny_pool: Path, tmp_path: Path
 ) -> None:

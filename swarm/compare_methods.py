@@ -158,9 +158,12 @@ def priced(one: Comparison) -> Comparison:
             made.append(method)
             continue
         run, _ = build(OmegaConf.create(method.searches[0].config))
-        prompts = one.budget * run.check()
+        prompts, rows = one.budget * run.check(), len(run.pool.names)
+        if one.budget < rows:
+            raise UserError(
+                f"budget={one.budget} positions: {method.name} begins with the pool's {rows}"
+            )
         searches = [rerun.Search({**s.config, "budget": prompts}) for s in method.searches]
-        build(OmegaConf.create(searches[0].config))[0].check()
         made.append(Method(method.name, searches))
     return replace(one, methods=made, experts=experts)
 

@@ -141,8 +141,9 @@ def spent(record: Record) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for path in sorted((record.folder / "answers").glob("*.json.gz")):
         content = read_packed(path)
-        split = "test" if isinstance(content, list) else "dev"
-        rows = content if split == "test" else [row for mine in content.values() for row in mine]
+        split = "test" if path.name.startswith("test_") else "dev"
+        several = isinstance(content, dict)
+        rows = [row for mine in content.values() for row in mine] if several else content
         for row in rows:
             measures = row.get("measures", {}).items()
             taken = {name: value for name, value in measures if name.endswith(SPENT)}

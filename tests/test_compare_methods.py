@@ -15,7 +15,7 @@ from swarm.compare_methods import read
 from swarm.report.folder import RunFolder
 from swarm.studies import methods
 
-METHODS = "methods=[pso,random,vote,route,'pso pool.base_row=true']"
+METHODS = "methods=[pso,random,vote]"
 
 
 def compare(*words: str, timeout: float = 300) -> "subprocess.CompletedProcess[str]":
@@ -56,16 +56,16 @@ def assert_drawn(picture: str, names: list[str]) -> None:
 def test_every_method_has_the_same_budget(done: tuple[Path, list[str], str]) -> None:
     folder, _, output = done
     found = json.loads((folder / "methods.json").read_text())
-    searches_of = found["methods"][:3]
-    assert [row["method"] for row in searches_of] == ["pso", "random", "pso pool.base_row=true"]
+    searches_of = found["methods"][:2]
+    assert [row["method"] for row in searches_of] == ["pso", "random"]
     for row in searches_of:
         assert row["prompts"] == [9 * 12] * 2, "charged alike, whatever another had asked"
         assert len(row["dev"]) == len(row["test"]) == len(row["seconds"]) == 2
         assert row["test_interval"][0] <= sum(row["test"]) / 2 <= row["test_interval"][1]
         assert row["gain"]["n"] == 16
-    vote, route = found["methods"][3:]
-    assert [vote["method"], route["method"]] == ["vote", "route"] and vote["prompts"] == [4 * 12]
-    assert "4 prompts an answer" in vote["found"][0] and "1 prompts an answer" in route["found"][0]
+    vote = found["methods"][2]
+    assert vote["method"] == "vote" and vote["prompts"] == [4 * 12]
+    assert "4 prompts an answer" in vote["found"][0]
     shared = [row["prompts_shared"] for row in searches_of]
     assert shared[0][0] == 0 and min(shared[1]) >= 4 * 12, "the experts are known"
     assert output.strip() == (folder / "methods.md").read_text().strip()
@@ -75,7 +75,7 @@ def test_every_method_has_the_same_budget(done: tuple[Path, list[str], str]) -> 
 @pytest.mark.slow
 def test_the_plot_has_a_line_for_each(done: tuple[Path, list[str], str]) -> None:
     picture = (done[0] / "methods.svg").read_text()
-    assert_drawn(picture, ["pso", "random", "pso pool.base_row=true"])
+    assert_drawn(picture, ["pso", "random"])
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_it_goes_on_where_it_stopped(done: tuple[Path, list[str], str]) -> None:
     before = searches.tree(folder)
     again = compare(*command)
     assert again.stdout == output and searches.tree(folder) == before
-    assert again.stderr.count("done before") == 6
+    assert again.stderr.count("done before") == 4
     given = [word for word in command if not word.startswith("methods=")]
     # The vote has weights from de's dev answers now, which are those that it had from pso's.
     more = compare(*given, "methods=[de,vote,pso]")
@@ -101,7 +101,7 @@ def test_it_goes_on_where_it_stopped(done: tuple[Path, list[str], str]) -> None:
         (["methods=[vote]"], "needs a search too"),
         (["methods=['pso foo']"], "methods: 'pso foo' must be an optimizer and keys"),
         (["methods=[pso]", "seeds=0"], "seeds=0: must be a whole number"),
-        (["methods=[pso]", "budget=2"], "the 4 experts alone take 4 x 12"),
+        (["methods=[pso]", "budget=2"], "budget=2 positions: pso begins with the pool's 4"),
     ],
 )
 def test_mistakes_are_one_line(

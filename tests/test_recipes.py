@@ -11,6 +11,7 @@ import torch
 from swarm.optimizers.recipes import StaticRecipes
 from swarm.pool import Pool
 from swarm.recipes import NAMES, dare, low_rank, merge
+from swarm.words import label
 
 EXPERTS = ["amber", "birch", "cedar"]
 NUMBER = len(EXPERTS)
@@ -191,7 +192,7 @@ def test_task_arithmetic_is_peft_s_linear(scaled: Merged) -> None:
     optimizer = StaticRecipes(lambdas=[0.3])
     optimizer.start(NUMBER, 0)
     position = optimizer.ask()[-1]
-    assert optimizer.describe(position, EXPERTS) == "task arithmetic 0.3 of amber, birch, cedar"
+    assert label(optimizer.state(), position.tolist()) == "task arithmetic 0.3"
     for space, kind, weight in (("factor", "linear", 0.3**2), ("delta", "svd", 0.3)):
         scaled.peft(kind, weight, rank=12)
         pool = Pool(scaled.folder, EXPERTS, space).open()

@@ -630,4 +630,5 @@ def test_a_chart_alone_is_a_whole_file_and_hides_nothing() -> None:
 def test_a_chart_of_nothing_is_drawn_too() -> None:
     series = [Series("none", [0, 1], [float("nan")] * 2), Series("empty", [], [])]
     for chart in (Chart("a", "t", "x", "y", series), Chart("b", "t", "x", "y", [])):
-        xml.etree.ElementTree.fromstring(alone(chart))
+        drawn = xml.etree.ElementTree.fromstring(alone(chart))
+        assert drawn.tag.endswith("svg") and chart.title in "".join(drawn.itertext())

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from swarm.certainty import gain_of, interval_of
+from swarm import certainty
+from swarm.certainty import gain_of
 from swarm.evaluation import Cut, Evaluator, as_rows, as_scores
 from swarm.executors import Executor, Result
 from swarm.files import write_packed
 from swarm.identity import items_digest
 from swarm.report.folder import RunFolder
 from swarm.report.text import table
-from swarm.tasks import Score, plain, unparsed
+from swarm.tasks import Score, plain
 from swarm.words import told
 
 UNTESTED = "that run has no test"
@@ -90,13 +91,9 @@ class Comparison:
 
 def described(task: Any, name: str, measure: str, scores: Sequence[Score]) -> dict[str, Any]:
     """A utility with its interval, as a search's metrics call them."""
-    interval = interval_of(task, scores)
-    return {
-        f"{name}_{measure}": interval.mean,
-        f"{name}_interval": [interval.low, interval.high],
-        f"{name}_items": interval.n,
-        f"{name}_unparsed_rate": unparsed(scores),
-    }
+    found = certainty.described(task, scores)
+    named = {f"{name}_{measure}": found.pop("utility")}
+    return named | {f"{name}_{key}": value for key, value in found.items()}
 
 
 def compared(task: Any, after: Sequence[Score], before: Sequence[Score]) -> dict[str, Any]:

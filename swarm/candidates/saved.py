@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from swarm.candidates import Meter
-from swarm.candidates.stands import Stand, stands
+from swarm.engine.stands import Stand, stands
 from swarm.engine import Engine
 from swarm.engine.base import Base
 from swarm.errors import UserError

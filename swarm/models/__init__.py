@@ -1,8 +1,10 @@
 """A model maps requests to completions; local, remote, mixed or simulated, all are used alike."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from swarm.errors import UserError
 
 
 class Message(NamedTuple):
@@ -24,12 +26,34 @@ class Request:
             probability of each. After an empty prompt they are scored as the text's beginning.
         decided: Given the text so far, whether more text cannot change what is read from it;
             a model may then stop. `None`: only the model's own end token stops it.
+        temperature: Of sampling; 0 is greedy, `None` the model's own setting.
+        seed: Of sampling, for models that take one; `None` is the model's own setting.
+        stop: Texts at which the answer ends; it does not hold them.
+        top_logprobs: How many likeliest tokens are to be told at each place; 0 tells none, -1 the
+            chosen token alone.
+        sample: Which of several answers to one request, from 0. Greedy answers do not differ by it.
+        timeout: Seconds for this answer with all repetitions; `None` is the model's own setting. A
+            model that cannot be interrupted may take longer.
     """
 
     prompt: str | tuple[Message, ...]
     max_new_tokens: int = 16
     choices: tuple[str, ...] = ()
     decided: Callable[[str], bool] | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    top_logprobs: int = 0
+    sample: int = 0
+    timeout: float | None = None
+
+
+class Token(NamedTuple):
+    """One token of an answer: its text, its log probability, and the likeliest at its place."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +69,13 @@ class Completion:
             tell.
         choice_tokens: Of each choice, its tokens; empty if the model cannot tell.
         cost: What the answer cost when it was made, in the currency of the model's prices.
+        reasoning: What the model thought before it answered, where it says so apart.
+        finish: Why the text ended: "stop", "length", another word of the server's, or "" where the
+            model does not say.
+        tokens: The answer token by token, where `Request.top_logprobs` asked for it.
+        model: What the server says has answered; empty if it says nothing.
+        seconds: From the request to the answer's end; of a kept answer, when it was made.
+        cached: Whether the answer was kept and nothing was asked now.
     """
 
     text: str
@@ -54,6 +85,12 @@ class Completion:
     greedy: tuple[bool, ...] = ()
     choice_tokens: tuple[int, ...] = ()
     cost: float = 0.0
+    reasoning: str = ""
+    finish: str = ""
+    tokens: tuple[Token, ...] = ()
+    model: str = field(default="", compare=False)
+    seconds: float = field(default=0.0, compare=False)
+    cached: bool = field(default=False, compare=False)
 
 
 class Model(Protocol):
@@ -62,3 +99,58 @@ class Model(Protocol):
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer all requests; the i-th completion belongs to the i-th request."""
         ...
+
+
+class Delta(NamedTuple):
+    """A piece of an answer, as it comes."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+Stream = Generator[Delta, None, Completion]
+"""Gives the pieces of an answer and returns the whole; closing it ends what is under way."""
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A model that can give an answer piece by piece."""
+
+    def stream(self, request: Request) -> Stream:
+        """Answer one request; see `stream`."""
+        ...
+
+
+@runtime_checkable
+class Attempting(Protocol):
+    """A model of which one request may fail while others are answered."""
+
+    def attempt(self, requests: Sequence[Request]) -> "list[Completion | UserError]":
+        """Answer what can be answered; see `attempt`."""
+        ...
+
+
+def stream(model: Model, request: Request) -> Stream:
+    """Answer one request piece by piece; in one piece where the model cannot do better.
+
+    Raises:
+        UserError: As the model's.
+    """
+    if isinstance(model, Streaming):
+        return (yield from model.stream(request))
+    answer = model.generate([request])[0]
+    yield Delta(answer.text, answer.reasoning)
+    return answer
+
+
+def attempt(model: Model, requests: Sequence[Request]) -> "list[Completion | UserError]":
+    """What each request comes to: an answer, or why there is none; order kept, nothing raised.
+
+    A model that answers all or nothing fails in all.
+    """
+    if isinstance(model, Attempting):
+        return model.attempt(requests)
+    try:
+        return list(model.generate(requests))
+    except UserError as error:
+        return [error] * len(requests)

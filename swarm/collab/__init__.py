@@ -1,0 +1,108 @@
+"""Models that work together in text: who speaks, what was said on the way, and what came of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from swarm.models import Completion, Delta, Message, Model
+
+__all__ = ["Answer", "Asked", "Piece", "Slot", "Stages", "Watch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place in a collaboration: a model, and how it is asked there.
+
+    Attributes:
+        model: Who speaks.
+        name: As stages, warnings and traces call it.
+        temperature: `None` is the request's.
+        max_tokens: The most new tokens; `None` is the request's.
+        system: What is put before the conversation as the system's turn; `None` is nothing.
+        count: How many samples it gives; each is an answer of its own.
+        timeout: Seconds for one answer with all repetitions; `None` is the model's own setting.
+    """
+
+    model: Model
+    name: str
+    temperature: float | None = None
+    max_tokens: int | None = None
+    system: str | None = None
+    count: int = 1
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call of a collaboration came to.
+
+    Attributes:
+        layer: From 1; the aggregator's is the last.
+        role: "proposer", "aggregator", "fallback" or "ranker".
+        name: The slot's.
+        sample: Which of the slot's samples, from 0.
+        prompt: What was asked.
+        completion: What was answered; `None` where it failed.
+        error: Why there is no answer; empty where there is one.
+    """
+
+    layer: int
+    role: str
+    name: str
+    sample: int
+    prompt: str | tuple[Message, ...]
+    completion: Completion | None
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """What was said; empty where it failed."""
+        return self.completion.text if self.completion else ""
+
+
+@dataclass(slots=True)
+class Stages:
+    """All that led to the answer to one request.
+
+    Attributes:
+        layers: Every layer's answers in the slots' order, those that failed too.
+        final: The completion that the collaboration gives: its text, and the tokens, cost and
+            seconds of all calls together.
+        warnings: What a user should know: a proposer that failed, a fallback that was used.
+    """
+
+    layers: list[list[Answer]] = field(default_factory=list)
+    final: Completion = Completion("")
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """All calls, in the order of the layers."""
+        return [answer for layer in self.layers for answer in layer]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An event: a slot was asked; of `layers` layers this is the `layer`-th."""
+
+    layer: int
+    layers: int
+    role: str
+    name: str
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An event: a piece of the last answer."""
+
+    delta: Delta
+
+
+Watch = Callable[[int, Asked | Answer | Piece], None]
+"""Is told of every event of the n-th request, from whichever thread it happens in; an `Answer` when
+it is there."""
+
+
+def names(slots: Sequence[Slot]) -> list[str]:
+    """Of the slots, each as often as it has samples."""
+    return [slot.name for slot in slots for _ in range(slot.count)]

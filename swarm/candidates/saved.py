@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from swarm.candidates import Meter
-from swarm.engine.stands import Stand, stands
 from swarm.engine import Engine
 from swarm.engine.base import Base
+from swarm.engine.stands import Stand, stands
 from swarm.errors import UserError
 from swarm.executors.worker import play_together
 from swarm.places import find

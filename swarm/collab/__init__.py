@@ -71,7 +71,7 @@ class Stages:
     """
 
     layers: list[list[Answer]] = field(default_factory=list)
-    final: Completion = Completion("")
+    final: Completion = field(default_factory=lambda: Completion(""))
     warnings: list[str] = field(default_factory=list)
 
     @property

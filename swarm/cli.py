@@ -43,6 +43,9 @@ def hydra_message(error: Exception) -> str:
         return f"{group}={option}: there is no such option; {meant}allowed: {', '.join(options)}"
     if found := re.search(r"Error parsing override '([^']*)'\s+missing EQUAL", text):
         return f"{found[1]}: write {_assigned(found[1])}; `--help` lists the keys"
+    if found := re.search(r"In '([^']+)': Could not override '([^']+)'", text):
+        option = "=".join(found[1].rsplit("/", 1))
+        return f"{option} has no place here: it sets {found[2]}, which this command does not have"
     text = re.sub(r"\s+", " ", text).strip()
     found = re.search(r"Could not override '([^']+)'", text)
     if found and (meant := _meant(found[1])):

@@ -84,6 +84,9 @@ class Evaluation:
             "device": device,
             "identity": identity,
         }
+        if isinstance(self.candidate, scoring.Accounted) and len(found.names) > 1:
+            rival = {"rivals": self.candidate.rivals}
+            result["against_best"] = scoring.against_best(self.task, found) | rival
         if self.out:
             self._write(found, result)
         return result
@@ -149,6 +152,8 @@ def _without_run(settings: Any) -> Any:
 
 def told(result: Mapping[str, Any]) -> str:
     """A result in lines."""
+    from swarm.words import told as compared
+
     lines = [f"{result['task']}, {result['split']}, {result['items']} items"]
     for voice in result["voices"]:
         low, high = voice["interval"]
@@ -157,6 +162,13 @@ def told(result: Mapping[str, Any]) -> str:
             f"unparsed {100 * voice['unparsed_rate']:.1f} %"
         )
         lines += [f"  {part}: {value:.3f}" for part, value in voice.get("parts", {}).items()]
+        if "calls" in voice:
+            cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
+            lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
+    if best := result.get("against_best"):
+        first, numbers = result["voices"][0]["name"], ("gain", "interval", "p_value", "items")
+        words = compared(*(best[key] for key in numbers), "items", False)
+        lines.append(f"best {best['rivals']}: {best['best']}; {first} against it: {words}")
     lines.append(
         f"{result['prompts']:,} prompts, {result['tokens']:,} tokens, {result['seconds']:.1f} s "
         f"on {result['device']}"

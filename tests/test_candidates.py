@@ -45,7 +45,8 @@ from swarm.tasks.choice import Choice
 from swarm.tasks.match import Match
 from swarm.tasks.mixture import Mixture
 
-OPTIONS = sorted(path.stem for path in (conf_folder() / "candidate").glob("*.yaml"))
+OPTIONS = sorted({p.stem for p in (conf_folder() / "candidate").glob("*.yaml")} - {"moa"})
+"""Mixtures of agents: tests/test_agents.py."""
 
 
 @pytest.fixture(scope="module")

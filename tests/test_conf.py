@@ -22,9 +22,10 @@ from swarm.run import Run
 from swarm.search import build
 
 CONF = conf_folder()
-ELSEWHERE = (CONF, CONF / "candidate")
-"""No options of a search; those of candidate/ are built by tests/test_candidates.py."""
-GROUPS = sorted(path for path in CONF.rglob("*.yaml") if path.parent not in ELSEWHERE)
+ELSEWHERE = (CONF, CONF / "candidate", CONF / "moa", CONF / "model" / "moa.yaml")
+"""No options of a search; the candidates are built by tests/test_candidates.py, mixtures of agents
+by tests/test_moa_prompts.py."""
+GROUPS = sorted(p for p in CONF.rglob("*.yaml") if not {p, p.parent} & {*ELSEWHERE})
 
 
 def composed(*overrides: str) -> Any:

@@ -2,12 +2,12 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from swarm.candidates import Candidate, Meter
-from swarm.certainty import described
+from swarm.certainty import described, gain_of
 from swarm.errors import UserError
 from swarm.tasks import Calibrated, Item, Prepared, Score, Task, plain
 
@@ -24,6 +24,7 @@ class Scored:
             to find weights is among them.
         tokens: Read and generated, of all members.
         seconds: That answering took; nothing of loading.
+        account: What each voice's answers took, as `Accounted` has it; empty if it is not known.
     """
 
     names: list[str]
@@ -32,6 +33,22 @@ class Scored:
     prompts: int
     tokens: int
     seconds: float
+    account: Sequence[Mapping[str, Any]] = ()
+
+
+@runtime_checkable
+class Accounted(Protocol):
+    """A candidate whose first voice has rivals in the others.
+
+    Attributes:
+        rivals: What each of the others is.
+    """
+
+    rivals: str
+
+    def account(self) -> Sequence[Mapping[str, Any]]:
+        """ "calls", "tokens" and "cost" of each voice's answers."""
+        ...
 
 
 def prepare(candidate: Candidate, task: Task, device: str = "cpu") -> None:
@@ -78,16 +95,33 @@ def score(candidate: Candidate, task: Task, split: str) -> Scored:
     began = time.monotonic()
     scores = candidate.answers(task, items, meter)
     seconds = time.monotonic() - began
-    return Scored(candidate.names, items, scores, meter.prompts, meter.tokens, seconds)
+    account = candidate.account() if isinstance(candidate, Accounted) else ()
+    return Scored(candidate.names, items, scores, meter.prompts, meter.tokens, seconds, account)
 
 
 def voices(task: Task, found: Scored) -> list[dict[str, Any]]:
-    """Each voice's name and what it came to by the task's own measure; see `described`."""
+    """Each voice's name, what it came to by the task's own measure (see `described`), and what its
+    answers took, where the candidate tells."""
     task = plain(task)
+    account = found.account or [{} for _ in found.names]
     return [
-        {"name": name, **described(task, scores)}
-        for name, scores in zip(found.names, found.scores, strict=True)
+        {"name": name, **described(task, scores), **took}
+        for name, scores, took in zip(found.names, found.scores, account, strict=True)
     ]
+
+
+def against_best(task: Task, found: Scored) -> dict[str, Any]:
+    """The first voice against the best of the others, on the same items.
+
+    Its keys: "best", "gain", "interval", "p_value" and "items" (see `Paired`). The best of several
+    on these very items is a little flattered.
+    """
+    task = plain(task)
+    best = max(range(1, len(found.names)), key=lambda voice: task.utility(found.scores[voice]))
+    gain = gain_of(task, found.scores[0], found.scores[best])
+    interval = [gain.low, gain.high]
+    return {"best": found.names[best], "gain": gain.difference, "interval": interval,
+            "p_value": gain.p, "items": gain.n}  # fmt: skip
 
 
 def chosen_device(device: str | None) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from swarm.errors import UserError
 from swarm.models import Completion, Delta, Message, Model
 
 __all__ = ["Answer", "Asked", "Piece", "Slot", "Stages", "Watch"]
@@ -17,9 +18,13 @@ class Slot:
         name: As stages, warnings and traces call it.
         temperature: `None` is the request's.
         max_tokens: The most new tokens; `None` is the request's.
-        system: What is put before the conversation as the system's turn; `None` is nothing.
+        system: What the model is told as the system's turn, after the conversation's own where it
+            has one; `None` is nothing.
         count: How many samples it gives; each is an answer of its own.
         timeout: Seconds for one answer with all repetitions; `None` is the model's own setting.
+
+    Raises:
+        UserError: A value is not allowed.
     """
 
     model: Model
@@ -29,6 +34,34 @@ class Slot:
     system: str | None = None
     count: int = 1
     timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise UserError(f"a slot's name: {self.name!r} is not a text")
+        if not callable(getattr(self.model, "generate", None)):
+            raise UserError(f"{self.name}: {self.model!r} is no model, it cannot generate")
+        temperature, timeout = _number(self.temperature), _number(self.timeout)
+        for key, fine, allowed in (
+            ("temperature", temperature is not None and temperature >= 0, "null or 0 and above"),
+            ("timeout", timeout is not None and timeout > 0, "null or seconds above 0"),
+            ("max_tokens", _whole(self.max_tokens), "null or a whole number from 1 on"),
+            ("system", isinstance(self.system, str) and self.system.strip(), "null or a text"),
+            ("count", _whole(self.count), "a whole number from 1 on"),
+        ):
+            value = getattr(self, key)
+            if not fine and (value is not None or key == "count"):
+                raise UserError(f"{self.name}: {key}={value!r}: must be {allowed}")
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _number(value: object) -> float | None:
+    """A finite number, or `None`."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) if abs(value) < float("inf") else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +74,8 @@ class Answer:
         name: The slot's.
         sample: Which of the slot's samples, from 0.
         prompt: What was asked.
-        completion: What was answered; `None` where it failed.
-        error: Why there is no answer; empty where there is one.
+        completion: What came back; `None` where nothing did.
+        error: Why there is no answer, as where it was empty; empty where there is one.
     """
 
     layer: int
@@ -55,7 +88,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What was said; empty where it failed."""
+        """What was said; empty where nothing came back."""
         return self.completion.text if self.completion else ""
 
 
@@ -99,8 +132,8 @@ class Piece:
 
 
 Watch = Callable[[int, Asked | Answer | Piece], None]
-"""Is told of every event of the n-th request, from whichever thread it happens in; an `Answer` when
-it is there."""
+"""Is told of every event of the n-th request, always in the thread that runs the collaboration; of
+an `Answer` as soon as it is there."""
 
 
 def names(slots: Sequence[Slot]) -> list[str]:

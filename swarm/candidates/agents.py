@@ -1,0 +1,145 @@
+"""A Mixture of Agents as a candidate, and beside it each of its proposers alone."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swarm.candidates import Meter, play
+from swarm.collab import Slot, Stages
+from swarm.collab.moa import MixtureOfAgents
+from swarm.collab.presets import build, read_preset
+from swarm.errors import UserError
+from swarm.models import Completion, Request, attempt
+from swarm.roster import Roster
+from swarm.tasks import Item, Score, Task
+
+log = logging.getLogger(__name__)
+
+Known = Mapping[object, Completion]
+"""Answers, by what they are to."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """What one voice's answers took, whoever has paid for them."""
+
+    calls: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+
+    def add(self, completion: Completion, calls: int = 1) -> None:
+        """Count one answer."""
+        self.calls += calls
+        self.tokens += completion.prompt_tokens + completion.new_tokens
+        self.cost += completion.cost
+
+
+class Agents:
+    """A Mixture of Agents (arXiv 2406.04692), then each of its proposers: a voice each.
+
+    Weak proposers can make a mixture worse than its best member, so the members are always
+    measured too. That costs little: in a task's first round a proposer alone is asked what the
+    first layer asks it, so that its first sample there is its answer. A proposer that fails alone
+    has answered nothing.
+
+    Args:
+        preset: The name of one in conf/moa, or the path of a yaml of that form.
+        roster: Gives its models by name.
+        model: The name for slots that a preset leaves open.
+
+    Attributes:
+        rivals: The voices that the first one has to beat.
+
+    Raises:
+        UserError: There is no such preset, it is wrong, or a model's name is.
+    """
+
+    rivals = "single proposer"
+
+    def __init__(self, preset: str, roster: Roster, model: str | None = None) -> None:
+        self.settings = read_preset(preset)
+        self.mixture = build(self.settings, roster.model, model)
+        alone = [f"{slot.name} alone" for slot in self.mixture.proposers]
+        if len(set(alone)) < len(alone):
+            alone = [f"{number}. {name}" for number, name in enumerate(alone, 1)]
+        self.names = [f"mixture {preset}", *alone]
+        self._spent: list[Spent] = []
+
+    def check(self, task: Task) -> None:
+        """See `Candidate.check`."""
+        self.mixture.check()
+
+    def open(self, device: str) -> None:
+        """See `Candidate.open`."""
+        self.mixture.open(device)
+
+    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+        """See `Candidate.answers`."""
+        self._spent = [Spent() for _ in self.names]
+        heard: list[tuple[Request, Stages]] = []
+        scores = [play(task, items, lambda asked: self._together(asked, heard, meter))]
+        place = 0  # of a slot's first sample in the first layer
+        for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=True):
+            first = {about(asked): stages.layers[0][place].completion or Completion("")
+                     for asked, stages in heard if self.mixture.layers > 1}  # fmt: skip
+            scores.append(play(task, items, _Alone(slot, first, spent, meter)))
+            place += slot.count
+        return scores
+
+    def _together(
+        self, asked: Sequence[Request], heard: list[tuple[Request, Stages]], meter: Meter
+    ) -> list[Completion]:
+        """The mixture's answers; what was said on the way is added to `heard`."""
+        came = []
+        for request, one in zip(asked, self.mixture.run(asked), strict=True):
+            if isinstance(one, UserError):
+                raise one
+            heard.append((request, one))
+            said = [answer.completion for answer in one.answers if answer.completion]
+            meter.count(said)
+            self._spent[0].add(one.final, len(said))
+            came.append(one.final)
+        return came
+
+    def account(self) -> list[dict[str, Any]]:
+        """What each voice's answers took, in the order of `names`."""
+        return [{"calls": s.calls, "tokens": s.tokens, "cost": s.cost} for s in self._spent]
+
+    def fingerprint(self) -> str:
+        """The preset, and of the members' weights what can be told."""
+        weights = [getattr(model, "fingerprint", str)() for model in self.mixture.members]
+        return json.dumps([self.settings, weights], sort_keys=True)
+
+
+class _Alone:
+    """Asks one proposer, unless it has been asked just that before."""
+
+    def __init__(self, slot: Slot, known: Known, spent: Spent, meter: Meter) -> None:
+        self.model = MixtureOfAgents((), replace(slot, count=1), layers=1)
+        self.known, self.spent, self.meter = known, spent, meter
+
+    def __call__(self, asked: list[Request]) -> list[Completion]:
+        new = [request for request in asked if about(request) not in self.known]
+        came = iter(attempt(self.model, new))
+        answers = []
+        for request in asked:
+            answer = self.known.get(about(request))
+            if answer is None:
+                answer = self._said(next(came))
+                self.meter.count([answer])
+            self.spent.add(answer)
+            answers.append(answer)
+        return answers
+
+    def _said(self, came: Completion | UserError) -> Completion:
+        if isinstance(came, UserError):
+            log.warning("%s", came)
+            return Completion("")
+        return came
+
+
+def about(request: Request) -> object:
+    """What makes two requests of a task the same question."""
+    return request.prompt, request.max_new_tokens

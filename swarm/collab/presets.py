@@ -1,0 +1,138 @@
+"""Presets: mixtures of agents as small yaml files, those of conf/moa and your own."""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from swarm.collab import Slot
+from swarm.collab.moa import MixtureOfAgents
+from swarm.collab.prompts import Prompt
+from swarm.errors import UserError
+from swarm.models import Model
+from swarm.models.trace import Trace
+from swarm.places import conf_folder
+
+KEYS = tuple(key for key in signature(MixtureOfAgents.__init__).parameters
+             if key not in ("self", "trace"))  # fmt: skip
+SLOT_KEYS = ("model", "temperature", "max_tokens", "system", "count", "timeout")
+PROMPT_KEYS = ("form", "text")
+
+
+def preset_names() -> list[str]:
+    """The presets that ship."""
+    return sorted(path.stem for path in (conf_folder() / "moa").glob("*.yaml"))
+
+
+def read_preset(name: str | Path) -> dict[str, Any]:
+    """A preset: the arguments of `MixtureOfAgents`, a slot as a mapping with its model's name.
+
+    Args:
+        name: One of `preset_names`, or the path of a yaml file.
+
+    Raises:
+        UserError: There is none, or it has a key that is not known, or a value of the wrong kind.
+    """
+    import yaml
+
+    path = _path(str(name))
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"preset {path} cannot be read: {error}") from None
+    try:
+        return checked(content)
+    except UserError as error:
+        raise UserError(f"preset {path}: {error}") from None
+
+
+def checked(content: Any) -> dict[str, Any]:
+    """The content of a preset, every slot of it as a mapping.
+
+    Raises:
+        UserError: A key is not known, or a value is of the wrong kind.
+    """
+    preset = _mapping("the preset", content, KEYS)
+    slots = preset.get("proposers") or []
+    if not isinstance(slots, list):
+        raise UserError(f"proposers: {slots!r} is no list")
+    preset["proposers"] = [_slot(f"proposers[{n}]", slot) for n, slot in enumerate(slots)]
+    for key in ("aggregator", "fallback"):
+        if key == "aggregator" or preset.get(key) is not None:
+            preset[key] = _slot(key, preset.get(key))
+    prompt = preset.get("prompt", "safe")
+    if not isinstance(prompt, str):
+        preset["prompt"] = _mapping("prompt", prompt, PROMPT_KEYS)
+    return preset
+
+
+def build(
+    preset: Mapping[str, Any],
+    model_of: Callable[[str], Model],
+    model: str | None = None,
+    trace: Trace | None = None,
+) -> MixtureOfAgents:
+    """The mixture of agents of a preset.
+
+    Args:
+        preset: See `read_preset`.
+        model_of: Gives the model of a name; the same one for the same name, so that it is asked
+            once a layer.
+        model: The name for slots that leave it open (`model: null`).
+        trace: Where calls are recorded.
+
+    Raises:
+        UserError: A value is not allowed, a model is not named, or `model_of` has none.
+    """
+    settings = checked(dict(preset))
+
+    def slot(place: str, given: Mapping[str, Any]) -> Slot:
+        name = given.get("model") or model
+        if name is None:
+            raise UserError(f"{place}.model: this preset leaves the model to you; name one")
+        return Slot(model_of(name), name, **{k: v for k, v in given.items() if k != "model"})
+
+    settings["proposers"] = [
+        slot(f"proposers[{n}]", given) for n, given in enumerate(settings["proposers"])
+    ]
+    for key in ("aggregator", "fallback"):
+        if settings.get(key) is not None:
+            settings[key] = slot(key, settings[key])
+    if isinstance(prompt := settings.get("prompt"), dict):
+        settings["prompt"] = Prompt(**prompt)
+    return MixtureOfAgents(**settings, trace=trace)
+
+
+def _path(name: str) -> Path:
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return Path(name).expanduser()
+    names = preset_names()
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(
+            f"preset {name!r}: there is none of this name; {meant}There are {', '.join(names)}, "
+            "and any yaml by its path"
+        )
+    return conf_folder() / "moa" / f"{name}.yaml"
+
+
+def _slot(place: str, given: Any) -> dict[str, Any]:
+    """A slot, which may be written as a model's name alone."""
+    slot = _mapping(place, {"model": given} if isinstance(given, str) else given, SLOT_KEYS)
+    name = slot.get("model")
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise UserError(f"{place}.model: {name!r} is no name of a model")
+    return slot
+
+
+def _mapping(place: str, value: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: {value!r} is no mapping of {', '.join(allowed)}")
+    for key in value:
+        if key not in allowed:
+            near = get_close_matches(str(key), allowed, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise UserError(f"{place}: {key!r} is not known; {meant}Keys: {', '.join(allowed)}")
+    return dict(value)

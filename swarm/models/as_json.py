@@ -1,0 +1,52 @@
+"""Requests and completions as JSON, without what is as it is by default."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from swarm.models import Completion, Request, Token
+
+NOT_ASKED = ("prompt", "decided", "timeout")
+"""Of a request: the first is written in a way of its own, the others do not say what is asked."""
+
+
+def request_as_json(request: Request) -> dict[str, Any]:
+    """The "prompt" of a request or its "messages", and the settings."""
+    if isinstance(request.prompt, str):
+        asked: dict[str, Any] = {"prompt": request.prompt}
+    else:
+        asked = {"messages": [turn._asdict() for turn in request.prompt]}
+    for key, value in _set(request).items():
+        if key not in NOT_ASKED:
+            asked[key] = list(value) if isinstance(value, tuple) else value
+    return asked
+
+
+def completion_as_json(completion: Completion) -> dict[str, Any]:
+    """What `completion_of` reads."""
+    whole = asdict(completion)
+    return {"text": completion.text, **{key: whole[key] for key in _set(completion)}}
+
+
+def completion_of(said: Mapping[str, Any]) -> Completion:
+    """The completion.
+
+    Raises:
+        TypeError: It is none; or `ValueError`.
+    """
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in said.items()
+    }
+    if "tokens" in values:
+        values["tokens"] = tuple(
+            Token(text, logprob, tuple((word, chance) for word, chance in top))
+            for text, logprob, top in values["tokens"]
+        )
+    return Completion(**values)
+
+
+def _set(value: Any) -> dict[str, Any]:
+    """The fields that are not as they are by default."""
+    found = {field.name: getattr(value, field.name) for field in fields(value)}
+    defaults = {field.name: field.default for field in fields(value)}
+    return {name: one for name, one in found.items() if one != defaults[name]}

@@ -1,0 +1,236 @@
+"""A trace: who was asked what and answered what, one line of JSON a call; and its replay.
+
+Lines are of two kinds. The first of a run is a header, {"run", "time", "about"}; every other is a
+call, {"run", "time", "call", "request"} with an "answer" or an "error". `call` says who was asked,
+by name at least. Keys of endpoints are no part of a request or an answer, and so of no trace.
+"""
+
+import errno
+import json
+import logging
+import os
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.models import Completion, Delta, Model, Request, attempt, stream
+from swarm.models.as_json import completion_as_json, completion_of, request_as_json
+
+log = logging.getLogger(__name__)
+
+
+class Trace:
+    """A file to which calls are added, whole and at once, by any number of threads and processes.
+
+    Args:
+        path: The file; more is added to one that is there.
+        about: Of the run's header: its configuration and the toolkit's version, say. JSON values,
+            and none of them secret.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+
+    def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
+        self.path = Path(path).expanduser()
+        self.run = uuid.uuid4().hex[:12]
+        self._write({"about": dict(about or {})}, first=True)
+
+    def add(self, call: Mapping[str, Any], request: Request, came: Completion | UserError) -> None:
+        """Add one call.
+
+        Args:
+            call: Who was asked: the "name", and what else there is to say, such as role and layer.
+            request: What was asked.
+            came: What was answered, or why there is no answer.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        record = {"call": dict(call), "request": request_as_json(request)}
+        if isinstance(came, UserError):
+            self._write({**record, "error": str(came)})
+        else:
+            self._write({**record, "answer": completion_as_json(came)})
+
+    def _write(self, record: Mapping[str, Any], first: bool = False) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        data = (json.dumps({"run": self.run, "time": now, **record}) + "\n").encode()
+        try:
+            if first:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                data = b"\n" * _torn(self.path) + data
+            # One write to a file that is opened to append: no lock, and no line inside another.
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                if os.write(file, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise UserError(f"cannot write the trace {self.path}: {error.strerror}") from None
+
+
+def _torn(path: Path) -> bool:
+    """Whether the last line was not written to its end, as after a kill."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
+class Traced:
+    """A model whose every call is added to a trace.
+
+    Args:
+        model: Who answers.
+        name: As the trace calls it, and a replay finds it.
+        trace: Where calls are added.
+        call: What else the trace is to say of who was asked.
+    """
+
+    def __init__(
+        self, model: Model, name: str, trace: Trace, call: Mapping[str, Any] | None = None
+    ) -> None:
+        self.model, self.name, self.trace = model, name, trace
+        self.call = {"name": name, **(call or {})}
+
+    def check(self) -> None:
+        """As the model's own, where it has one."""
+        getattr(self.model, "check", lambda: None)()
+
+    def open(self, device: str) -> None:
+        """As the model's own, where it has one."""
+        getattr(self.model, "open", lambda device: None)(device)
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `swarm.models.Model`; what was answered beside a failure is in the trace too."""
+        return all_of(self.attempt(requests))
+
+    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """See `swarm.models.attempt`."""
+        came = attempt(self.model, requests)
+        for request, one in zip(requests, came, strict=True):
+            self.trace.add(self.call, request, one)
+        return came
+
+    def stream(self, request: Request) -> Generator[Delta, None, Completion]:
+        """See `swarm.models.stream`; one that is closed early is in the trace as an error."""
+        came: Completion | UserError = UserError("closed before its end")
+        try:
+            came = yield from stream(self.model, request)
+        except UserError as error:
+            came = error
+            raise
+        finally:
+            self.trace.add(self.call, request, came)
+        return came
+
+
+class Replay:
+    """The models of a trace, answering from it alone; the same questions get the same answers.
+
+    What was asked several times with all settings and the sample the same is answered in the order
+    of the trace, its last answer again and again. Errors are answers too.
+
+    Args:
+        path: A trace. A line that was not written to its end is left out, which is logged.
+
+    Attributes:
+        about: What the header of the last run says.
+
+    Raises:
+        UserError: The file cannot be read or is no trace.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.about: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._came: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        self._models: dict[str, Recorded] = {}
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+            for number, line in enumerate(lines, 1):
+                self._read(number, line)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the trace {self.path}: {error}") from None
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{self.path}, line {number}: no call of a trace: {error!r}") from None
+
+    def _read(self, number: int, line: str) -> None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            log.warning("%s, line %d is not whole and is left out", self.path, number)
+            return
+        if "about" in record:
+            self.about = record["about"]
+            return
+        error = record.get("error")
+        came = UserError(error) if error is not None else completion_of(record["answer"])
+        self._came[record["call"]["name"]][as_key(record["request"])].append(came)
+
+    def model(self, name: str) -> "Recorded":
+        """The model of that name, always the same one.
+
+        Raises:
+            UserError: Nobody of that name was asked.
+        """
+        if name not in self._came:
+            found = ", ".join(sorted(self._came)) or "nobody"
+            raise UserError(
+                f"the trace {self.path} has no answer of {name}; it has those of {found}"
+            )
+        return self._models.setdefault(name, Recorded(self, name))
+
+    def take(self, name: str, request: Request) -> Completion | UserError:
+        """The next answer of `name` to a request, or why there is none."""
+        key = as_key(request_as_json(request))
+        with self._lock:
+            if not (came := self._came[name].get(key)):
+                return UserError(f"{name} was not asked this in the trace {self.path}: {key:.200}")
+            found: Completion | UserError = came.pop(0) if len(came) > 1 else came[0]
+            return found
+
+
+class Recorded:
+    """A model that says again what it said in a trace; see `Replay.model`."""
+
+    def __init__(self, replay: Replay, name: str) -> None:
+        self._replay, self.name = replay, name
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `swarm.models.Model`.
+
+        Raises:
+            UserError: It was not asked this, or failed then too.
+        """
+        return all_of(self.attempt(requests))
+
+    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """See `swarm.models.attempt`."""
+        return [self._replay.take(self.name, request) for request in requests]
+
+
+def all_of(came: Sequence[Completion | UserError]) -> list[Completion]:
+    """The completions, if there is one for every request.
+
+    Raises:
+        UserError: The first that is there instead.
+    """
+    for one in came:
+        if isinstance(one, UserError):
+            raise one
+    return [one for one in came if isinstance(one, Completion)]
+
+
+def as_key(request: Mapping[str, Any]) -> str:
+    """What a request of the trace is found by."""
+    return json.dumps(request, sort_keys=True)

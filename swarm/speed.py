@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swarm.cost import H200, Device
-from swarm.engine.hf import available_memory
+from swarm.engine.plan import available_memory
 
 DATA_SHEETS = {
     "B200": (2250e12, 8.0e12),

@@ -4,7 +4,7 @@ import http.server
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,8 @@ class Reply:
         body: JSON, or the bytes themselves.
         status, headers: Of the answer.
         wait: Seconds before it is sent.
-        drop: Close the connection instead.
+        drop: Close the connection instead; with pieces, after them.
+        pieces: Instead of a body: what is sent one after the other; a number is seconds to wait.
     """
 
     body: Any = None
@@ -26,6 +27,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     wait: float = 0.0
     drop: bool = False
+    pieces: Sequence[bytes | float] = ()
 
 
 @dataclass
@@ -39,13 +41,17 @@ class Asked:
 
 
 class Endpoint:
-    """The server: `url`, everything that was `asked`, and the `peak` of requests at once."""
+    """The server: `url`, everything that was `asked`, and the `peak` of requests at once.
+
+    `left` is set when a client goes before the last piece of its answer.
+    """
 
     def __init__(self, answer: Callable[[Asked], Reply]) -> None:
         self.answer = answer
         self.asked: list[Asked] = []
         self.live = self.peak = 0
         self.lock = threading.Lock()
+        self.left = threading.Event()
         self.server = Server(("127.0.0.1", 0), handler(self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
 
@@ -89,8 +95,10 @@ def handler(endpoint: Endpoint) -> Any:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked = Asked(self.path, dict(self.headers.items()), body, time.monotonic())
             reply = endpoint.reply(asked)
+            self.close_connection = reply.drop
+            if reply.pieces:
+                return self.send_pieces(reply)
             if reply.drop:
-                self.close_connection = True
                 return
             data = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self.send_response(reply.status)
@@ -98,6 +106,25 @@ def handler(endpoint: Endpoint) -> Any:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
+
+        def send_pieces(self, reply: Reply) -> None:
+            """Answer bit by bit; if the client stays."""
+            self.send_response(reply.status)
+            told = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
+            for name, value in {**told, **reply.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            try:
+                for piece in reply.pieces:
+                    if isinstance(piece, bytes):
+                        self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                    else:
+                        time.sleep(piece)
+                if not reply.drop:
+                    self.wfile.write(b"0\r\n\r\n")
+            except OSError:
+                endpoint.left.set()
+                self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:
             """Keep the test's output clean."""
@@ -134,3 +161,24 @@ def chat(text: Any, prompt: int = 10, new: int = 3, **message: Any) -> Reply:
     choice = {"message": {"role": "assistant", "content": text, **message}, "finish_reason": "stop"}
     usage = {"prompt_tokens": prompt, "completion_tokens": new}
     return Reply({"choices": [choice], "usage": usage})
+
+
+def event(content: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def piece(text: Any = None, finish: str | None = None, **delta: Any) -> bytes:
+    """The event of one piece of an answer."""
+    told = ({} if text is None else {"content": text}) | delta
+    return event({"choices": [{"index": 0, "delta": told, "finish_reason": finish}]})
+
+
+def streamed(*texts: str, prompt: int = 10, new: int = 3) -> Reply:
+    """A chat completion in pieces, as an endpoint with all the usual parts sends it."""
+    usage = {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": new}}
+    begin, end = piece("", role="assistant"), piece(finish="stop")
+    return Reply(pieces=[begin, *map(piece, texts), end, event(usage), DONE])

@@ -2,17 +2,26 @@
 
 import os
 import pickle
+import re
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import endpoints
 import pytest
 import searches
+import talkers
 
+from swarm import cache as entry
 from swarm.errors import UserError
+from swarm.models import Completion, Delta, Message, Request, Token, attempt, stream
 from swarm.models.cache import Cache, key_of
+from swarm.models.cached import Cached
+from swarm.models.function import Function
+from swarm.models.openai import OpenAI
 
 WRITER = """
 import sys
@@ -45,8 +54,20 @@ def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (tmp_path / "answers.sqlite").is_file()
 
 
-def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
+def old_file(path: Path) -> str:
+    """A file as the version before labels made them, with two answers."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+        connection.executemany("INSERT INTO answers VALUES (?, ?)", [("old", "1"), ("0", '"kept"')])
+    connection.close()
+    return str(path)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_processes_and_threads_share_a_file(tmp_path: Path, old: bool) -> None:
     file = str(tmp_path / "answers.sqlite")
+    if old:
+        old_file(tmp_path / "answers.sqlite")
     command = [sys.executable, "-c", WRITER, file]
     running = [
         subprocess.Popen([*command, name], env=searches.environment(), stderr=subprocess.PIPE)
@@ -71,6 +92,8 @@ def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
     assert wrong == []
     found = cache.get([f"{n}" for n in range(300)])
     assert len(found) == 300
+    if old:
+        assert cache.get(["old", "0"]) == {"old": 1, "0": "kept"}
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -111,3 +134,177 @@ def test_keys_change_with_every_part() -> None:
     }
     assert len(keys) == 7
     assert key_of("chat", {"b": 1, "a": 2}) == key_of("chat", {"a": 2, "b": 1})
+
+
+def test_ten_thousand_answers_are_read_quickly(tmp_path: Path) -> None:
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    keys = [key_of(n) for n in range(10_000)]
+    with cache.connected() as connection:
+        connection.execute("BEGIN")
+        for key in keys:
+            cache.put(key, {"text": "some words " * 50, "prompt_tokens": 9}, "m")
+        connection.execute("COMMIT")
+    took = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        assert len(cache.get(keys)) == 10_000
+        took.append(time.perf_counter() - begun)
+    assert min(took) < 0.3
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> str:
+    """Four answers: of unknown age and model, of 2020, and two of today."""
+    file = old_file(tmp_path / "answers.sqlite")
+    cache = Cache(file)
+    cache.put("then", "x" * 3000, "gpt-old")
+    with cache.connected() as connection:
+        connection.execute("UPDATE answers SET time = 1577880000 WHERE key = 'then'")
+    cache.put("now", "y" * 1000, "gpt-new")
+    cache.put("later", "z" * 1000, "gpt-new")
+    return file
+
+
+def test_info(kept: str, capsys: pytest.CaptureFixture[str]) -> None:
+    entry.main(["info", "--file", kept])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{kept}: 5 answers (5.0 kB), ") and first.endswith(" on disk")
+    today = time.strftime("%Y-%m-%d")
+    assert [" ".join(line.split()) for line in lines] == [
+        "gpt-old 1 answer (3.0 kB), 2020-01-01",
+        f"gpt-new 2 answers (2.0 kB), {today}",
+        "unknown 2 answers (11 bytes), of unknown age",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        (["--older-than", "30d"], {"old", "0", "now", "later"}),
+        (["--older-than", "5000w"], {"old", "0", "then", "now", "later"}),
+        (["--model", "gpt-new"], {"old", "0", "then"}),
+        (["--model", "unknown"], {"then", "now", "later"}),
+        (["--larger-than", "2.1kB"], {"now", "later"}),
+        (["--larger-than", "1GB"], {"old", "0", "then", "now", "later"}),
+        (["--all"], set()),
+    ],
+)
+def test_prune(
+    kept: str, arguments: list[str], left: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    everything = ["old", "0", "then", "now", "later"]
+    entry.main(["prune", "--dry-run", "--file", kept, *arguments])
+    assert set(Cache(kept).get(everything)) == set(everything)
+    would = capsys.readouterr().out
+    entry.main(["prune", "--file", kept, *arguments])
+    done = capsys.readouterr().out
+    assert would.replace("would remove", "removed") == done
+    assert f"removed {5 - len(left)} answer" in done
+    assert set(Cache(kept).get(everything)) == left
+    assert ("2 of them are of unknown age" in done) == (arguments[0] == "--older-than")
+
+
+def test_prune_gives_the_disk_its_space_back(tmp_path: Path) -> None:
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    for n in range(200):
+        cache.put(f"{n}", "x" * 10_000, "m")
+    before = cache.path.stat().st_size
+    entry.main(["prune", "--larger-than", "100kB", "--file", str(cache.path)])
+    assert cache.path.stat().st_size < before / 5
+    assert len(cache.get([f"{n}" for n in range(200)])) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["prune", "--model", "gpt-ol"], r"--model gpt-ol: no answer of it in .* mean gpt-old\?"),
+        (["prune", "--older-than", "30"], "'30' is not a duration such as 30d"),
+        (["prune", "--larger-than", "1 giraffe"], "is not a size such as 1GB"),
+        (["prune"], "one of the arguments .* is required"),
+        (["prune", "--all", "--model", "x"], "not allowed with"),
+        ([], r"required: info \| prune"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(
+    kept: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        entry.main([*arguments, *(["--file", kept] if arguments else [])])
+    assert end.value.code and re.search(words, capsys.readouterr().err)
+
+
+def test_nothing_is_made_by_looking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (["info"], ["prune", "--all"]):
+        entry.main([*verb, "--file", str(tmp_path / "none.sqlite")])
+        assert "no answers are kept there yet" in capsys.readouterr().out
+    assert not (tmp_path / "none.sqlite").exists()
+
+
+def counting(asked: list[object]) -> Function:
+    """A model that says how often it was asked, and fails at "fail"."""
+
+    def function(prompt: object) -> Completion:
+        asked.append(prompt)
+        if prompt == "fail":
+            raise ValueError("no")
+        tokens = (Token("a", -0.5, (("a", -0.5), ("b", -1.0))),)
+        return Completion(f"{len(asked)}", tokens=tokens, reasoning="r", cost=0.25, new_tokens=3)
+
+    return Function(function)
+
+
+def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
+    asked: list[object] = []
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    model = Cached(counting(asked), cache, ("one",), "one")
+    first = attempt(model, [Request("a"), Request("fail"), Request("b")])
+    again = attempt(model, [Request("b"), Request("fail"), Request("a")])
+    assert isinstance(first[1], UserError) and asked == ["a", "fail", "b", "fail"]
+    assert [again[2], again[0]] == [first[0], first[2]]
+    assert isinstance(again[0], Completion) and again[0].cached and not first[2].cached  # type: ignore[union-attr]
+    assert list(stream(model, Request("a"))) == [Delta("1", "r")] and len(asked) == 4
+    list(stream(model, Request("c")))
+    assert model.generate([Request("c")])[0].cached
+    with pytest.raises(UserError, match="ValueError: no"):
+        model.generate([Request("d"), Request("fail")])
+    assert model.generate([Request("d")])[0].cached
+    other = Cached(counting(asked), cache, ("two",), "two")
+    assert not other.generate([Request("a")])[0].cached
+
+
+def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None:
+    asked: list[object] = []
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    model = Cached(counting(asked), cache, ("one",), "one")
+    different = [
+        Request("a"), Request((Message("user", "a"),)), Request((Message("system", "a"),)),
+        Request("a", 17), Request("a", temperature=1.0), Request("a", temperature=0.0),
+        Request("a", seed=1), Request("a", stop=("x",)), Request("a", top_logprobs=2),
+        Request("a", sample=1), Request("a ",), Request("a", choices=("b",)),
+    ]  # fmt: skip
+    found = attempt(model, different)
+    assert len(asked) == len(different) - 1, "a function does not score choices"
+    assert attempt(model, different)[:-1] == found[:-1] and len(asked) == len(different) - 1
+    alike = [Request("a", timeout=9.0), Request("a", decided=str.isupper)]
+    assert model.generate(alike[:1])[0].cached and model.generate(alike[1:])[0].cached
+    samples = [Request("s", temperature=1.0)] * 3
+    assert len({one.text for one in model.generate(samples)}) == 3
+    assert model.generate([Request("s", temperature=1.0, sample=2)])[0].cached
+    greedy = [Request("s", temperature=0.0), Request("s", temperature=0.0, sample=5)]
+    assert len({one.text for one in model.generate(greedy)}) == 1
+
+
+def test_a_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALKER_KEY", talkers.KEY)
+
+    def careless(asked: endpoints.Asked) -> endpoints.Reply:
+        return endpoints.chat(f"you sent {asked.headers['Authorization']}")
+
+    with endpoints.endpoint(careless) as endpoint:
+        model = OpenAI(
+            "m", endpoint.url, "TALKER_KEY", cache=Cache(str(tmp_path / "answers.sqlite"))
+        )
+        assert model.generate([Request("hi")])[0].text == "you sent Bearer ***"
+        list(stream(model, Request("ho")))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not [p for p in files if talkers.KEY.encode() in p.read_bytes()]

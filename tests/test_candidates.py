@@ -113,6 +113,8 @@ def test_every_option_is_evaluated(
         "position": ["candidate.coefficients={amber: 0.5, dune: 0.5}"],
         "run": [f"candidate.folder={run.path}"],
         "ensemble": [f"candidate.file={run.path / 'ensemble.yaml'}"],
+        "named": [f"candidate.name=local/{tiny_pool / 'birch'}",
+                  "candidate.roster.base=${model.path}"],
         "openai": ["candidate.model.model=some", f"candidate.model.base_url={endpoint.url}",
                    "candidate.model.cache=null", "task.scoring=generate"],
     }  # fmt: skip

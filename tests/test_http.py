@@ -19,6 +19,7 @@ import pytest
 from endpoints import Asked, Endpoint, Reply, endpoint, in_turn
 
 from swarm.errors import UserError
+from swarm.models.asking import Asking, Call
 from swarm.models.failures import (
     AccessDenied,
     BadRequest,
@@ -30,8 +31,8 @@ from swarm.models.failures import (
     Unreachable,
     seconds,
 )
-from swarm.models.http import Call, Client
-from swarm.models.pace import Limits, Pace
+from swarm.models.http import Client
+from swarm.models.pace import Limits, Pace, Turns
 from swarm.models.post import reason
 
 KEY = "sk-very-secret-0123456789"
@@ -50,7 +51,8 @@ def numbers(count: int) -> list[Call]:
     return [Call({"n": n}) for n in range(count)]
 
 
-def said(number: int, content: Any) -> Any:
+def said(number: int, content: Any, seconds: float) -> Any:
+    assert 0 < seconds < 60
     return content["said"]
 
 
@@ -116,7 +118,7 @@ def test_lost_connections_and_wrong_answers_are_asked_again(broken: Reply) -> No
 
 
 def test_waits_grow_and_are_spread() -> None:
-    mine = client("http://127.0.0.1:1/v1")
+    mine = Asking("Echo", Turns(Limits()), said, None)
     fault = ServerFault("busy")
     for attempt, most in enumerate((0.5, 1.0, 2.0, 4.0, 8.0, 16.0)):
         waits = [mine._wait(fault, attempt) for _ in range(50)]
@@ -138,7 +140,7 @@ def test_retry_after_is_heeded_by_all_requests() -> None:
         times = [asked.time for asked in server.asked]
         assert all(later - times[0] >= 0.99 for later in times[1:])
         # Another call to the same client holds back too.
-        mine._quiet_until = time.monotonic() + 0.5
+        mine.turns.hold_back(0.5)
         began = time.monotonic()
         mine.gather(numbers(1), said)
         assert time.monotonic() - began >= 0.49

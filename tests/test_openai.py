@@ -1,8 +1,12 @@
 """A model behind an OpenAI-compatible endpoint, on the loopback."""
 
+import hashlib
+import json
 import logging
 import pickle
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,18 @@ import pytest
 from endpoints import Asked, Endpoint, Reply, chat, endpoint, in_turn
 
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request
+from swarm.models import Completion, Message, Request, Token, attempt
 from swarm.models.cache import Cache
-from swarm.models.failures import AccessDenied, BadRequest, ServerFault
+from swarm.models.chat import chat_url
+from swarm.models.failures import (
+    AccessDenied,
+    BadRequest,
+    NotFound,
+    RateLimited,
+    ServerFault,
+    TimedOut,
+)
+from swarm.models.http import Client
 from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
 
@@ -34,8 +47,8 @@ def test_turns_and_plain_prompts_are_chats() -> None:
         turns = (Message("system", "be kind"), Message("user", "hello"))
         answers = mine.generate([Request("plain", 5), Request(turns, 9)])
     assert answers == [
-        Completion("you said plain", prompt_tokens=10, new_tokens=3),
-        Completion("you said hello", prompt_tokens=10, new_tokens=3),
+        Completion("you said plain", prompt_tokens=10, new_tokens=3, finish="stop"),
+        Completion("you said hello", prompt_tokens=10, new_tokens=3, finish="stop"),
     ]
     bodies = sorted((asked.body for asked in server.asked), key=lambda body: body["max_tokens"])
     common = {"model": "small", "temperature": 0.0, "seed": 7, "top_p": 0.5}
@@ -60,22 +73,29 @@ def test_what_is_null_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "text"),
+    ("reply", "text", "thoughts"),
     [
-        (chat("<think>\nlet me see\n</think>\n8"), "\n8"),
-        (chat("<think>never ended"), ""),
-        (chat("an answer with <think> in it"), "an answer with <think> in it"),
-        (chat("8", reasoning_content="let me see"), "8"),
-        (chat(None, reasoning="all of it"), ""),
-        (chat([{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "8"}]), "8"),
-        (chat("\ud800 \0 𝄞"), "\ud800 \0 𝄞"),
+        (chat("<think>\nlet me see\n</think>\n8"), "\n8", "let me see"),
+        (chat("<think>never ended"), "", "never ended"),
+        (chat("an answer with <think> in it"), "an answer with <think> in it", ""),
+        (chat("8", reasoning_content="let me see"), "8", "let me see"),
+        (chat("8", reasoning_content=None, reasoning="let me see"), "8", "let me see"),
+        (chat(None, reasoning="all of it"), "", "all of it"),
+        (chat([{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "8"}]), "8", "so"),
+        (chat([{"type": "thinking", "thinking": [{"type": "text", "text": "so"}]}]), "", "so"),
+        (chat("\ud800 \0 𝄞"), "\ud800 \0 𝄞", ""),
+        (chat(""), "", ""),
+        (chat(None), "", ""),
     ],
 )
-def test_thoughts_are_no_part_of_the_text(reply: Reply, text: str, tmp_path: Path) -> None:
+def test_thoughts_are_no_part_of_the_text(
+    reply: Reply, text: str, thoughts: str, tmp_path: Path
+) -> None:
     with endpoint(in_turn(reply)) as server:
         mine = model(server, cache=Cache(str(tmp_path / "a.sqlite")))
-        assert mine.generate([Request("a")])[0].text == text
-        assert mine.generate([Request("a")])[0].text == text
+        done = [mine.generate([Request("a")])[0] for _ in range(2)]
+    assert done[0] == done[1] == Completion(text, (), 10, 3, reasoning=thoughts, finish="stop")
+    assert [c.cached for c in done] == [False, True] and done[0].seconds == done[1].seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -149,7 +169,11 @@ def test_of_two_answers_at_once_both_use_the_first(tmp_path: Path) -> None:
 
     with endpoint(answer) as server:
         slow = model(server, **cache)
-        assert slow.generate([Request("a")]) == quick == [Completion("quick", (), 10, 3)]
+        assert (
+            slow.generate([Request("a")])
+            == quick
+            == [Completion("quick", (), 10, 3, finish="stop")]
+        )
         assert len(server.asked) == 2 and slow.totals.prompt_tokens == 7
 
 
@@ -198,6 +222,253 @@ def test_a_text_that_is_refused_has_an_empty_answer(
         assert len(server.asked) == 3
 
 
+def test_a_request_has_settings_of_its_own() -> None:
+    """They go before the model's; what it does not say is not sent; samples differ in the seed."""
+    with endpoint(echo) as server:
+        mine = model(server, seed=7, temperature=0.5, limits=Limits(concurrency=1))
+        mine.generate([
+            Request("a"),
+            Request("a", temperature=0.0, stop=("\n", "Q:"), timeout=5.0),
+            Request("a", temperature=1.0, seed=20, sample=3),
+            Request("a", sample=2),
+            Request("a", sample=2),
+            Request("b", top_logprobs=5),
+            Request("b", top_logprobs=-1),
+        ])  # fmt: skip
+        model(server, temperature=0.0, seed=7).generate([Request("a", sample=4)])
+    plain = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 16, "model": "small",
+             "temperature": 0.5, "seed": 7}  # fmt: skip
+    told = plain | {"messages": [{"role": "user", "content": "b"}], "logprobs": True}
+    assert [asked.body for asked in server.asked] == [
+        plain,
+        plain | {"temperature": 0.0, "stop": ["\n", "Q:"]},
+        plain | {"temperature": 1.0, "seed": 23},
+        plain | {"seed": 9},
+        plain | {"seed": 10},
+        told | {"top_logprobs": 5},
+        told,
+        plain | {"temperature": 0.0},
+    ]
+
+
+def test_keys_of_plain_requests_are_those_of_earlier_versions(tmp_path: Path) -> None:
+    """What was kept in fewer fields is found and read; here the keys were made by hand."""
+    cache = Cache(str(tmp_path / "answers.sqlite"))
+    url = "http://127.0.0.1:1/v1"
+    turn = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 16, "model": "small"}
+    greedy, warm = turn | {"temperature": 0.0}, turn | {"temperature": 0.7, "seed": 3}
+    old = {"text": "kept", "prompt_tokens": 7, "new_tokens": 2}
+    parts = [["chat", f"{url}/chat/completions", body] for body in (greedy, warm)]
+    keys = [hashlib.sha256(json.dumps(p, sort_keys=True).encode()).hexdigest() for p in parts]
+    second = hashlib.sha256(json.dumps([keys[1], 1], sort_keys=True).encode()).hexdigest()
+    first = hashlib.sha256(json.dumps([keys[1], 0], sort_keys=True).encode()).hexdigest()
+    for key, text in ((keys[0], "greedy"), (first, "warm"), (second, "warm, again")):
+        cache.put(key, old | {"text": text})
+    given = {"model": "small", "base_url": url, "api_key_env": None, "cache": cache}
+    done = OpenAI(**given).generate([Request("a"), Request("a", sample=5)])
+    assert done == [Completion("greedy", (), 7, 2)] * 2 and done[0].cached
+    mine = OpenAI(**given, temperature=0.7, seed=3)
+    assert [c.text for c in mine.generate([Request("a")] * 2)] == ["warm", "warm, again"]
+    assert mine.generate([Request("a", sample=1)])[0].text == "warm, again"
+
+
+def test_log_probabilities_of_tokens(tmp_path: Path) -> None:
+    top = [{"token": "a", "logprob": -0.25, "bytes": [97]}, {"token": "b", "logprob": -9999.0}]
+    told = {"content": [{"token": "a", "logprob": -0.25, "top_logprobs": top}, {"token": "!",
+            "logprob": 0, "top_logprobs": []}]}  # fmt: skip
+    reply = chat("a!")
+    reply.body["choices"][0]["logprobs"] = told
+    with endpoint(in_turn(reply)) as server:
+        mine = model(server, cache=Cache(str(tmp_path / "a.sqlite")))
+        found = [mine.generate([Request("a", top_logprobs=2)])[0] for _ in range(2)]
+        assert found[0] == found[1] and found[1].cached
+    assert found[1].tokens == (Token("a", -0.25, (("a", -0.25), ("b", -9999.0))), Token("!", 0.0))
+
+
+def many(asked: Asked) -> Reply:
+    """As many different answers as are asked for."""
+    mark = asked.time
+    texts = [f"{mark} {n}" for n in range(asked.body.get("n", 1))]
+    choices = [{"message": {"content": text}, "finish_reason": "stop"} for text in texts]
+    usage = {"prompt_tokens": 11, "completion_tokens": 7 * len(texts) + 1}
+    return Reply({"choices": choices, "usage": usage})
+
+
+def test_samples_of_one_prompt_in_one_request(tmp_path: Path) -> None:
+    keep = {"temperature": 1.0, "samples_at_once": 4, "cache": Cache(str(tmp_path / "a.sqlite"))}
+    with endpoint(many) as server:
+        mine = model(server, **keep)
+        done = mine.generate([Request("a"), Request("b")] * 6)
+        sent = sorted((a.body["messages"][0]["content"], a.body.get("n")) for a in server.asked)
+        assert sent == [("a", 2), ("a", 4), ("b", 2), ("b", 4)]
+        assert len({c.text for c in done}) == 12 and not any(c.cached for c in done)
+        assert sum(c.prompt_tokens for c in done) == 44 == mine.totals.prompt_tokens
+        assert sum(c.new_tokens for c in done) == 12 * 7 + 4 and mine.totals.requests == 12
+        again = mine.generate([Request("b"), Request("a")] * 6)
+        assert [c.text for c in again[::2]] == [c.text for c in done[1::2]]
+        one = mine.generate([Request("a", sample=9), Request("a", sample=5)])
+        assert one[1] == done[10] and server.asked[-1].body.get("n") is None
+        # A seed makes the samples differ, one by one; greedy answers do not differ.
+        before = len(server.asked)
+        model(server, **keep, seed=1).generate([Request("a")] * 3)
+        assert {a.body.get("n") for a in server.asked[before:]} == {None}
+        model(server, **keep).generate([Request("c", temperature=0.0)] * 3)
+        assert len(server.asked) == before + 4
+
+
+def test_a_server_that_does_not_know_n_is_asked_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def answer(asked: Asked) -> Reply:
+        return chat(f"{asked.time}")
+
+    with endpoint(answer) as server:
+        mine = model(server, temperature=1.0, samples_at_once=3)
+        for _ in range(2):
+            assert len({c.text for c in mine.generate([Request("a")] * 7)}) == 7
+        sizes = [asked.body.get("n", 1) for asked in server.asked]
+    assert sorted(sizes[:3]) == [1, 3, 3] and sizes[3:] == [1] * 11
+    assert caplog.text.count("fewer answers") == 1
+
+
+def test_each_of_several_samples_meets_the_same_refusal() -> None:
+    refusal = Reply({"error": {"message": "not that", "code": "content_filter"}}, 400)
+    with endpoint(in_turn(refusal)) as server:
+        mine = model(server, temperature=1.0, samples_at_once=3)
+        done = mine.generate([Request("a")] * 3)
+    assert done == [Completion("", finish="content_filter")] * 3 and mine.totals.refused == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "other", "same"),
+    [
+        ("gpt-4o", "gpt-4o-2024-08-06", True),
+        ("meta-llama/Llama-3-8b", "llama-3-8B", True),
+        ("models/flash", "flash", True),
+        ("claude-3-5-sonnet-latest", "claude-3-5-sonnet-20241022", True),
+        ("small", "", True),
+        ("qwen2:7b", "qwen2:72b", False),
+        ("gpt-4o", "gpt-3.5-turbo", False),
+    ],
+)
+def test_another_model_that_answers_is_told_of_once(
+    asked: str, other: str, same: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = chat("well")
+    reply.body["model"] = other
+    with endpoint(in_turn(reply)) as server:
+        mine = model(server, model=asked)
+        done = mine.generate([Request("a"), Request("b")]) + mine.generate([Request("c")])
+    assert {c.model for c in done} == {other}
+    words = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [word.endswith(f"by another model, {other}") for word in words] == [True] * (not same)
+
+
+def test_answers_and_errors_side_by_side(tmp_path: Path) -> None:
+    def answer(asked: Asked) -> Reply:
+        text = asked.body["messages"][-1]["content"]
+        if text == "bad":
+            return Reply({"error": {"message": "no", "code": "invalid_value"}}, 422)
+        return Reply({"error": "busy"}, 500) if text == "broken" else echo(asked)
+
+    keep = {"cache": Cache(str(tmp_path / "a.sqlite")), "limits": Limits(retries=0)}
+    asked = [Request("a"), Request("bad"), Request("b"), Request("broken"), Request("bad"),
+             Request("c", 0, ("A", "B")), Request("a")]  # fmt: skip
+    with endpoint(answer) as server:
+        mine = model(server, **keep)
+        found = mine.attempt(asked)
+        assert [getattr(f, "text", type(f)) for f in found] == [
+            "you said a", BadRequest, "you said b", ServerFault, BadRequest, UserError, "you said a"
+        ]  # fmt: skip
+        assert len(server.asked) == 4
+        again = attempt(mine, asked)
+        assert [str(f) for f in again if isinstance(f, UserError)] == [
+            str(f) for f in found if isinstance(f, UserError)
+        ]
+        assert len(server.asked) == 6 and mine.attempt([]) == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (Reply({"error": "no such key"}, 401), AccessDenied),
+        (Reply({"error": "no such model"}, 404), NotFound),
+        (Reply({"error": {"message": "pay", "code": "insufficient_quota"}}, 429), RateLimited),
+        (Reply({"error": "tomorrow"}, 429, {"Retry-After": "7200"}), RateLimited),
+    ],
+)
+def test_what_holds_for_all_requests_is_asked_once(reply: Reply, kind: type[Exception]) -> None:
+    asked = [Request(f"{n}") for n in range(30)]
+    with endpoint(in_turn(chat("well"), reply)) as server:
+        mine = model(server, limits=Limits(concurrency=2))
+        found = mine.attempt(asked)
+        assert isinstance(found[0], Completion) or isinstance(found[1], Completion)
+        assert [type(f) for f in found[2:]] == [kind] * 28 and len(server.asked) <= 4
+
+
+def test_nothing_can_be_asked_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with endpoint(echo) as server:
+        lost = model(server, api_key_env="MY_KEY").attempt([Request("a")] * 2)
+        assert all("MY_KEY is not set" in str(error) for error in lost) and len(lost) == 2
+        (tmp_path / "file").write_text("x")
+        wrong = model(server, cache=Cache(str(tmp_path / "file" / "a.sqlite")))
+        assert all("cannot be used" in str(e) for e in wrong.attempt([Request("a")] * 2))
+        assert server.asked == []
+
+
+def test_an_answer_has_a_time_limit_with_all_its_repetitions() -> None:
+    busy = Reply({"error": "busy"}, 503)
+    with endpoint(in_turn(busy)) as server:
+        began = time.monotonic()
+        (late,) = model(server).attempt([Request("a", timeout=1.2)])
+        assert time.monotonic() - began < 1.5 and len(server.asked) >= 2
+        words = r"^small .* no answer within 1.2 s; asked \d times, and told at last: .*503 .*busy$"
+        assert isinstance(late, TimedOut) and re.match(words, str(late))
+        server.answer = in_turn(Reply({"error": "later"}, 429, {"Retry-After": "60"}))
+        began = time.monotonic()
+        with pytest.raises(TimedOut, match="asks to wait 60 s"):
+            model(server).generate([Request("a", timeout=1.0)])
+        assert time.monotonic() - began < 0.9
+        server.answer = lambda asked: Reply(chat("late").body, wait=1.0)
+        stalled, well = model(server).attempt([Request("a", timeout=0.3), Request("b")])
+        assert str(stalled).endswith("no answer within 0.3 s") and isinstance(well, Completion)
+
+
+def test_our_own_limits_do_not_count_as_waiting() -> None:
+    with endpoint(echo) as server:
+        mine = model(server, limits=Limits(requests_per_minute=300))
+        found = mine.attempt([Request(f"{n}", timeout=0.5) for n in range(5)])
+    assert [type(f) for f in found] == [Completion] * 5
+    assert all(f.seconds < 0.5 for f in found if isinstance(f, Completion))
+
+
+def test_models_of_one_endpoint_share_its_limits() -> None:
+    def answer(asked: Asked) -> Reply:
+        if asked.body["model"] == "none":
+            return Reply({"error": "unknown"}, 404)
+        return Reply(chat("well").body, wait=0.03)
+
+    with endpoint(answer) as server:
+        client = Client("home", chat_url(server.url), None, Limits(concurrency=3))
+        direct = [OpenAI(name, client=client) for name in ("small", "big", "huge")]
+        for models in (direct, pickle.loads(pickle.dumps(direct))):
+            asked = [Request(f"{n}") for n in range(6)]
+            threads = [threading.Thread(target=m.generate, args=(asked,)) for m in models]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert len(server.asked) == 36 and server.peak == 3
+        for key, value in (("base_url", server.url), ("api_key_env", None), ("limits", None)):
+            OpenAI("a", client=client, **{key: value})
+        with pytest.raises(NotFound, match=rf"^none \({re.escape(client.url)}\): 404 .*unknown"):
+            OpenAI("none", client=client).generate([Request("a")])
+    for wrong in ({"base_url": "http://b/v1"}, {"api_key_env": "KEY"}, {"limits": Limits()}):
+        with pytest.raises(UserError, match=f"client: it has another .*{next(iter(wrong))}"):
+            OpenAI("a", client=client, **wrong)
+
+
 def test_the_token_limit_learns_from_the_server() -> None:
     with endpoint(in_turn(chat("x", prompt=50, new=50))) as server:
         # 100 tokens a request are 50 ms at this limit; the estimate of 1,000 and more is 20 times
@@ -218,6 +489,8 @@ def test_choices_cannot_be_scored() -> None:
     [
         ({"model": ""}, "model=''"),
         ({"tokens_field": "tokens"}, "max_completion_tokens"),
+        ({"samples_at_once": 0}, "samples_at_once=0"),
+        ({"samples_at_once": True}, "samples_at_once=True"),
         ({"prices": {"input": 1}}, "prices="),
         ({"prices": {"new": -1}}, "prices="),
         ({"base_url": None}, "http://"),

@@ -11,6 +11,7 @@ from swarm.candidates.vote import Vote
 from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.report.folder import RunFolder
+from swarm.roster.runs import base_of, best, finished
 
 
 class Best(Saved):
@@ -32,15 +33,9 @@ class Best(Saved):
             raise UserError(
                 "candidate.folder is missing: give a run's, e.g. candidate.folder=search/first"
             )
-        run = RunFolder(folder)
-        # Between the last iteration and the verdict another model may still be chosen as the best.
-        if run.finished is None or not run.metrics:
-            raise UserError(
-                f"{run.path}: the search is not over; go on with the search by the command that "
-                "began it, or take its global_best as it is with candidate=adapter"
-            )
+        run = finished(folder, "take its global_best as it is with candidate=adapter")
         self.scale = run.scale
-        super().__init__(base or base_of(run), str(run.path / "global_best"), [run.path.name])
+        super().__init__(base or base_of(run), str(best(run)), [run.path.name])
 
 
 class Ensemble(Vote):
@@ -96,19 +91,3 @@ def read_ensemble(file: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]
             "a utility, as a search writes it"
         ) from None
     return content, members
-
-
-def base_of(run: RunFolder) -> Base:
-    """The base that a run's configuration names.
-
-    Raises:
-        UserError: It names none.
-    """
-    try:
-        settings = run.config["model"]
-        return Base(**{key: value for key, value in settings.items() if key != "_target_"})
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"{run.path / 'config.json'} names no base; give it, e.g. "
-            "model@candidate.base=local candidate.base.path=FOLDER_OR_HUB_ID"
-        ) from None

@@ -1,6 +1,5 @@
 """Puts a split of a task to a candidate, and says what that came to and what it took."""
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from swarm.candidates import Candidate, Meter
 from swarm.certainty import described, gain_of
-from swarm.errors import UserError
+from swarm.engine.device import chosen_device as chosen_device  # an entry asks here
 from swarm.tasks import Calibrated, Item, Prepared, Score, Task, plain
 
 
@@ -122,25 +121,3 @@ def against_best(task: Task, found: Scored) -> dict[str, Any]:
     interval = [gain.low, gain.high]
     return {"best": found.names[best], "gain": gain.difference, "interval": interval,
             "p_value": gain.p, "items": gain.n}  # fmt: skip
-
-
-def chosen_device(device: str | None) -> str:
-    """The device that is asked for, or the first GPU, or the CPU where there is none.
-
-    Raises:
-        UserError: It is no device's name, or the machine has no such GPU.
-    """
-    if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
-        raise UserError(f"device={device}: must be null, cpu, cuda or e.g. cuda:1")
-    if device == "cpu":
-        return device
-    import torch
-
-    count = torch.cuda.device_count()
-    if device is None:
-        return "cuda:0" if count else "cpu"
-    number = int(device.partition(":")[2] or 0)
-    if number >= count:
-        there = f"cuda:0 to cuda:{count - 1}" if count else "none on this machine"
-        raise UserError(f"device={device}: no such GPU; allowed: {there}, cpu")
-    return f"cuda:{number}"

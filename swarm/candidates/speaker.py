@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from swarm.candidates import Meter, play
+from swarm.errors import UserError
 from swarm.models import Completion, Model, Request
+from swarm.roster import Roster
 from swarm.tasks import Item, Prepared, Score, Task
 
 
@@ -45,3 +47,24 @@ class Speaker:
     def fingerprint(self) -> str:
         """Nothing: what is behind an endpoint is not known."""
         return ""
+
+
+class Named(Speaker):
+    """One voice, that of a model that is known by its name.
+
+    Args:
+        name: See `swarm.roster.Roster`.
+        roster: Gives the model.
+
+    Raises:
+        UserError: No name is given, or there is no such model.
+    """
+
+    def __init__(self, name: str | None, roster: Roster) -> None:
+        if name is None:
+            raise UserError("candidate.name is missing: give a model's, e.g. ollama/qwen2:7b")
+        super().__init__(roster.model(name), name)
+
+    def fingerprint(self) -> str:
+        """Of the weights, where the model can tell."""
+        return str(getattr(self.model, "fingerprint", str)())

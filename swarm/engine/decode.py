@@ -1,10 +1,12 @@
-"""Greedy decoding of one batch whose rows come in equal blocks, one block a particle."""
+"""Decoding of one batch whose rows come in equal blocks, one block a particle."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from swarm.engine.sampling import Draw, pick
 
 MINIMUM_PREFIX = 16
 """Tokens that all rows must share before prefilling them once a particle is worth a forward."""
@@ -21,6 +23,7 @@ class Row:
         prompt: Token ids to read.
         limit: The most new tokens.
         decided: Whether these new tokens settle the answer.
+        draw: How its tokens are chosen; `None` takes the likeliest.
         new: Token ids generated so far, without the end token.
         live: Whether more tokens are wanted.
     """
@@ -28,6 +31,7 @@ class Row:
     prompt: list[int]
     limit: int
     decided: Callable[[list[int]], bool] | None = None
+    draw: Draw | None = None
     new: list[int] = field(default_factory=list)
     live: bool = True
 
@@ -141,7 +145,7 @@ def keep(live: Sequence[bool], particles: int) -> list[int] | None:
 def generate(
     model: Any, rows: Sequence[Row], particles: int, pad: int, ends: frozenset[int]
 ) -> None:
-    """Continue all rows greedily until each has ended, is decided, or has reached its limit.
+    """Continue all rows until each has ended, is decided, or has reached its limit.
 
     Args:
         model: A causal language model of transformers.
@@ -152,8 +156,9 @@ def generate(
     """
     batch = read(model, [row.prompt for row in rows], particles, pad)
     current = list(rows)
+    greedy = all(row.draw is None for row in rows)
     while True:
-        tokens = batch.logits.argmax(dim=-1)
+        tokens = batch.logits.argmax(dim=-1) if greedy else pick(batch.logits, current)
         for row, token in zip(current, tokens.tolist(), strict=True):
             row.take(token, ends)
         live = [row.live for row in current]

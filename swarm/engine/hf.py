@@ -10,15 +10,26 @@ import numpy as np
 
 from swarm.engine import Experts
 from swarm.engine.base import Base
-from swarm.engine.plan import BATCH_CPU, BATCH_GPU, Facts, choose
-from swarm.engine.tokens import KeptTokens, beyond, choice_ids, prompt_ids
+from swarm.engine.plan import BATCH_CPU, BATCH_GPU, choose, facts
+from swarm.engine.tokens import (
+    KeptTokens,
+    answered,
+    beyond,
+    choice_ids,
+    context_of,
+    end_tokens,
+    ending,
+    prompt_ids,
+    text_of,
+    within,
+)
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.pool import Pool
 
 if TYPE_CHECKING:
     from swarm.engine.decode import Row
-    from swarm.engine.stacked import Factors, Stack
+    from swarm.engine.stacked import Factors
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +64,8 @@ class HFEngine:
         """See `swarm.engine.Engine`."""
         import torch
 
+        from swarm.engine.stacked import stack
+
         pool = adapters(pool)
         model, tokenizer = base.outline()
         basis = {
@@ -80,8 +93,20 @@ class HFEngine:
         """
         self._model, self._tokenizer = base.load(device)
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
-        self._stack: Any = stack(self._model, basis, device, base, folder)
         self._ends = end_tokens(self._model, self._tokenizer)
+        self._context = context_of(self._model)
+        self._stack: Any = None
+        self.adapt(base, device, basis, folder)
+
+    def adapt(
+        self, base: Base, device: str, basis: Mapping[str, "Factors"], folder: str | Path
+    ) -> None:
+        """Put these in the place of what the loaded base had in its layers; see `load`."""
+        from swarm.engine.stacked import stack
+
+        if self._stack:
+            self._stack.remove()
+        self._stack = stack(self._model, basis, device, base, folder)
         shapes = [(down.shape[-1], up.shape[-2]) for down, up, *_ in basis.values()]
         self._facts = facts(self._model, device, shapes)
 
@@ -174,14 +199,15 @@ class HFEngine:
 
         rows = [self._row(request) for request in flat]
         generate(self._model, rows, particles, self._tokenizer.pad_token_id, self._ends)
-        return [Completion(self._text(row.new), (), len(row.prompt), len(row.new)) for row in rows]
+        return list(map(partial(answered, self._tokenizer), flat, rows))
 
     def _row(self, request: Request) -> "Row":
         from swarm.engine.decode import Row
+        from swarm.engine.sampling import drawing
 
-        decided = request.decided
-        settled = None if decided is None else (lambda new: decided(self._text(new)))
-        return Row(self._ids(request.prompt), request.max_new_tokens, settled)
+        ended, prompt = ending(request), self._ids(request.prompt)
+        settled = None if ended is None else (lambda new: ended(text_of(self._tokenizer, new)))
+        return Row(prompt, request.max_new_tokens, settled, drawing(request, prompt))
 
     def _score(self, flat: Sequence[Request], particles: int) -> list[Completion]:
         from swarm.engine.scoring import score_choices
@@ -198,13 +224,26 @@ class HFEngine:
             done.append(Completion("", logprobs, len(prompt), beyond(tokens), greedy, counts))
         return done
 
+    def fitted(self, request: Request) -> Request:
+        """The request with no more new tokens than the model has positions for.
+
+        `answer` asks whatever it is given: a search's items have been looked at before.
+
+        Raises:
+            UserError: A value is not allowed, turns cannot be written, or there are more tokens
+                than positions.
+        """
+        from swarm.engine.sampling import drawing
+
+        prompt = self._ids(request.prompt)
+        drawing(request, prompt)
+        longest = max(map(len, self._choices(request)), default=0)
+        return within(self._context, request, len(prompt), longest)
+
     def _cost(self, request: Request) -> int:
         """The most tokens of one row of it in a batch."""
         longest = max(map(len, self._choices(request)), default=0)
         return len(self._ids(request.prompt)) + max(request.max_new_tokens, longest - 1)
-
-    def _text(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _choices(self, request: Request) -> list[list[int]]:
         """The token ids of each of the request's choices."""
@@ -216,27 +255,6 @@ class HFEngine:
         return self._tokens.of(prompt, partial(prompt_ids, self._tokenizer, prompt))
 
 
-def stack(model: Any, basis: Any, device: str, base: Base, folder: str | Path) -> "Stack":
-    """The experts' layers put into the model.
-
-    Raises:
-        UserError: The pool does not fit the base.
-    """
-    from swarm.engine.stacked import Stack
-
-    try:
-        return Stack(model, basis, device, model.dtype)
-    except KeyError as error:
-        raise UserError(
-            f"pool.folder={folder}: the experts adapt {error.args[0]}, which the base "
-            f"{base.path} does not have as a linear layer; choose the base they were made for"
-        ) from None
-    except ValueError as error:
-        raise UserError(
-            f"pool.folder={folder}: the experts do not fit the base {base.path}: {error}"
-        ) from None
-
-
 def adapters(pool: Experts) -> Pool:
     """The pool, as the pool of adapters that it has to be.
 
@@ -246,30 +264,3 @@ def adapters(pool: Experts) -> Pool:
     if hasattr(pool, "modules"):
         return cast(Pool, pool)
     raise UserError("engine=hf mixes adapters and needs pool=adapters; models: engine=token, full")
-
-
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token id that ends a text, of the model's and of the tokenizer's."""
-    stated = getattr(model.generation_config, "eos_token_id", None)
-    ends = stated if isinstance(stated, list) else [stated]
-    return frozenset(e for e in [*ends, tokenizer.eos_token_id] if e is not None)
-
-
-def facts(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> Facts:
-    """What `choose` needs to know of a model whose linear layers of these shapes are adapted."""
-    import torch
-
-    gpu = device != "cpu"
-    free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory()
-    size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize
-    return Facts(gpu, model.dtype == torch.float32, size, free)
-
-
-def available_memory() -> int:
-    """Bytes of main memory that are free or can be freed; a large number where nobody knows."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 1 << 60
-    found = {name: int(rest.split()[0]) for name, _, rest in (row.partition(":") for row in lines)}
-    return found.get("MemAvailable", 1 << 50) * 1024

@@ -1,19 +1,19 @@
 """A base model without experts, as a model of its own: a judge on this machine, say."""
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from swarm.engine.base import Base
+from swarm.engine.device import named
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokens import prompt_ids
-from swarm.errors import UserError
 from swarm.models import Completion, Message, Request
 
 
 class Local:
-    """Answers with a transformers model, greedily; turns go through its chat template.
+    """Answers with a transformers model, turns through its chat template; greedily, if nothing else
+    is asked for. For models by name that share what is in memory see `swarm.roster.local`.
 
     Args:
         base: The model; its weights are read from safetensors only.
@@ -27,10 +27,8 @@ class Local:
     def __init__(
         self, base: Base, device: str | None = None, max_tokens: int | None = None
     ) -> None:
-        if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
-            raise UserError(f"device={device!r}: must be null, cpu, cuda or e.g. cuda:1")
         self.base = base
-        self.device = device
+        self.device = named(device)
         self._engine = HFEngine("swap", max_tokens)
 
     def check(self) -> None:
@@ -52,5 +50,10 @@ class Local:
         self._engine.load(self.base, self.device or device, {}, "")
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Answer all requests; see `swarm.models.Model.generate`."""
-        return self._engine.answer(np.zeros((1, 0)), [requests])[0] if requests else []
+        """Answer all requests; see `swarm.models.Model.generate`.
+
+        Raises:
+            UserError: One is too long for the model, or asks for what is not allowed.
+        """
+        asked = [self._engine.fitted(request) for request in requests]
+        return self._engine.answer(np.zeros((1, 0)), [asked])[0] if asked else []

@@ -9,9 +9,10 @@ import numpy as np
 
 from swarm.engine import Experts
 from swarm.engine.base import Base
-from swarm.engine.hf import HFEngine, end_tokens
+from swarm.engine.hf import HFEngine
 from swarm.engine.panel import MIXTURE, Panel
 from swarm.engine.plan import BATCH_CPU, BATCH_GPU
+from swarm.engine.tokens import context_of, end_tokens, templated
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 
@@ -49,6 +50,7 @@ class TokenEngine(HFEngine):
         self._count = len(models)
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
         self._ends = frozenset().union(*(end_tokens(model, self._tokenizer) for model in models))
+        self._context = min(map(context_of, models))
 
     def answer_each(self, weights: np.ndarray, requests: Sequence[Request]) -> list[Completion]:
         """Answer each of R requests with a mixture of its own, whose weights are [R, K].
@@ -139,8 +141,7 @@ def written(tokenizer: Any, prompt: Any) -> str:
     """A request's prompt as the text that a model reads, without what begins every text."""
     if isinstance(prompt, str):
         return prompt
-    turns = [message._asdict() for message in prompt]
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    text = templated(tokenizer, prompt, tokenize=False)
     return str(text).removeprefix(tokenizer.bos_token or "")
 
 

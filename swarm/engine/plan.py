@@ -1,6 +1,9 @@
 """Which of the three ways of answering many particles suits the work at hand."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 STACK_BELOW_CPU = 20
 """Requests a particle below which a CPU gains by stacking; from benchmarks/batching.py."""
@@ -47,3 +50,23 @@ def choose(particles: int, rows: int, facts: Facts) -> tuple[str, str]:
     if particles == 1:
         return "merged", "a single particle runs as fast as the base alone"
     return "merged", f"{rows} requests a particle, enough to run as fast as the base alone"
+
+
+def facts(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> Facts:
+    """What `choose` needs to know of a model whose linear layers of these shapes are adapted."""
+    import torch
+
+    gpu = device != "cpu"
+    free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory()
+    size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize
+    return Facts(gpu, model.dtype == torch.float32, size, free)
+
+
+def available_memory() -> int:
+    """Bytes of main memory that are free or can be freed; a large number where nobody knows."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 1 << 60
+    found = {name: int(rest.split()[0]) for name, _, rest in (row.partition(":") for row in lines)}
+    return found.get("MemAvailable", 1 << 50) * 1024

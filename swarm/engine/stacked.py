@@ -6,9 +6,14 @@ where particles are exact sums of the experts' updates, two that all rows share.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+
+from swarm.engine.base import Base
+from swarm.errors import UserError
 
 Factors = Sequence[torch.Tensor]
 """A and B of all experts, and where in a position their coefficients are (`Basis.held`)."""
@@ -140,3 +145,22 @@ class Stack:
         for name, layer in self._layers.items():
             self._put(name, layer.linear)
         self._layers.clear()
+
+
+def stack(model: Any, basis: Any, device: str, base: Base, folder: str | Path) -> Stack:
+    """The experts' layers put into the model.
+
+    Raises:
+        UserError: The pool does not fit the base.
+    """
+    try:
+        return Stack(model, basis, device, model.dtype)
+    except KeyError as error:
+        raise UserError(
+            f"pool.folder={folder}: the experts adapt {error.args[0]}, which the base "
+            f"{base.path} does not have as a linear layer; choose the base they were made for"
+        ) from None
+    except ValueError as error:
+        raise UserError(
+            f"pool.folder={folder}: the experts do not fit the base {base.path}: {error}"
+        ) from None

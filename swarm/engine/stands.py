@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,12 +28,24 @@ class Stand(Protocol):
     Attributes:
         places: Of the voices among all folders.
         positions: A row each, for the engine.
+        key: Stands with the same one can be one stand.
     """
 
     places: list[int]
 
     @property
     def positions(self) -> np.ndarray: ...
+
+    @property
+    def key(self) -> object: ...
+
+    def joined(self, other: Any) -> "Stand":
+        """This stand with the voices of another one of the same key after its own.
+
+        Raises:
+            UserError: Two of the adapters do not go together.
+        """
+        ...
 
     def tokenizer(self) -> Any:
         """What writes the prompts; nothing else is loaded.
@@ -42,8 +55,17 @@ class Stand(Protocol):
         """
         ...
 
-    def load(self, device: str) -> Engine:
-        """An engine with the model in it."""
+    def check(self) -> None:
+        """Do what `load` does without the model's weights.
+
+        Raises:
+            UserError: What `load` would raise, as far as it can be told.
+        """
+        ...
+
+    def load(self, device: str, engine: Any = None) -> Engine:
+        """An engine with the model in it; `engine`, if it is given, has it from a stand that was
+        joined to this one, and goes on."""
         ...
 
     def fingerprint(self) -> str:
@@ -53,27 +75,70 @@ class Stand(Protocol):
 
 @dataclass
 class Adapted:
-    """A base with adapters of which each answers as it is; without any, the base itself."""
+    """A base with adapters of which each answers as it is, and perhaps the base itself.
+
+    Attributes:
+        members: The adapter of each voice; `None` is the base.
+    """
 
     base: Base
     places: list[int]
-    adapters: list[Adapter] = field(default_factory=list)
+    members: list[Adapter | None]
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """Those of the voices that are not the base."""
+        return [member for member in self.members if member]
 
     @property
     def positions(self) -> np.ndarray:
-        """The unit vectors, [K, K]; [1, 0] for the base itself."""
-        return np.eye(len(self.adapters)) if self.adapters else np.zeros((1, 0))
+        """A unit vector for each adapter, zeros for the base, [P, K]."""
+        found = np.zeros((len(self.members), len(self.adapters)))
+        own = [row for row, member in enumerate(self.members) if member]
+        found[own, range(len(own))] = 1
+        return found
+
+    @property
+    def key(self) -> object:
+        """See `Stand.key`."""
+        return self.base
+
+    def joined(self, other: "Adapted") -> "Adapted":
+        """See `Stand.joined`."""
+        both = replace(
+            self, places=[*self.places, *other.places], members=[*self.members, *other.members]
+        )
+        check_bases(both.adapters, self.base.name)
+        check_names(both.adapters)
+        common_shapes(both.adapters)
+        return both
 
     def tokenizer(self) -> Any:
         """See `Stand.tokenizer`."""
         return self.base.tokenizer(self.base.resolve())
 
-    def load(self, device: str) -> Engine:
+    def check(self) -> None:
+        """See `Stand.check`; every weight of the adapters is read once."""
+        from swarm.engine.stacked import stack
+
+        model, _ = outline(self.base)
+        factors = {name: [one.to("meta") for one in pair] for name, pair in self._basis().items()}
+        stack(model, factors, "meta", self.base, self._folder()).remove()
+
+    def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
         """See `Stand.load`."""
+        if engine is not None:
+            engine.adapt(self.base, device, self._basis(), self._folder())
+            return engine
         engine = HFEngine()
-        folder = self.adapters[0].folder.parent if self.adapters else ""
-        engine.load(self.base, device, basis(self.adapters), folder)
+        engine.load(self.base, device, self._basis(), self._folder())
         return engine
+
+    def _folder(self) -> str | Path:
+        return self.adapters[0].folder.parent if self.adapters else ""
+
+    def _basis(self) -> dict[str, tuple["Tensor", "Tensor"]]:
+        return basis(self.adapters)
 
     def fingerprint(self) -> str:
         """See `Stand.fingerprint`."""
@@ -96,14 +161,29 @@ class Mixtures:
         """The mixtures' weights, [P, K]."""
         return np.stack(self.weights)
 
+    @property
+    def key(self) -> object:
+        """See `Stand.key`."""
+        return (*self.panel.models, self.panel.base)
+
+    def joined(self, other: "Mixtures") -> "Mixtures":
+        """See `Stand.joined`."""
+        return Mixtures(self.panel, [*self.places, *other.places], [*self.weights, *other.weights])
+
     def tokenizer(self) -> Any:
         """See `Stand.tokenizer`."""
         return TokenEngine().check(self.panel.base, self.panel)
 
-    def load(self, device: str) -> Engine:
+    def check(self) -> None:
+        """See `Stand.check`."""
+        self.panel.check()
+        self.tokenizer()
+
+    def load(self, device: str, engine: TokenEngine | None = None) -> TokenEngine:
         """See `Stand.load`."""
-        engine = TokenEngine()
-        engine.open(self.panel.base, self.panel, device)
+        if engine is None:
+            engine = TokenEngine()
+            engine.open(self.panel.base, self.panel, device)
         return engine
 
     def fingerprint(self) -> str:
@@ -111,35 +191,46 @@ class Mixtures:
         return f"{self.panel.fingerprint()} {self.positions.tolist()}"
 
 
-def stands(folders: Sequence[Path], base: Base) -> list[Stand]:
-    """The folders in groups, adapters first; no folder at all is the base.
+def stands(folders: Sequence[Path | None], base: Base) -> list[Stand]:
+    """The folders in groups, that of the base first; `None`, or no folder at all, is the base.
 
     Raises:
         UserError: A folder is missing or holds no model, or adapters belong to another base.
     """
-    adapters: dict[int, Adapter] = {}
-    mixtures: dict[Any, Mixtures] = {}
-    whole: list[Stand] = []
-    for place, folder in enumerate(folders):
-        if not folder.is_dir():
-            raise UserError(f"{folder}: there is no such folder")
-        if is_adapter(str(folder)):
-            adapters[place] = read_adapter(folder)
-        elif (folder / MIXTURE).is_file():
-            panel, weights = read_mixture(folder, base.trust_remote_code)
-            key = (tuple(panel.models), panel.base)
-            found = mixtures.setdefault(key, Mixtures(panel, [], []))
-            found.places.append(place)
-            found.weights.append(weights)
-        else:
-            own = replace(base, path=str(folder), name=None, **WITHOUT_WHEEL)
-            own.resolve()
-            whole.append(Adapted(own, [place]))
-    check_bases([*adapters.values()], base.name)
-    check_names([*adapters.values()])
-    if adapters or not folders:
-        whole.insert(0, Adapted(base, [*adapters] or [0], [*adapters.values()]))
-    return [*whole, *mixtures.values()]
+    found: dict[object, Stand] = {}
+    for place, folder in enumerate(folders or [None]):
+        stand = stand_of(folder, base, place)
+        known = found.get(stand.key)
+        found[stand.key] = known.joined(stand) if known else stand
+    return sorted(found.values(), key=lambda one: (one.key != base, isinstance(one, Mixtures)))
+
+
+def stand_of(folder: Path | None, base: Base, place: int = 0) -> Stand:
+    """The stand of one folder alone.
+
+    Raises:
+        UserError: As `stands`.
+    """
+    if folder is None:
+        return Adapted(base, [place], [None])
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder")
+    if is_adapter(str(folder)):
+        adapter = read_adapter(folder)
+        check_bases([adapter], base.name)
+        return Adapted(base, [place], [adapter])
+    if (folder / MIXTURE).is_file():
+        panel, weights = read_mixture(folder, base.trust_remote_code)
+        return Mixtures(panel, [place], [weights])
+    own = replace(base, path=str(folder), name=None, **WITHOUT_WHEEL)
+    own.resolve()
+    return Adapted(own, [place], [None])
+
+
+@lru_cache(maxsize=1)
+def outline(base: Base) -> tuple[Any, Any]:
+    """See `Base.outline`; kept for the next adapter of the same base, so leave it as it was."""
+    return base.outline()
 
 
 WITHOUT_WHEEL: Mapping[str, Any] = {"wheel": None, "wheel_sha256": None, "wheel_file": None}

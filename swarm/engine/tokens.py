@@ -1,10 +1,15 @@
-"""Requests as token ids."""
+"""Requests as token ids, and token ids as texts."""
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from swarm.errors import UserError
-from swarm.models import Request
+from swarm.models import Completion, Message, Request, Token
+
+if TYPE_CHECKING:
+    from swarm.engine.decode import Row
 
 
 def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
@@ -21,15 +26,44 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
         return list(tokenizer(prompt).input_ids) or [
             tokenizer.eos_token_id if first is None else first
         ]
+    return list(templated(tokenizer, prompt, return_dict=True)["input_ids"])
+
+
+def templated(tokenizer: Any, turns: Sequence[Message], **how: Any) -> Any:
+    """Turns as the chat template writes them, the answer's beginning last.
+
+    A template that refuses a system's turn gets its text before the first user's.
+
+    Args:
+        how: Goes to transformers' `apply_chat_template`.
+
+    Raises:
+        UserError: There is no template, or it refuses the turns.
+    """
+    from jinja2 import TemplateError
+
     # A kind of tokenizer that writes turns by rules of its own has no such attribute.
     if not getattr(tokenizer, "chat_template", True):
         raise UserError(
             f"{tokenizer.name_or_path} has no chat template, which turns go through: set "
             "task.chat=false, or choose a chat model (as a judge, always)"
         )
-    turns = [message._asdict() for message in prompt]
-    asked = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
-    return list(asked["input_ids"])
+    for tried in (turns, folded(turns)):
+        try:
+            asked = [turn._asdict() for turn in tried]
+            return tokenizer.apply_chat_template(asked, add_generation_prompt=True, **how)
+        except TemplateError as error:
+            reason = error
+    raise UserError(f"{tokenizer.name_or_path}: its chat template refuses the turns: {reason}")
+
+
+def folded(turns: Sequence[Message]) -> list[Message]:
+    """The turns without a system: what it says stands in the first turn of the user."""
+    said = [turn.content for turn in turns if turn.role == "system"]
+    rest = [turn for turn in turns if turn.role != "system"]
+    first = rest.pop(0).content if rest and rest[0].role == "user" else None
+    whole = [text for text in (*said, first) if text is not None]
+    return [Message("user", "\n\n".join(whole)), *rest] if whole else rest
 
 
 def choice_ids(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
@@ -53,6 +87,87 @@ def tokens_read(tokenizer: Any, request: Request) -> int:
 def beyond(choices: list[list[int]]) -> int:
     """How many tokens are read beyond the prompt to score these choices."""
     return sum(max(len(choice) - 1, 0) for choice in choices)
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token id that ends a text, of the model's and of the tokenizer's."""
+    stated = getattr(model.generation_config, "eos_token_id", None)
+    ends = stated if isinstance(stated, list) else [stated]
+    return frozenset(e for e in [*ends, tokenizer.eos_token_id] if e is not None)
+
+
+def context_of(model: Any) -> float:
+    """How many tokens a model's positions reach; infinity where its configuration says nothing."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return found or math.inf
+
+
+def within(context: float, request: Request, prompt: int, longest: int) -> Request:
+    """A request with no more new tokens than fit into the model's context.
+
+    Args:
+        context: See `context_of`.
+        prompt, longest: Tokens of the prompt, and of the longest choice.
+
+    Raises:
+        UserError: Not even one fits.
+    """
+    if (needed := prompt + max(1, longest)) > context:
+        what = f"a choice of {longest}" if longest else "one to answer"
+        raise UserError(
+            f"{prompt} tokens and {what} make {needed}, and the model can have {context} "
+            "(max_position_embeddings): shorten what it is asked"
+        )
+    return replace(request, max_new_tokens=int(min(request.max_new_tokens, context - prompt)))
+
+
+def ending(request: Request) -> Callable[[str], bool] | None:
+    """Whether a text so far is at its end, by the request's stop texts and by what settles it."""
+    decided, stop = request.decided, request.stop
+    if not stop:
+        return decided
+    return lambda text: any(one in text for one in stop) or bool(decided and decided(text))
+
+
+def until_stop(text: str, stop: Sequence[str]) -> str:
+    """A text as far as the first of the stop texts."""
+    return text[: min([len(text), *(text.find(one) for one in stop if one in text)])]
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    """What a reader sees of generated tokens."""
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def answered(tokenizer: Any, request: Request, row: "Row") -> Completion:
+    """What a row that was continued came to."""
+    whole = text_of(tokenizer, row.new)
+    text = until_stop(whole, request.stop)
+    stopped = len(text) < len(whole) or len(row.new) < row.limit
+    tokens: list[Token] = []
+    length = 0
+    for place, (logprob, top) in enumerate(row.draw.told[: len(row.new)] if row.draw else ()):
+        if len(text) < len(whole) and length >= len(text):
+            break
+        before = row.new[max(0, place - 1) : place]
+        likeliest = tuple((_piece(tokenizer, before, token), value) for token, value in top)
+        tokens.append(Token(_piece(tokenizer, before, row.new[place]), logprob, likeliest))
+        length += len(tokens[-1].text)
+    return Completion(
+        text, (), len(row.prompt), len(row.new), finish="stop" if stopped else "length",
+        tokens=tuple(tokens),
+    )  # fmt: skip
+
+
+def _piece(tokenizer: Any, before: Sequence[int], token: int) -> str:
+    """What a token adds to the one before it; a special one by its name, half a character as
+    U+FFFD."""
+    # Some tokenizers write a word's space only where something stands before it.
+    start, whole = (
+        tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        for ids in ([*before], [*before, token])
+    )
+    return str(whole[len(start) :])
 
 
 class KeptTokens:

@@ -2,11 +2,16 @@
 
 import asyncio
 import os
+import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+P = TypeVar("P")
+
+END: Any = object()
+"""Comes after the last piece."""
 
 
 class Line:
@@ -25,17 +30,37 @@ class Line:
             future.cancel()
             raise
 
+    def pieces(
+        self, work: Callable[[Callable[[P], None]], Coroutine[Any, Any, T]]
+    ) -> Generator[P, None, T]:
+        """Give what the work hands over as it comes, and return its result; to close it ends it."""
+        waiting: queue.SimpleQueue[P] = queue.SimpleQueue()
+
+        async def whole() -> T:
+            try:
+                return await work(waiting.put)
+            finally:
+                waiting.put(END)
+
+        future = asyncio.run_coroutine_threadsafe(whole(), self._loop)
+        try:
+            while (piece := waiting.get()) is not END:
+                yield piece
+            return future.result()
+        finally:
+            future.cancel()
+
 
 _line: Line | None = None
 _lock = threading.Lock()
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run in the one background loop of this process, which begins here if it has to."""
+def line() -> Line:
+    """The one background loop of this process, which begins here if it has to."""
     global _line
     with _lock:
-        _line = line = _line or Line()
-    return line.run(work)
+        _line = _line or Line()
+        return _line
 
 
 def _forget() -> None:

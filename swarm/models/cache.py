@@ -16,7 +16,13 @@ from swarm.places import cache_folder
 
 T = TypeVar("T")
 
-TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID"
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT, time REAL, label TEXT)"
+)
+PUT = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
+ADDED = {"time": "REAL", "label": "TEXT"}
+"""Columns that the files of earlier versions lack; NULL in the rows that were there."""
+
 AT_ONCE = 500
 """Keys in one look-up."""
 
@@ -61,24 +67,29 @@ class Cache:
             UserError: The file cannot be read or made.
         """
         found: dict[str, Any] = {}
-        with self._in_words():
+        with self.connected() as connection:
             for first in range(0, len(keys), AT_ONCE):
                 some = keys[first : first + AT_ONCE]
                 places = ",".join("?" * len(some))
                 asked = f"SELECT key, value FROM answers WHERE key IN ({places})"
-                found.update(self._connection().execute(asked, some).fetchall())
+                found.update(connection.execute(asked, some).fetchall())
         return {key: json.loads(value) for key, value in found.items()}
 
-    def put(self, key: str, value: Any) -> Any:
+    def put(self, key: str, value: Any, label: str | None = None) -> Any:
         """Keep a value, at once; gives the one that is kept, which is the first of its key.
+
+        Args:
+            label: Whose answer it is, a model's name.
 
         Raises:
             UserError: The file cannot be written.
         """
-        with self._in_words():
-            row = (key, json.dumps(value))
-            self._connection().execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", row)
-        return self.get([key])[key]
+        row = (key, json.dumps(value), time.time(), label)
+        with self.connected() as connection:
+            new = connection.execute(PUT, row)
+            if new.rowcount == 1:
+                return json.loads(row[1])
+        return self.get([key]).get(key, value)
 
     def _connection(self) -> sqlite3.Connection:
         """This thread's connection; none is carried over a fork."""
@@ -92,14 +103,19 @@ class Cache:
         connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
         _patiently(lambda: connection.execute("PRAGMA journal_mode=WAL"))
         connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute(TABLE)
+        _patiently(lambda: _prepare(connection))
         self._own.opened = (os.getpid(), connection)
         return connection
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def connected(self) -> Iterator[sqlite3.Connection]:
+        """This thread's connection, for one use of it.
+
+        Raises:
+            UserError: The file cannot be opened, or what is done inside fails.
+        """
         try:
-            yield
+            yield self._connection()
         except (sqlite3.Error, OSError) as error:
             raise UserError(
                 f"the cache {self.path} cannot be used: {error}; set cache.file to another file, "
@@ -111,6 +127,25 @@ def key_of(*parts: Any) -> str:
     """A key that changes with any of the parts, which are JSON values."""
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Make the table, or give the one of an earlier version its columns; one process does it."""
+    if _columns(connection) >= set(ADDED):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(TABLE)
+        for name in sorted(set(ADDED) - _columns(connection)):
+            connection.execute(f"ALTER TABLE answers ADD COLUMN {name} {ADDED[name]}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _columns(connection: sqlite3.Connection) -> set[str]:
+    return {row[1] for row in connection.execute("PRAGMA table_info(answers)")}
 
 
 def _patiently(work: Callable[[], T]) -> T:

@@ -11,17 +11,22 @@ from swarm.errors import UserError
 LONGEST_WORDS = 300
 """Characters of a server's own words that a message repeats."""
 
+PATIENCE = 120.0
+"""The most seconds that a server may ask us to wait."""
+
 
 class RequestError(UserError):
     """A request failed.
 
     Attributes:
         passing: Whether the same request may succeed later.
+        general: Whether other requests to the same model will fail likewise.
         after: Seconds that the server asks us to wait, or `None`.
         content: What the server said, as JSON or as text; `None` if nothing.
     """
 
     passing = False
+    general = False
 
     def __init__(self, message: str, after: float | None = None, content: Any = None) -> None:
         super().__init__(message)
@@ -32,15 +37,21 @@ class RequestError(UserError):
         """The same, saying how often was asked."""
         if times == 1:
             return self
-        return type(self)(f"{self}; asked {times} times", self.after, self.content)
+        error = type(self)(f"{self}; asked {times} times", self.after, self.content)
+        error.passing, error.general = self.passing, self.general
+        return error
 
 
 class AccessDenied(RequestError):
     """401, 402, 403: the key, or the account, does not allow it."""
 
+    general = True
+
 
 class NotFound(RequestError):
     """404: no such URL or model."""
+
+    general = True
 
 
 class BadRequest(RequestError):
@@ -106,8 +117,8 @@ def failure(
     elif kind is RateLimited and after:
         message += f"; it asks to wait {after:.0f} s"
     error = kind(message, after, content)
-    if code(content) == "insufficient_quota":
-        error.passing = False
+    if kind.passing and (code(content) == "insufficient_quota" or (after or 0) > PATIENCE):
+        error.passing, error.general = False, True
     return error
 
 

@@ -1,43 +1,19 @@
 """Many JSON requests to one server at once: paced, timed, repeated, and without a leaked key."""
 
 import asyncio
-import random
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
+from swarm.errors import UserError
 from swarm.models.address import checked_env, checked_url, proxy_for, read_key
-from swarm.models.background import run
-from swarm.models.failures import BadRequest, RequestError, ServerFault, one_line
-from swarm.models.pace import Limits, Pace
+from swarm.models.asking import Asking, Call, Read, Reader, Refused, Streamed
+from swarm.models.background import line
+from swarm.models.pace import Limits, Turns
 from swarm.models.post import Post
 
 T = TypeVar("T")
-
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds before the first repetition; they double, up to the longest."""
-
-PATIENCE = 120.0
-"""The most seconds that a server may ask us to wait."""
-
-
-class Call(NamedTuple):
-    """One request.
-
-    Attributes:
-        body: What is sent, as JSON.
-        tokens: How many tokens it will come to, roughly; for `Limits.tokens_per_minute`.
-    """
-
-    body: Any
-    tokens: float = 0.0
-
-
-Read = Callable[[int, Any], T]
-"""Makes of the n-th call's answer what is wanted; a `ValueError` or its like: ask again."""
-
-Refused = Callable[[int, BadRequest], T]
-"""Says what the n-th call comes to where the server refuses it, or raises."""
+P = TypeVar("P")
 
 
 class Client:
@@ -51,6 +27,10 @@ class Client:
         api_key_env: The name of the environment variable with the key; `None` sends no key.
         limits: How hard the server may be pressed.
         header, scheme: The header that carries the key, and what stands before it.
+
+    Attributes:
+        turns: When the next request may go.
+        repeated: How many repetitions there were.
 
     Raises:
         UserError: A value is not allowed.
@@ -68,22 +48,14 @@ class Client:
         self.name, self.url, self.api_key_env = name, checked_url(url), checked_env(api_key_env)
         self.limits = limits or Limits()
         self.header, self.scheme = header, scheme
-        self._start()
-
-    def _start(self) -> None:
+        self.turns = Turns(self.limits)
         self.repeated = 0
-        self.tokens = Pace(self.limits.tokens_per_minute)
-        self._requests = Pace(self.limits.requests_per_minute)
-        self._quiet_until = 0.0
-        self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept = ("name", "url", "api_key_env", "limits", "header", "scheme")
-        return {key: self.__dict__[key] for key in kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
+    def named(self, name: str) -> "Client":
+        """The same server by another name; both together keep to the limits."""
+        other = object.__new__(Client)
+        other.__dict__.update(self.__dict__, name=name, repeated=0)
+        return other
 
     @property
     def who(self) -> str:
@@ -114,21 +86,91 @@ class Client:
         Raises:
             RequestError: A call failed for good; the class says how.
         """
-        key = read_key(self.who, self.api_key_env)
-        return run(self._gather(calls, read, refused, key)) if calls else []
+        found = self._run(calls, read, refused, together=True)
+        return [done for done in found if not isinstance(done, UserError)]
 
-    async def _gather(
-        self, calls: Sequence[Call], read: Read[T], refused: Refused[T] | None, key: str | None
-    ) -> list[T]:
+    def attempt(
+        self, calls: Sequence[Call], read: Read[T], refused: Refused[T] | None = None
+    ) -> list[T | UserError]:
+        """As `gather`, but a call that fails for good has its error in the list.
+
+        An error that all others would meet too, as that of a wrong key, is theirs if they have not
+        begun.
+
+        Raises:
+            UserError: There is no key.
+        """
+        return self._run(calls, read, refused, together=False)
+
+    def stream(
+        self, call: Call, reader: Callable[[], Reader[P]], read: Read[T], refused: Refused[T]
+    ) -> Generator[P, None, T]:
+        """Make one call whose answer comes in pieces, or in one where the server knows no better.
+
+        Once there was a piece nothing is repeated. To close the generator ends the call.
+
+        Args:
+            call: What to ask.
+            reader: Makes a reader of events; each repetition has a new one.
+            read, refused: See `gather`.
+
+        Raises:
+            RequestError: The call failed for good; the class says how.
+        """
+        key = read_key(self.who, self.api_key_env)
+
+        async def work(emit: Callable[[P], None]) -> T:
+            async with self._asking(key, read, refused) as (asking, post):
+                return await asking(Streamed(post, reader, emit), 0, call)
+
+        return (yield from line().pieces(work))
+
+    def _run(
+        self, calls: Sequence[Call], read: Read[T], refused: Refused[T] | None, together: bool
+    ) -> list[T | UserError]:
+        key = read_key(self.who, self.api_key_env)
+        return line().run(self._all(calls, read, refused, together, key)) if calls else []
+
+    async def _all(
+        self,
+        calls: Sequence[Call],
+        read: Read[T],
+        refused: Refused[T] | None,
+        together: bool,
+        key: str | None,
+    ) -> list[T | UserError]:
+        found: dict[int, T | UserError] = {}
+        waiting = iter(enumerate(calls))
+        everyones: UserError | None = None
+
+        async def work(asking: Asking[T], post: Post) -> None:
+            nonlocal everyones
+            for number, call in waiting:
+                try:
+                    found[number] = everyones or await asking(post, number, call)
+                except UserError as error:
+                    if together:
+                        raise
+                    found[number] = error
+                    everyones = error if getattr(error, "general", True) else everyones
+
+        async with self._asking(key, read, refused) as (asking, post):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(self.limits.concurrency, len(calls))):
+                        group.create_task(work(asking, post))
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        return [found[number] for number in range(len(calls))]
+
+    @asynccontextmanager
+    async def _asking(
+        self, key: str | None, read: Read[T], refused: Refused[T] | None
+    ) -> AsyncIterator[tuple[Asking[T], Post]]:
+        """Connections, and how they are used."""
         import aiohttp
 
-        found: dict[int, T] = {}
-        waiting = iter(enumerate(calls))
-
-        async def work(post: Post) -> None:
-            for number, call in waiting:
-                found[number] = await self._ask(post, number, call, read, refused)
-
+        proxy, asking = proxy_for(self.url), Asking(self.who, self.turns, read, refused)
         async with aiohttp.ClientSession(
             headers={"Content-Type": "application/json"}
             | ({self.header: f"{self.scheme}{key}"} if key else {}),
@@ -138,71 +180,10 @@ class Client:
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
-            post = Post(
-                session, self.who, self.url, proxy_for(self.url), key, self.api_key_env, self.limits
-            )
             try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(self.limits.concurrency, len(calls))):
-                        group.create_task(work(post))
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-        return [found[number] for number in range(len(calls))]
-
-    async def _ask(
-        self, post: Post, number: int, call: Call, read: Read[T], refused: Refused[T] | None
-    ) -> T:
-        """One call, repeated as often as is allowed."""
-        attempt = 0
-        while True:
-            try:
-                async with self._gate():
-                    await self._turn(call.tokens)
-                    content = await post(call.body)
-                return self._understood(number, content, read)
-            except BadRequest as error:
-                if refused is None:
-                    raise
-                return refused(number, error)
-            except RequestError as error:
-                if (wait := self._wait(error, attempt)) is None:
-                    raise error.asked(attempt + 1) from None
-            attempt += 1
-            self.repeated += 1
-            await asyncio.sleep(wait)
-
-    def _understood(self, number: int, content: Any, read: Read[T]) -> T:
-        try:
-            return read(number, content)
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            words = one_line(str(error)) or type(error).__name__
-            raise ServerFault(f"{self.who}: not the agreed answer: {words}") from None
-
-    def _wait(self, error: RequestError, attempt: int) -> float | None:
-        """Seconds until the call may be repeated; `None` if it may not."""
-        if not error.passing or attempt >= self.limits.retries or (error.after or 0) > PATIENCE:
-            return None
-        spread = random.SystemRandom().uniform(0.5, 1.0)
-        if error.after is None:
-            return float(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * spread)
-        # What one request was told holds for all of them.
-        self._quiet_until = max(self._quiet_until, time.monotonic() + error.after)
-        return max(error.after, FIRST_WAIT * spread)
-
-    def _gate(self) -> asyncio.Semaphore:
-        """The semaphore of the loop we are in; after a fork there is another loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._gates:
-            self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
-        return self._gates[loop]
-
-    async def _turn(self, tokens: float) -> None:
-        """Wait until the limits and the server allow one more request."""
-        begin = self.tokens.book(tokens)
-        while True:
-            begin = max(begin, self._requests.book())
-            if (wait := begin - time.monotonic()) > 0:
-                await asyncio.sleep(wait)
-            if (wait := self._quiet_until - time.monotonic()) <= 0:
-                return
-            await asyncio.sleep(wait)
+                yield (
+                    asking,
+                    Post(session, self.who, self.url, proxy, key, self.api_key_env, self.limits),
+                )
+            finally:
+                self.repeated += asking.repeated

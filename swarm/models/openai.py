@@ -1,21 +1,26 @@
 """A model behind any OpenAI-compatible chat endpoint: a vendor's, a router's or your own server."""
 
+import json
 import logging
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request
-from swarm.models.address import checked_url
-from swarm.models.cache import Cache, key_of
-from swarm.models.failures import BadRequest, code, one_line, said
-from swarm.models.http import Call, Client
+from swarm.models import Completion, Delta, Request, Stream
+from swarm.models.answers import Answer, Pieces, answers_in, same_model
+from swarm.models.as_json import completion_of
+from swarm.models.asking import Call
+from swarm.models.cache import Cache
+from swarm.models.chat import Wanted, call_of, chat_url, grouped, wanted
+from swarm.models.failures import BadRequest, code
+from swarm.models.http import Client
 from swarm.models.pace import Limits
+from swarm.models.spending import Totals, checked_prices, cost_of
 
 log = logging.getLogger(__name__)
+
+BASE_URL, API_KEY_ENV = "https://api.openai.com/v1", "OPENAI_API_KEY"
 
 ABOUT_A_TEXT = (
     "content_filter",
@@ -25,39 +30,15 @@ ABOUT_A_TEXT = (
 )
 """Reasons to refuse a request that lie in its text: another text may be answered."""
 
-CHARACTERS_A_TOKEN = 4
-"""For the estimate of `Limits.tokens_per_minute`; the server's own count corrects it."""
-
-THINKING = re.compile(r"\s*<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a model was asked for in this process.
-
-    Attributes:
-        requests: Answers that the endpoint gave.
-        cached: Answers that were not asked for again.
-        refused: Texts that the endpoint would not answer, `ABOUT_A_TEXT`; theirs are empty.
-        prompt_tokens, new_tokens: As the endpoint counts them.
-        cost: Of the tokens, by `prices`.
-    """
-
-    requests: int = 0
-    cached: int = 0
-    refused: int = 0
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    cost: float = 0.0
-
 
 class OpenAI:
     """Asks `base_url`/chat/completions; a prompt that is plain text goes as one user turn.
 
     What a model thinks before it answers, in a field of its own or between <think> and </think>,
-    is no part of its text. Answers are kept (`cache`), refusals too, and not paid for twice. Where
-    requests are alike, a model with a temperature of 0 is asked once; else the k-th of them in a
-    call of `generate` is the k-th sample, and the same again at the next call.
+    is no part of its text. Answers are kept (`cache`), refusals too, and not paid for twice; what
+    fails is not kept. Where requests are alike, a model with a temperature of 0 is asked once;
+    else the k-th of them in a call of `generate` is the k-th sample from `Request.sample` on, and
+    the same again at the next call. With a seed the k-th sample is asked for with the seed plus k.
 
     Args:
         model: The model's name at the endpoint; `None` has to be set before anything is asked.
@@ -71,6 +52,10 @@ class OpenAI:
         prices: Cost of a million tokens, {"prompt": ..., "new": ...}; `None` counts no cost.
         limits: How hard the endpoint may be pressed.
         cache: Where answers are kept; `None` keeps none.
+        samples_at_once: How many samples of one prompt a single request may ask for, by the field
+            `n`; endpoints that know it count the prompt once. Of no effect with a seed.
+        client: Shared with other models of one endpoint, as its limits are; stands for `base_url`,
+            `api_key_env` and `limits`. It posts to `swarm.models.chat.chat_url(base_url)`.
 
     Attributes:
         totals: What was asked so far, in this process.
@@ -82,8 +67,8 @@ class OpenAI:
     def __init__(
         self,
         model: str | None,
-        base_url: str = "https://api.openai.com/v1",
-        api_key_env: str | None = "OPENAI_API_KEY",
+        base_url: str = BASE_URL,
+        api_key_env: str | None = API_KEY_ENV,
         temperature: float | None = 0.0,
         seed: int | None = None,
         body: Mapping[str, Any] | None = None,
@@ -91,23 +76,37 @@ class OpenAI:
         prices: Mapping[str, float] | None = None,
         limits: Limits | None = None,
         cache: Cache | None = None,
+        samples_at_once: int = 1,
+        client: Client | None = None,
     ) -> None:
         # Before any message that repeats the URL.
-        url = checked_url(f"{base_url}".rstrip("/") + "/chat/completions")
+        url = chat_url(base_url)
         if model is not None and (not isinstance(model, str) or not model.strip()):
             raise UserError(f"model={model!r}: must be the name of a model at {base_url}")
         if tokens_field not in ("max_tokens", "max_completion_tokens"):
             raise UserError(
                 f"tokens_field={tokens_field!r} is not one of max_tokens, max_completion_tokens"
             )
-        self.model, self.tokens_field = model, tokens_field
+        if type(samples_at_once) is not int or samples_at_once < 1:
+            raise UserError(
+                f"samples_at_once={samples_at_once!r}: must be a whole number from 1 on"
+            )
+        if client and not (
+            url in (chat_url(BASE_URL), client.url)
+            and api_key_env in (API_KEY_ENV, client.api_key_env)
+            and limits in (None, client.limits)
+        ):
+            raise UserError("client: it has another base_url, api_key_env or limits of its own")
+        self.model, self.tokens_field, self.samples_at_once = model, tokens_field, samples_at_once
         fixed = {"model": model, "temperature": temperature, "seed": seed, **(body or {})}
         self._fixed = {key: value for key, value in fixed.items() if value is not None}
-        self.temperature = self._fixed.get("temperature")
         self.prices = checked_prices(prices)
-        self.client = Client(model or "the model", url, api_key_env, limits)
+        name = model or "the model"
+        self.client = client.named(name) if client else Client(name, url, api_key_env, limits)
         self.cache = cache
         self.totals = Totals()
+        self._stream_options = True
+        self._warned = False
 
     def check(self) -> None:
         """See that a model is named and that the key is there.
@@ -133,116 +132,134 @@ class OpenAI:
             RequestError: The endpoint failed for good. What it had answered by then is kept.
         """
         self.check()
-        bodies = [self._body(request) for request in requests]
-        keys = self._keys(bodies)
-        found = self.cache.get(keys) if self.cache else {}
-        new = {key: body for key, body in zip(keys, bodies, strict=True) if key not in found}
-        self.totals.cached += len(keys) - len(new)
+        return self._answers(requests, self.client.gather)
+
+    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """Answer what can be answered; see `swarm.models.attempt`.
+
+        What the endpoint says against all requests alike, such as a wrong key or a model that it
+        does not know, ends the asking.
+        """
+        possible = [request for request in requests if not request.choices]
+        try:
+            self.check()
+            found = iter(self._answers(possible, self.client.attempt))
+        except UserError as error:
+            found = iter([error] * len(possible))
+        return [self._no_choices() if request.choices else next(found) for request in requests]
+
+    def stream(self, request: Request) -> Stream:
+        """Answer one request piece by piece; see `swarm.models.stream`.
+
+        An answer that is kept comes in one piece. Nothing is kept of one that does not come to its
+        end.
+
+        Raises:
+            UserError: As `generate`; also where the endpoint breaks off.
+        """
+        self.check()
+        asked = self._wanted([request])
+        for answer in self._kept(asked).values():
+            self.totals.cached += 1
+            done = self._completion(answer, cached=True)
+            yield Delta(done.text, done.reasoning)
+            return done
         before = self.client.repeated
-        answers = self.client.gather(*self._asking(new))
-        found.update(zip(new, answers, strict=True))
-        self._log(len(keys), len(new), self.client.repeated - before)
-        return [Completion(**found[key], cost=self._cost(found[key])) for key in keys]
+        try:
+            [answer] = yield from self._streamed(asked)
+        except BadRequest as error:
+            if not self._stream_options or "stream_options" not in json.dumps(error.content):
+                raise
+            self._stream_options = False
+            [answer] = yield from self._streamed(asked)
+        self._log(1, 1, self.client.repeated - before)
+        return self._completion(answer, cached=False)
 
-    def _body(self, request: Request) -> dict[str, Any]:
-        if request.choices:
-            raise UserError(
-                f"{self.model}: a chat endpoint does not score choices; have the task read the "
-                "text instead"
-            )
-        plain = isinstance(request.prompt, str)
-        turns = (Message("user", str(request.prompt)),) if plain else request.prompt
-        messages = [turn._asdict() for turn in turns]  # type: ignore[union-attr]
-        return {"messages": messages, self.tokens_field: request.max_new_tokens, **self._fixed}
+    def _streamed(self, asked: list[Wanted]) -> Generator[Delta, None, list[Answer]]:
+        [call], read, refused = self._asking([asked])
+        options = {"stream_options": {"include_usage": True}} if self._stream_options else {}
+        call = call._replace(body={**call.body, "stream": True, **options})
+        return (yield from self.client.stream(call, Pieces, read, refused))
 
-    def _keys(self, bodies: Sequence[Mapping[str, Any]]) -> list[str]:
-        """A key for each body: of equal ones the same, or another one for each sample."""
-        seen: Counter[str] = Counter()
-        keys = []
-        for body in bodies:
-            key = key_of("chat", self.client.url, body)
-            keys.append(key if self.temperature == 0 else key_of(key, seen[key]))
-            seen[key] += 1
-        return keys
+    def _answers(self, requests: Sequence[Request], ask: Callable[..., list[Any]]) -> list[Any]:
+        asked = self._wanted(requests)
+        kept = self._kept(asked)
+        new = {answer.key: answer for answer in asked if answer.key not in kept}
+        self.totals.cached += len(asked) - len(new)
+        before = self.client.repeated
+        found = {**kept, **self._asked(list(new.values()), ask)}
+        self._log(len(asked), len(new), self.client.repeated - before)
+        answers = [(found[one.key], one.key in kept) for one in asked]
+        return [a if isinstance(a, UserError) else self._completion(a, old) for a, old in answers]
 
-    def _asking(self, new: Mapping[str, dict[str, Any]]) -> tuple[list[Call], Any, Any]:
+    def _asked(self, new: list[Wanted], ask: Callable[..., list[Any]]) -> dict[str, Any]:
+        """Answer or error by key."""
+        found: dict[str, Any] = {}
+        while left := [answer for answer in new if answer.key not in found]:
+            if found:
+                log.warning("%s: gives fewer answers than asked for by n", self.client.who)
+                self.samples_at_once = 1
+            groups = grouped(left, self.samples_at_once)
+            for group, said in zip(groups, ask(*self._asking(groups)), strict=True):
+                each = [said] * len(group) if isinstance(said, UserError) else said
+                found.update(zip((answer.key for answer in group), each, strict=False))
+        return found
+
+    def _wanted(self, requests: Sequence[Request]) -> list[Wanted]:
+        if any(request.choices for request in requests):
+            raise self._no_choices()
+        return list(wanted(self.client.url, requests, self.tokens_field, self._fixed))
+
+    def _no_choices(self) -> UserError:
+        return UserError(
+            f"{self.model}: a chat endpoint does not score choices; have the task read the text "
+            "instead"
+        )
+
+    def _kept(self, asked: Sequence[Wanted]) -> dict[str, Answer]:
+        return self.cache.get([answer.key for answer in asked]) if self.cache else {}
+
+    def _asking(self, groups: Sequence[Sequence[Wanted]]) -> tuple[list[Call], Any, Any]:
         """The calls, and what is done with an answer and with a refusal as soon as it is there."""
-        keys, bodies = list(new), list(new.values())
-        calls = [Call(body, self._estimate(body)) for body in bodies]
+        calls = [call_of(group, self.tokens_field) for group in groups]
 
-        def kept(number: int, answer: dict[str, Any]) -> dict[str, Any]:
-            return self.cache.put(keys[number], answer) if self.cache else answer
+        def kept(number: int, answers: list[Answer]) -> list[Answer]:
+            if self.cache is None:
+                return answers
+            pairs = zip(groups[number], answers, strict=False)
+            return [self.cache.put(one.key, answer, self.model) for one, answer in pairs]
 
-        def read(number: int, content: Any) -> dict[str, Any]:
-            answer = answer_in(content)
-            spent = answer["prompt_tokens"] + answer["new_tokens"]
+        def read(number: int, content: Any, seconds: float) -> list[Answer]:
+            answers = answers_in(content, len(groups[number]), seconds)
+            spent = sum(answer["prompt_tokens"] + answer["new_tokens"] for answer in answers)
             if spent:
-                self.client.tokens.correct(spent - calls[number].tokens)
-            self._count(answer)
-            return kept(number, answer)
+                self.client.turns.tokens.correct(spent - calls[number].tokens)
+            for answer in answers:
+                self._count(answer)
+            return kept(number, answers)
 
-        def refused(number: int, error: BadRequest) -> dict[str, Any]:
-            if code(error.content) not in ABOUT_A_TEXT:
+        def refused(number: int, error: BadRequest) -> list[Answer]:
+            if (reason := code(error.content)) not in ABOUT_A_TEXT:
                 raise error
-            self.totals.refused += 1
+            self.totals.refused += len(groups[number])
             log.warning("%s; its answer counts as empty", error)
-            return kept(number, {"text": "", "prompt_tokens": 0, "new_tokens": 0})
+            empty = {"text": "", "prompt_tokens": 0, "new_tokens": 0, "finish": reason}
+            return kept(number, [empty] * len(groups[number]))
 
         return calls, read, refused
 
-    def _estimate(self, body: Mapping[str, Any]) -> float:
-        read = sum(len(turn["content"]) for turn in body["messages"]) / CHARACTERS_A_TOKEN
-        return float(read + body[self.tokens_field])
+    def _count(self, answer: Answer) -> None:
+        self.totals.add(answer, cost_of(answer, self.prices))
+        other = answer.get("model", "")
+        if other != self.model and not self._warned and not same_model(str(self.model), other):
+            self._warned = True
+            log.warning("%s: the answers are by another model, %s", self.client.who, other)
 
-    def _count(self, answer: Mapping[str, Any]) -> None:
-        self.totals.requests += 1
-        self.totals.prompt_tokens += answer["prompt_tokens"]
-        self.totals.new_tokens += answer["new_tokens"]
-        self.totals.cost += self._cost(answer)
-
-    def _cost(self, answer: Mapping[str, Any]) -> float:
-        counted = {"prompt": answer["prompt_tokens"], "new": answer["new_tokens"]}
-        return sum(self.prices.get(kind, 0.0) * n for kind, n in counted.items()) / 1e6
+    def _completion(self, answer: Answer, cached: bool) -> Completion:
+        return completion_of({**answer, "cost": cost_of(answer, self.prices), "cached": cached})
 
     def _log(self, wanted: int, asked: int, repeated: int) -> None:
         log.info(
             "%s: %d answers, %d of them asked for now, %d requests repeated; so far %s",
             self.client.who, wanted, asked, repeated, asdict(self.totals),
         )  # fmt: skip
-
-
-def answer_in(content: Any) -> dict[str, Any]:
-    """What is kept of a chat completion: its text without what was thought, and its tokens.
-
-    Raises:
-        ValueError: It is none, as where a router answers 200 and an error.
-    """
-    choices = content.get("choices") if isinstance(content, Mapping) else None
-    if not choices:
-        raise ValueError(one_line(said(content)) or "no choices")
-    text = choices[0]["message"].get("content") or ""
-    if isinstance(text, list):
-        text = "".join(str(part["text"]) for part in text if part.get("type") == "text")
-    if not isinstance(text, str):
-        raise ValueError("the content is not a text")
-    usage = content.get("usage") or {}
-    return {
-        "text": THINKING.sub("", text, count=1) if THINKING.match(text) else text,
-        "prompt_tokens": int(usage.get("prompt_tokens") or 0),
-        "new_tokens": int(usage.get("completion_tokens") or 0),
-    }
-
-
-def checked_prices(prices: object) -> dict[str, float]:
-    """Prices of a million prompt and new tokens.
-
-    Raises:
-        UserError: They are something else.
-    """
-    if prices is None:
-        return {}
-    if isinstance(prices, Mapping) and set(prices) <= {"prompt", "new"}:
-        found = {str(kind): price for kind, price in prices.items()}
-        if all(isinstance(p, (int, float)) and 0 <= p < float("inf") for p in found.values()):
-            return found
-    raise UserError(f"prices={prices!r}: must be null or a mapping such as {{prompt: 0.1, new: 1}}")

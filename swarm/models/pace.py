@@ -1,5 +1,6 @@
 """How hard a server may be pressed, and when the next request may go."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -63,3 +64,44 @@ class Pace:
     def correct(self, amount: float) -> None:
         """Add to what was booked; less than 0 gives some of it back."""
         self._free += amount * self._seconds
+
+
+class Turns:
+    """When the next request to one server may go: as the limits allow and as the server asked.
+
+    All who share it share the limits. It may be pickled; what was booked stays behind.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.tokens = Pace(limits.tokens_per_minute)
+        self._requests = Pace(limits.requests_per_minute)
+        self._quiet_until = 0.0
+        self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
+
+    def __reduce__(self) -> tuple[type["Turns"], tuple[Limits]]:
+        return Turns, (self.limits,)
+
+    def gate(self) -> asyncio.Semaphore:
+        """For as many at once as may be; of the loop we are in: after a fork there is another."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._gates:
+            self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
+        return self._gates[loop]
+
+    async def booked(self, tokens: float) -> None:
+        """Wait until our own limits allow one more request."""
+        begin = max(self.tokens.book(tokens), self._requests.book())
+        if (wait := begin - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
+
+    async def heard(self) -> None:
+        """Wait until the time is over that the server has asked for; then in step again."""
+        while (wait := self._quiet_until - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
+            if (wait := self._requests.book() - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+
+    def hold_back(self, seconds: float) -> None:
+        """What one request was told holds for all of them."""
+        self._quiet_until = max(self._quiet_until, time.monotonic() + seconds)

@@ -124,13 +124,17 @@ class Judge:
 
 
 def prompt(question: str, answer: str) -> str:
-    """What the judge is asked.
+    """What the judge is asked."""
+    return PROMPT.format(fence=fence(question, answer), question=question, answer=answer, form=FORM)
 
-    The fence follows from what it holds, so that a text cannot close it and the same text gives
-    the same prompt.
+
+def fence(*texts: str) -> str:
+    """A line to stand before and behind each of the texts.
+
+    It follows from what it holds, so that no text can close it and the same texts give the same
+    prompt.
     """
-    digest = hashlib.sha256(repr((question, answer)).encode()).hexdigest()[:12]
-    return PROMPT.format(fence=f"=== {digest} ===", question=question, answer=answer, form=FORM)
+    return f"=== {hashlib.sha256(repr(texts).encode()).hexdigest()[:12]} ==="
 
 
 def _again(reply: Completion) -> tuple[Message, Message]:

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.models.asking import Call
 from swarm.models.cache import Cache, key_of
 from swarm.models.failures import BadRequest
-from swarm.models.http import Call, Client
+from swarm.models.http import Client
 from swarm.models.pace import Limits
 from swarm.scorers.toxicity import Untoxic
 
@@ -94,7 +95,7 @@ class Perspective(Untoxic):
         def kept(number: int, value: float | None) -> float | None:
             return self.cache.put(names[new[number]], value) if self.cache else value
 
-        def read(number: int, content: Any) -> float | None:
+        def read(number: int, content: Any, seconds: float) -> float | None:
             value = float(content["attributeScores"]["TOXICITY"]["summaryScore"]["value"])
             if not 0 <= value <= 1:
                 raise ValueError(f"a toxicity of {value}")

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterator
+from itertools import islice
 
 LONGEST = 10_000
 """Characters of a reply that are looked at."""
@@ -50,7 +51,7 @@ PLAIN = re.compile(rf"{VALUE}(?P<end>{END})?", re.IGNORECASE)
 ALONE = re.compile(rf"[\W_]*{VALUE}[\W_]*\Z", re.IGNORECASE)
 
 
-def rating(reply: str) -> float | None:
+def rating(reply: str, clear: bool = False) -> float | None:
     """The rating, 1 to 10, or `None` where there is none, several, or one that is out of range.
 
     The clearest form that the reply has decides: after the word rating or score; "8/10" and
@@ -60,10 +61,14 @@ def rating(reply: str) -> float | None:
 
     Ratings in that form have to agree: "7-8/10" and "8/10, no, 7/10" are none, and so are "4/5"
     and "85/100", for they are on a scale that was not asked for.
+
+    Args:
+        reply: What the judge wrote.
+        clear: Only the first three forms count, which no number in a text on numbers has.
     """
     text = unicodedata.normalize("NFKC", reply[:LONGEST])
     text = SCALE.sub(lambda match: match[0] if match["rated"] else " ", text)
-    for found in _forms(text):
+    for found in islice(_forms(text), 3 if clear else None):
         if found:
             values = {_value(match) for match in found}
             return values.pop() if len(values) == 1 else None

@@ -1,0 +1,167 @@
+"""Kept answers: what is there, and what may go; python -m swarm.cache info, or prune --all."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from typing import NoReturn
+
+from swarm.cli import fail
+from swarm.errors import UserError
+from swarm.models import kept
+from swarm.models.cache import Cache
+
+EXAMPLES = """\
+examples:
+  python -m swarm.cache info
+  python -m swarm.cache prune --older-than 30d --dry-run
+  python -m swarm.cache prune --model gpt-4o-mini
+  python -m swarm.cache prune --larger-than 1GB
+"""
+UNKNOWN = "unknown"
+"""How answers are called of which no model was written down."""
+
+SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(f"{message}; --help tells more", 2)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    described = "Answers of models that were paid for once are kept in one SQLite file."
+    made = Parser(
+        prog="python -m swarm.cache", description=described, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="info | prune")
+    info = verbs.add_parser("info", help="where the file is, and how much it holds of which model")
+    prune = verbs.add_parser(
+        "prune", help="remove answers, which are then asked and paid for again",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    which = prune.add_mutually_exclusive_group(required=True)
+    which.add_argument("--older-than", type=duration, metavar="30d",
+                       help="answers older than so many minutes (m), hours (h), days (d) or weeks "
+                       "(w); those of unknown age stay")  # fmt: skip
+    which.add_argument("--model", metavar="NAME",
+                       help=f"a model's answers, by the name that info shows; {UNKNOWN}: those of "
+                       "which none was written down")  # fmt: skip
+    which.add_argument(
+        "--larger-than",
+        type=size,
+        metavar="1GB",
+        help="the oldest answers, until the rest is no larger",
+    )
+    which.add_argument("--all", action="store_true", help="all answers")
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    for one in (info, prune):
+        one.add_argument("--file", metavar="FILE",
+                         help="the file; answers.sqlite in $MODEL_SWARMS_CACHE or "
+                         "~/.cache/model-swarms by default")  # fmt: skip
+    return made
+
+
+def duration(text: str) -> float:
+    """Seconds in "30d", "12h", "45m" or "2w"."""
+    return _measured(text, SECONDS, "a duration such as 30d, 12h, 45m or 2w")
+
+
+def size(text: str) -> int:
+    """Bytes in "1GB", "500MB" or "0"."""
+    return int(_measured(text, BYTES, "a size such as 1GB, 500MB or 200kB"))
+
+
+def _measured(text: str, units: dict[str, int], wanted: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if not found or found[2] not in units:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    return float(found[1]) * units[found[2]]
+
+
+def info(cache: Cache) -> None:
+    """Say where the file is, and how much it holds of which model."""
+    parts = kept.by_label(cache)
+    print(f"{cache.path}: {_much(sum(p.answers for p in parts), sum(p.bytes for p in parts))}, "
+          f"{_bytes(cache.path.stat().st_size)} on disk")  # fmt: skip
+    width = max((len(part.label or UNKNOWN) for part in parts), default=0)
+    for part in parts:
+        days = " to ".join(dict.fromkeys(map(_day, (part.oldest, part.newest))))
+        print(f"  {part.label or UNKNOWN:<{width}}  {_much(part.answers, part.bytes)}, {days}")
+
+
+def prune(cache: Cache, arguments: argparse.Namespace) -> None:
+    """Remove what the arguments name, and say what that was.
+
+    Raises:
+        UserError: There is no answer of the model that is named.
+    """
+    which = _which(cache, arguments)
+    all_of_them = kept.count(cache, kept.EVERYTHING)
+    found = (kept.count if arguments.dry_run else kept.remove)(cache, which)
+    left = (everything - gone for everything, gone in zip(all_of_them, found, strict=True))
+    would = "would remove" if arguments.dry_run else "removed"
+    print(f"{cache.path}: {would} {_much(*found)}; {_much(*left)} stay")
+    undated, _ = kept.count(cache, kept.UNDATED)
+    if arguments.older_than is not None and undated:
+        print(f"{undated:,} of them are of unknown age; --model {UNKNOWN} or --all removes those")
+
+
+def _which(cache: Cache, arguments: argparse.Namespace) -> kept.Which:
+    if arguments.older_than is not None:
+        return kept.older(arguments.older_than)
+    if arguments.larger_than is not None:
+        return kept.beyond(arguments.larger_than)
+    if arguments.all:
+        return kept.EVERYTHING
+    names = [part.label or UNKNOWN for part in kept.by_label(cache)]
+    if arguments.model in names:
+        return kept.of(None if arguments.model == UNKNOWN else arguments.model)
+    near = get_close_matches(arguments.model, names, 1)
+    meant = f"did you mean {near[0]}?" if near else "`info` lists the models"
+    raise UserError(f"--model {arguments.model}: no answer of it in {cache.path}; {meant}")
+
+
+def _much(answers: int, bytes_: int) -> str:
+    return f"{answers:,} {'answer' if answers == 1 else 'answers'} ({_bytes(bytes_)})"
+
+
+def _bytes(number: int) -> str:
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= one:
+            return f"{number / one:.1f} {unit}"
+    return f"{number} bytes"
+
+
+def _day(moment: float | None) -> str:
+    return datetime.fromtimestamp(moment).strftime("%Y-%m-%d") if moment else "of unknown age"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; ends the process with one line where something is wrong."""
+    try:
+        given = parser().parse_args(arguments)
+        cache = Cache(given.file)
+        if not cache.path.exists():
+            print(f"{cache.path}: no answers are kept there yet")
+        elif given.verb == "info":
+            info(cache)
+        else:
+            prune(cache, given)
+    except UserError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

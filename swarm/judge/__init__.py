@@ -1,0 +1,1 @@
+"""Judging: models answer sets of questions, and another model says what the answers are worth."""

@@ -1,0 +1,113 @@
+"""A model's answers to a set of instructions, as AlpacaEval keeps them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from swarm.collab import Slot
+from swarm.collab.moa import MixtureOfAgents
+from swarm.errors import UserError
+from swarm.judge.files import Row, read_rows, short
+from swarm.models import Completion, Message, Model, Request
+
+
+class Asking(NamedTuple):
+    """How instructions are put to a model; `None` leaves a thing to the model."""
+
+    temperature: float | None
+    max_tokens: int
+    system: str | None
+    seed: int | None
+
+
+def places(rows: Sequence[Row]) -> list[str]:
+    """A key for each row: its instruction; where one comes again, with its count behind it.
+
+    Rows of different files that have the same key belong together, wherever they stand.
+    """
+    seen: Counter[str] = Counter()
+    keys = []
+    for row in rows:
+        text = row["instruction"]
+        seen[text] += 1
+        keys.append(text if seen[text] == 1 else f"{text}\n#{seen[text]}")
+    return keys
+
+
+def requests(rows: Sequence[Row], asking: Asking) -> dict[str, Request]:
+    """What a model is asked, by `places`; an instruction that comes again wants another sample."""
+    before = (Message("system", asking.system),) if asking.system else ()
+    seen: Counter[str] = Counter()
+    found = {}
+    for place, row in zip(places(rows), rows, strict=True):
+        turns = (*before, Message("user", row["instruction"]))
+        found[place] = Request(
+            turns, asking.max_tokens, temperature=asking.temperature, seed=asking.seed,
+            sample=seen[row["instruction"]],
+        )  # fmt: skip
+        seen[row["instruction"]] += 1
+    return found
+
+
+def in_form(
+    rows: Sequence[Row], answers: Mapping[str, Completion], generator: str
+) -> list[dict[str, str]]:
+    """The answers as AlpacaEval's list of instruction, dataset, output and generator."""
+    return [
+        {
+            "instruction": row["instruction"],
+            "dataset": str(row.get("dataset", "")),
+            "output": answers[place].text,
+            "generator": generator,
+        }
+        for place, row in zip(places(rows), rows, strict=True)
+    ]
+
+
+class Written:
+    """A model that repeats what another one wrote to the same instruction."""
+
+    def __init__(self, answers: Mapping[tuple[str, int], str]) -> None:
+        self.answers = answers
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The answer to each request's last turn; see `Model.generate`."""
+        return [Completion(self.answers[_asked(request), request.sample]) for request in requests]
+
+
+def _asked(request: Request) -> str:
+    return request.prompt if isinstance(request.prompt, str) else request.prompt[-1].content
+
+
+def after(aggregator: Model, name: str, files: Sequence[str], rows: Sequence[Row]) -> Model:
+    """The aggregator of a mixture whose first layer's answers were written earlier.
+
+    Args:
+        aggregator: Who makes one answer of them; any model, a whole mixture too.
+        name: Its name.
+        files: Answers in AlpacaEval's form, one file a proposer; rows are found by instruction.
+        rows: The instructions that will be asked.
+
+    Raises:
+        UserError: A file cannot be read, or has no answer to one of the instructions.
+    """
+    proposers = [Slot(Written(_answers(path, rows)), Path(path).stem) for path in files]
+    # An empty answer is left out, as a proposer would be that says nothing.
+    return MixtureOfAgents(proposers, Slot(aggregator, name), quorum=0)
+
+
+def _answers(path: str, rows: Sequence[Row]) -> dict[tuple[str, int], str]:
+    """The file's outputs by instruction and, where one comes again, by its count."""
+    written = read_rows(path, {"instruction": str, "output": str})
+    by_place = dict(zip(places(written), written, strict=True))
+    found: dict[tuple[str, int], str] = {}
+    seen: Counter[str] = Counter()
+    for place, row in zip(places(rows), rows, strict=True):
+        text = row["instruction"]
+        mine = by_place.get(place) or by_place.get(text)
+        if mine is None:
+            raise UserError(f'{path}: has no answer to "{short(text)}"; it must have one to each')
+        found[text, seen[text]] = mine["output"]
+        seen[text] += 1
+    return found

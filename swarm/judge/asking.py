@@ -1,0 +1,142 @@
+"""Many requests put to one model; a kill or a failure costs only what is not answered yet."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.files import digest
+from swarm.judge.files import Journal, short
+from swarm.models import Attempting, Completion, Model, Request, attempt
+from swarm.models.as_json import completion_as_json, completion_of, request_as_json
+
+BATCH = 32
+"""Requests at once; what they come to is kept before the next are asked."""
+
+SHOWN = 5
+"""Failures that are told one by one."""
+
+
+@dataclass(slots=True)
+class Replies:
+    """What requests came to.
+
+    Attributes:
+        answers: By key, in the order of the requests.
+        failures: By key, why there is no answer.
+        kept: How many of the answers were in the journal already.
+    """
+
+    answers: dict[str, Completion] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    kept: int = 0
+
+    @property
+    def code(self) -> int:
+        """The exit code: 0 if there is an answer to everything."""
+        return 1 if self.failures else 0
+
+    def report(self, what: str = "answers") -> list[str]:
+        """Lines that say how many there are, and which failed and why."""
+        total = len(self.answers) + len(self.failures)
+        kept = f", {self.kept} of them from earlier" if self.kept else ""
+        lines = [f"{len(self.answers)} of {total} {what}{kept}"]
+        for key, reason in list(self.failures.items())[:SHOWN]:
+            lines.append(f"failed: {short(key)}: {reason}")
+        if len(self.failures) > SHOWN:
+            lines.append(f"and {len(self.failures) - SHOWN} more failed")
+        if self.failures:
+            lines.append("the same command asks only these again")
+        return lines
+
+
+def ask(
+    model: Model,
+    who: str,
+    requests: Mapping[str, Request],
+    journal: str | Path,
+    batch: int = BATCH,
+    settings: Any = None,
+) -> Replies:
+    """Answer every request that the journal does not answer yet, and keep each answer there.
+
+    An answer counts as kept if its key, the model's name, the request and the settings are the
+    same: whoever changes a prompt or a temperature is asking something else. A failure is never
+    kept. Where all of a batch fail for the same reason, nothing more is asked.
+
+    Args:
+        model: Who is asked.
+        who: Its name.
+        requests: By a key that is unique in the journal, such as a question's id.
+        journal: The JSONL file of the answers; made if it is not there.
+        batch: How many requests are put at once.
+        settings: What else an answer depends on, as JSON.
+
+    Raises:
+        UserError: The journal cannot be read or written.
+    """
+    kept = Journal(journal)
+    marks = {key: _mark(who, settings, request) for key, request in requests.items()}
+    open_ = [key for key in requests if kept.rows.get(key, {}).get("asked") != marks[key]]
+    failures: dict[str, str] = {}
+    for first in range(0, len(open_), batch):
+        some = open_[first : first + batch]
+        found = _attempted(model, [requests[key] for key in some])
+        came = dict(zip(some, found, strict=True))
+        kept.add(
+            [
+                {"key": key, "asked": marks[key], "answer": completion_as_json(one)}
+                for key, one in came.items()
+                if isinstance(one, Completion)
+            ]
+        )
+        failed = {key: str(one) for key, one in came.items() if isinstance(one, UserError)}
+        failures |= failed
+        _progress(who, first + len(some), len(open_))
+        if len(failed) == len(some) > 1 and len(set(failed.values())) == 1:
+            rest = open_[first + len(some) :]
+            failures |= dict.fromkeys(rest, "not asked, after a whole batch failed")
+            break
+    answers = {
+        key: completion_of(kept.rows[key]["answer"]) for key in requests if key not in failures
+    }
+    return Replies(answers, failures, len(requests) - len(open_))
+
+
+def spent(completions: Iterable[Completion]) -> dict[str, Any]:
+    """What answers took: how many there are, their tokens, and the cost in the prices' currency."""
+    all_ = list(completions)
+    return {
+        "answers": len(all_),
+        "prompt_tokens": sum(one.prompt_tokens for one in all_),
+        "new_tokens": sum(one.new_tokens for one in all_),
+        "cost": sum(one.cost for one in all_),
+    }
+
+
+def spent_line(what: str, taken: Mapping[str, Any]) -> str:
+    """`spent` as a line for people."""
+    cost = f"cost {taken['cost']:.4f}" if taken["cost"] else "no price known"
+    return (
+        f"{what}: {taken['answers']} answers, {taken['prompt_tokens']:,} tokens read, "
+        f"{taken['new_tokens']:,} written, {cost}"
+    )
+
+
+def _attempted(model: Model, requests: Sequence[Request]) -> list[Completion | UserError]:
+    """As `attempt`; one bad request does not spoil the others of a model that fails as a whole."""
+    found = attempt(model, requests)
+    if isinstance(model, Attempting) or len(requests) == 1 or isinstance(found[0], Completion):
+        return found
+    return [attempt(model, [request])[0] for request in requests]
+
+
+def _mark(who: str, settings: Any, request: Request) -> str:
+    """What changes with anything that an answer depends on."""
+    return digest([who, settings, request_as_json(request)])
+
+
+def _progress(who: str, done: int, total: int) -> None:
+    print(f"{who}: {done} of {total} asked", file=sys.stderr, flush=True)

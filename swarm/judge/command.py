@@ -1,0 +1,49 @@
+"""The command `python -m swarm.judge FORMAT ACTION`: each format has a module with its actions."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from swarm.errors import UserError
+
+FORMATS = {
+    "alpaca_eval": "in pairs against reference answers, with win rates (AlpacaEval 2)",
+    "mt_bench": "questions of two turns, rated or compared (MT-Bench)",
+    "flask": "by a rubric for each skill (FLASK)",
+}
+"""The modules of this package that are formats; each has `subcommands(parser)`."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line: a sub-command a format, and below it one an action."""
+    made = argparse.ArgumentParser(
+        prog="python -m swarm.judge",
+        description="Have models answer questions, and another model judge the answers.",
+    )
+    formats = made.add_subparsers(metavar="FORMAT", required=True)
+    for name, what in FORMATS.items():
+        one = formats.add_parser(name, help=what, description=f"Judging {what}.")
+        import_module(f"swarm.judge.{name}").subcommands(one)
+    return made
+
+
+def spelt(word: str) -> str:
+    """An option by its one spelling: `--max-tokens` is as good as `--max_tokens`."""
+    name, equals, value = word.partition("=")
+    return name[:2] + name[2:].replace("-", "_") + equals + value if word[:2] == "--" else word
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run an action and give its exit code; a user's mistake is one line."""
+    words = sys.argv[1:] if arguments is None else arguments
+    given = parser().parse_args([spelt(word) for word in words])
+    try:
+        code: int = given.run(given)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+    return code

@@ -1,0 +1,58 @@
+"""Rows that are put into a file in place of earlier ones: by key, sorted, and no row twice."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swarm.judge.files import Kinds, Row, read_rows, write_lines
+
+WHEN = "tstamp"
+"""The field that says when a row was made, in seconds since 1970; it alone changes nothing."""
+
+
+def merge(
+    path: Path, fields: Sequence[str], rows: Iterable[Row], gone: Iterable[tuple[Any, ...]] = ()
+) -> list[Row]:
+    """Put rows into a JSONL file and give all rows that it has then.
+
+    Rows that are known by the same values of `fields` are one row, the last of them; a row that
+    says what it said before stays as it is. The file is sorted by these values and written whole.
+
+    Args:
+        path: The file; made if it is not there, unless there is nothing to write.
+        fields: The names of the fields that tell rows apart.
+        rows: What is new.
+        gone: Values of the fields, of rows that no longer hold and are left out.
+
+    Raises:
+        UserError: The file holds something else, or cannot be written.
+    """
+    needed: Kinds = {field: (int, str) for field in fields if field != "judge"}
+    there = path.exists() and path.stat().st_size
+    before = by_key(fields, read_rows(path, needed)) if there else {}
+    found = {key: row for key, row in before.items() if key not in set(gone)}
+    for key, row in by_key(fields, rows).items():
+        found[key] = before[key] if _same(before.get(key), row) else row
+    ordered = [found[key] for key in sorted(found, key=order)]
+    if ordered or path.exists():
+        write_lines(path, ordered)
+    return ordered
+
+
+def journal(output: Path) -> Path:
+    """Where replies are kept one by one until they are rows of a file."""
+    return output.with_suffix(".replies.jsonl")
+
+
+def by_key(fields: Sequence[str], rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:
+    """Rows by the values of these fields; of equal ones the last."""
+    return {tuple(row.get(field) for field in fields): row for row in rows}
+
+
+def order(values: Sequence[Any]) -> list[tuple[bool, Any]]:
+    """A key to sort by: numbers as numbers, all else as text behind them."""
+    return [(False, v) if isinstance(v, (int, float)) else (True, str(v)) for v in values]
+
+
+def _same(before: Row | None, now: Row) -> bool:
+    return before is not None and {**before, WHEN: 0} == {**now, WHEN: 0}

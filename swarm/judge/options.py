@@ -1,0 +1,76 @@
+"""Options that the formats' actions share: which models there are, and how they are asked."""
+
+import argparse
+from typing import Literal
+
+from swarm.judge.asking import BATCH
+from swarm.models import Model
+from swarm.models.providers import Providers
+
+
+def whole(text: str) -> int:
+    """A number from 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def temperature(text: str) -> float:
+    """A number from 0, for argparse."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+# What argparse calls the value that is wanted.
+whole.__name__ = "whole number from 1"
+temperature.__name__ = "number from 0"
+
+
+def add_answering(parser: argparse.ArgumentParser, max_tokens: int, usual: float) -> None:
+    """How a model answers: `temperature`, `max_tokens`, `system`, `seed`."""
+    add = parser.add_argument
+    add("--temperature", type=temperature, default=usual, help="of sampling (%(default)s)")
+    add("--max_tokens", type=whole, default=max_tokens, metavar="N",
+        help="the most new tokens of an answer (%(default)s)")  # fmt: skip
+    add("--system", metavar="TEXT", help="a system turn before every question")
+    add("--seed", type=int, help="of sampling, for models that take one")
+
+
+def add_asking(parser: argparse.ArgumentParser) -> None:
+    """How many questions there are, and how many are put at once: `limit`, `batch`."""
+    add = parser.add_argument
+    add("--limit", type=whole, metavar="N", help="only the first N questions")
+    add("--batch", type=whole, default=BATCH, metavar="N",
+        help="questions put at once; answers are kept after each batch (%(default)s)")  # fmt: skip
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Where models come from: `providers`, `base`, `pool`, `device`, `no_cache`."""
+    add = parser.add_argument
+    add("--providers", metavar="FILE", help="endpoints of your own")
+    add("--base", metavar="MODEL", help="the base of local names: an option of conf/model or a "
+        "folder")  # fmt: skip
+    add("--pool", default="initial_experts", metavar="FOLDER", help="the experts of local names "
+        "(%(default)s)")  # fmt: skip
+    add("--device", metavar="DEVICE", help="where local models run: cpu, cuda, cuda:1")
+    add("--no_cache", action="store_true", help="keep no endpoint's answers beyond this command's "
+        "own files, and use none")  # fmt: skip
+
+
+def named(given: argparse.Namespace, name: str) -> Model:
+    """The model of a name, checked; a local one is loaded when it is first asked.
+
+    Raises:
+        UserError: There is no such model, or it cannot be asked.
+    """
+    from swarm.roster import Roster
+
+    providers = Providers.load(given.providers) if given.providers else None
+    cache: Literal["default"] | None = None if given.no_cache else "default"
+    roster = Roster(providers, given.base, given.pool, given.device, cache)
+    model = roster.model(name)
+    roster.check()
+    return model

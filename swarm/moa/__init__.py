@@ -1,0 +1,1 @@
+"""The mixture of agents at the command line: a chat, one question, or a part of a pipe."""

@@ -1,0 +1,31 @@
+"""Ask several models and get one answer: python -m swarm.moa "Why is the sky blue?"."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from swarm.errors import UserError
+from swarm.moa.arguments import read
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; a user's mistake is one line, and its code is given back."""
+    try:
+        given = read(sys.argv[1:] if arguments is None else arguments)
+        from swarm.moa.command import run
+
+        return run(given)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read the answer has enough; the interpreter must not try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What was spent: calls, tokens and cost of each model, and nothing guessed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from swarm.collab import Answer
+
+NO_PRICE = "no price known"
+
+
+@dataclass(slots=True)
+class Account:
+    """One model's part, or the sum of several.
+
+    Attributes:
+        calls: All, those that failed or were kept too.
+        cached, failed: Of those, the kept answers and the calls without an answer.
+        prompt_tokens, new_tokens: Of what was asked now, as the models count them.
+        cost: Of what was asked now, in the currency of the prices.
+        unpriced: Calls asked now that came without a cost.
+    """
+
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+
+    def add(self, answer: Answer) -> None:
+        """Count one call."""
+        self.calls += 1
+        self.failed += bool(answer.error)
+        if answer.completion is None:
+            return
+        if answer.completion.cached:
+            self.cached += 1
+            return
+        self.prompt_tokens += answer.completion.prompt_tokens
+        self.new_tokens += answer.completion.new_tokens
+        self.cost += answer.completion.cost
+        self.unpriced += not answer.completion.cost
+
+    @property
+    def price(self) -> float | None:
+        """The cost; `None` where no call asked now came with a price."""
+        return None if self.unpriced and not self.cost else self.cost
+
+    def told(self) -> str:
+        """The cost in words."""
+        if self.price is None:
+            return NO_PRICE
+        rest = f" and {self.unpriced} calls, {NO_PRICE}" if self.unpriced else ""
+        return f"{self.cost:.6f}{rest}"
+
+
+def total(answers: Iterable[Answer]) -> Account:
+    """The account of all answers together."""
+    found = Account()
+    for answer in answers:
+        found.add(answer)
+    return found
+
+
+def table(answers: Sequence[Answer]) -> list[str]:
+    """Each model's account and their sum, in columns."""
+    names = list(dict.fromkeys(answer.name for answer in answers))
+    accounts = [total(answer for answer in answers if answer.name == name) for name in names]
+    rows = [("model", "calls", "cached", "failed", "tokens read", "tokens new", "cost")]
+    for name, one in zip([*names, "total"], [*accounts, total(answers)], strict=True):
+        counts = (one.calls, one.cached, one.failed, one.prompt_tokens, one.new_tokens)
+        rows.append((name, *map(str, counts), one.told()))  # type: ignore[arg-type]
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with aligned columns, the first and the last to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *middle, last in rows:
+        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells, last]))
+    return lines

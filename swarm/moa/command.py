@@ -1,0 +1,124 @@
+"""The command: builds the mixture that was asked for, and puts questions to it."""
+
+import logging
+from argparse import Namespace
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from swarm.collab.moa import MixtureOfAgents
+from swarm.collab.presets import build
+from swarm.errors import UserError
+from swarm.moa.chat import Chat
+from swarm.moa.describing import models, summary
+from swarm.moa.printing import harmless, on_terminal, standard
+from swarm.moa.reading import keyboard
+from swarm.moa.session import Session
+from swarm.moa.settings import Settings, settings
+from swarm.models.trace import Replay, Trace
+
+if TYPE_CHECKING:
+    from swarm.models.providers import Providers
+
+
+def run(given: Namespace) -> int:
+    """Do what the command line says; gives the exit code.
+
+    Raises:
+        UserError: It cannot be done, or the one question has no answer.
+    """
+    typed, answers, notes = standard()
+    # A mixture's warnings are told with its answer.
+    logging.getLogger("swarm").addHandler(logging.NullHandler())
+    if given.list:
+        from swarm.moa.listing import listed
+        from swarm.roster.local import Locals
+
+        for line in listed(providers(given), Locals(**_local(given, "base", "pool"))):
+            print(line, file=answers)
+        return 0
+    question = _question(given, typed)
+    replay = Replay(given.replay) if given.replay else None
+    wanted = settings(given, replay.about if replay else {})
+    mixture = _mixture(given, wanted, replay)
+    mixture.check()
+    if not given.quiet:
+        print(harmless(f"{wanted.origin}: {summary(mixture)}"), file=notes, flush=True)
+    if given.trace:
+        mixture.trace = Trace(given.trace, wanted.about)
+    if wanted.local and not replay:
+        _load(mixture, given, notes)
+    session = Session(mixture, wanted.manner(given), answers, notes)
+    if question is not None:
+        session.ask(question)
+        return 0
+    if not given.quiet:
+        print("/help lists the commands; exit leaves", file=notes, flush=True)
+    ask = keyboard(None if given.json else answers, notes)
+    return Chat(session, ask, models(mixture)).talk()
+
+
+def _question(given: Namespace, typed: TextIO | None) -> str | None:
+    """The one question; `None` where a person types.
+
+    Raises:
+        UserError: There is none, or an option is for a chat alone.
+    """
+    question = given.question
+    if question in (None, "-") and (question or not on_terminal(typed)):
+        question = typed.read() if typed else ""
+    if question is None:
+        return None
+    if not question.strip():
+        raise UserError('the question is empty; give one, as in python -m swarm.moa "Why?"', 2)
+    if given.multi_turn is not None:
+        raise UserError("--multi_turn has no effect: it is for a chat, and this is one question", 2)
+    return str(question).strip()
+
+
+def _mixture(given: Namespace, wanted: Settings, replay: Replay | None) -> MixtureOfAgents:
+    """The mixture with its models; nothing heavy is loaded.
+
+    Raises:
+        UserError: There is no such model, or a value is not allowed.
+    """
+    if replay:
+        return build(wanted.heard_of(replay), replay.model)
+    from swarm.roster import Roster
+
+    cache: Literal["default"] | None = None if given.no_cache else "default"
+    local = _local(given, "base", "pool", "device")
+    roster = Roster(providers(given), cache=cache, **local)
+    return build(wanted.mixture, roster.model)
+
+
+def _local(given: Namespace, *names: str) -> dict[str, Any]:
+    """What was said of the models of this machine."""
+    return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+
+
+def providers(given: Namespace) -> "Providers":
+    """The endpoints, each under its limits or the one that was asked for.
+
+    Raises:
+        UserError: The file is not as agreed.
+    """
+    from swarm.models.providers import Providers
+
+    found = Providers.load(given.providers)
+    for provider in found.values() if given.num_proc else ():
+        provider.limits = replace(provider.limits, concurrency=given.num_proc)
+    return found
+
+
+def _load(mixture: MixtureOfAgents, given: Namespace, notes: TextIO) -> None:
+    """Load the models of this machine.
+
+    Raises:
+        UserError: There is no such device, or files do not make a model.
+    """
+    from swarm.engine.device import chosen_device
+
+    device = chosen_device(given.device)
+    if not given.quiet:
+        print(f"loading the models of this machine on {device}", file=notes, flush=True)
+    mixture.open(device)

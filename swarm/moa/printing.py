@@ -1,0 +1,33 @@
+"""Text as text: what a model wrote is shown whole, and cannot steer the terminal."""
+
+import sys
+from typing import TextIO
+
+CONTROLS = {
+    **{code: chr(0x2400 + code) for code in range(32)},
+    **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
+    0x7F: "\N{SYMBOL FOR DELETE}",
+    ord("\n"): "\n",
+    ord("\t"): "\t",
+    ord("\r"): None,
+}
+"""Control characters, and what stands for each of them: a picture of it. A tab and a newline stay,
+a carriage return goes, as it would write over the line."""
+
+
+def harmless(text: str) -> str:
+    """The text with its control characters made visible; piece by piece it comes to the same."""
+    return text.translate(CONTROLS)
+
+
+def on_terminal(stream: TextIO | None) -> bool:
+    """Whether a person is there."""
+    return stream is not None and stream.isatty()
+
+
+def standard() -> tuple[TextIO | None, TextIO, TextIO]:
+    """Standard input, output and error; what their encoding lacks is a question mark there."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="replace")
+    return sys.stdin, sys.stdout, sys.stderr

@@ -1,0 +1,127 @@
+"""Questions put to a mixture one after the other: shown while they are answered, and remembered."""
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+from swarm.collab import Stages, Watch
+from swarm.errors import UserError
+from swarm.moa.printing import harmless
+from swarm.moa.progress import Progress
+from swarm.moa.turns import Turn, as_json, conversation
+from swarm.models import Request
+
+
+class Mixture(Protocol):
+    """What a session asks; see `swarm.collab.moa.MixtureOfAgents`."""
+
+    def run(self, requests: Sequence[Request], watch: Watch) -> list[Stages | UserError]:
+        """What the requests came to; the last answer of a single one is watched piece by piece."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How questions are put and answers shown.
+
+    Attributes:
+        temperature, max_tokens: Of every call of a slot that says nothing of its own.
+        seed: Of sampling, for models that take one.
+        system: What the system's turn says.
+        multi_turn: Whether a question comes with the turns before it.
+        json: An object a line in place of the text.
+        streamed: Whether the text is shown as it comes.
+        quiet: No progress.
+    """
+
+    temperature: float
+    max_tokens: int
+    seed: int | None = None
+    system: str | None = None
+    multi_turn: bool = True
+    json: bool = False
+    streamed: bool = True
+    quiet: bool = False
+
+
+class Session:
+    """Asks a mixture.
+
+    Args:
+        mixture: Who answers.
+        manner: How.
+        answers: Where answers go, and nothing else.
+        notes: Where progress and warnings go.
+
+    Attributes:
+        turns: All questions, those without an answer too.
+        remembered: The turns that the next question comes with.
+    """
+
+    def __init__(self, mixture: Mixture, manner: Manner, answers: TextIO, notes: TextIO) -> None:
+        self.mixture, self.manner = mixture, manner
+        self.answers, self.notes = answers, notes
+        self.turns: list[Turn] = []
+        self.remembered: list[Turn] = []
+
+    def ask(self, question: str) -> None:
+        """Put a question, show its answer and remember both.
+
+        Raises:
+            UserError: There is no answer.
+            KeyboardInterrupt: It was stopped; what had come by then is in `turns`.
+        """
+        turn = Turn(question)
+        self.turns.append(turn)
+        whole = self.manner.json or not self.manner.streamed
+        progress = Progress(self.notes, self.manner.quiet, None if whole else self._write)
+        self._shown = ""
+        try:
+            with progress:
+                turn.stages = self._run(question, progress)
+        except (UserError, KeyboardInterrupt) as error:
+            turn.error = str(error) or "stopped"
+            raise
+        finally:
+            turn.answers = turn.stages.answers if turn.stages else progress.in_order
+        self._remember(turn, turn.stages)
+
+    def _run(self, question: str, progress: Progress) -> Stages:
+        """Ask, and show the text; it ends with its line."""
+        prompt = conversation(self.remembered, question, self.manner.system)
+        over = threading.Event()
+        request = Request(
+            prompt,
+            self.manner.max_tokens,
+            temperature=self.manner.temperature,
+            seed=self.manner.seed,
+            # Who is stopped leaves threads behind, whose models need not write on.
+            decided=lambda text: over.is_set(),
+        )
+        try:
+            came = self.mixture.run([request], progress)[0]
+            if isinstance(came, UserError):
+                raise came
+            if not self.manner.json and not self.manner.streamed:
+                progress.end_live()
+                self._write(came.final.text)
+            return came
+        finally:
+            over.set()
+            if self._shown and not self._shown.endswith("\n"):
+                self._write("\n")
+
+    def _write(self, text: str) -> None:
+        self._shown = text
+        self.answers.write(harmless(text))
+        self.answers.flush()
+
+    def _remember(self, turn: Turn, stages: Stages) -> None:
+        if self.manner.multi_turn:
+            self.remembered.append(turn)
+        for warning in stages.warnings:
+            print(f"warning: {harmless(warning)}", file=self.notes, flush=True)
+        if self.manner.json:
+            print(json.dumps(as_json(turn)), file=self.answers, flush=True)

@@ -1,0 +1,93 @@
+"""What is sent to a chat endpoint for a request, and under which key the answer is kept."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from swarm.models import Message, Request
+from swarm.models.address import checked_url
+from swarm.models.asking import Call
+from swarm.models.cache import key_of
+
+CHARACTERS_A_TOKEN = 4
+"""For the estimate of `Limits.tokens_per_minute`; the server's own count corrects it."""
+
+
+class Wanted(NamedTuple):
+    """One answer that is to be had.
+
+    Attributes:
+        key: Under which it is kept.
+        alike: The same key for all that a single request may ask for together.
+        body: What is sent for it alone.
+        timeout: See `Request.timeout`.
+    """
+
+    key: str
+    alike: str
+    body: dict[str, Any]
+    timeout: float | None
+
+
+def chat_url(base_url: object) -> str:
+    """Where chats are posted to.
+
+    Raises:
+        UserError: It is no base URL; the message leaves a password out.
+    """
+    return checked_url(f"{base_url}".rstrip("/") + "/chat/completions")
+
+
+def body_of(request: Request, tokens_field: str, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON for a request; its own settings go before the model's, `fixed`."""
+    plain = isinstance(request.prompt, str)
+    turns = (Message("user", str(request.prompt)),) if plain else request.prompt
+    body = {
+        "messages": [turn._asdict() for turn in turns],  # type: ignore[union-attr]
+        tokens_field: request.max_new_tokens,
+        **fixed,
+    }
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if request.seed is not None:
+        body["seed"] = request.seed
+    if request.stop:
+        body["stop"] = list(request.stop)
+    if request.top_logprobs:
+        body["logprobs"] = True
+    if request.top_logprobs > 0:
+        body["top_logprobs"] = request.top_logprobs
+    return body
+
+
+def wanted(
+    url: str, requests: Sequence[Request], tokens_field: str, fixed: Mapping[str, Any]
+) -> Iterator[Wanted]:
+    """What is to be had for the requests: of equal greedy ones one answer, else another each."""
+    seen: Counter[tuple[str, int]] = Counter()
+    for request in requests:
+        body = body_of(request, tokens_field, fixed)
+        key = alike = key_of("chat", url, body)
+        if body.get("temperature") != 0:
+            sample = request.sample + seen[key, request.sample]
+            seen[key, request.sample] += 1
+            key = key_of(key, sample)
+            if "seed" in body:
+                alike, body["seed"] = key, body["seed"] + sample
+        yield Wanted(key, alike, body, request.timeout)
+
+
+def grouped(answers: Sequence[Wanted], most: int) -> list[list[Wanted]]:
+    """The answers that go into one request each, at most so many."""
+    alike: dict[Any, list[Wanted]] = defaultdict(list)
+    for answer in answers:
+        alike[answer.alike, answer.timeout].append(answer)
+    return [each[i : i + most] for each in alike.values() for i in range(0, len(each), most)]
+
+
+def call_of(group: Sequence[Wanted], tokens_field: str) -> Call:
+    """The request for a group."""
+    body, count = group[0].body, len(group)
+    read = sum(len(turn["content"]) for turn in body["messages"]) / CHARACTERS_A_TOKEN
+    tokens = float(read + count * body[tokens_field])
+    return Call(body | ({"n": count} if count > 1 else {}), tokens, group[0].timeout)

@@ -1,0 +1,119 @@
+"""A Python function as a model: f(prompt) -> text."""
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.models import Completion, Delta, Request, Stream
+from swarm.models.failures import one_line
+from swarm.models.threads import Threaded
+
+
+class Function(Threaded):
+    """Answers with what a function returns, or yields piece by piece.
+
+    It is called with the request's prompt as it is: a text, or the conversation as a tuple of turns
+    (role, content). It returns a text, a `Completion`, or an iterator of texts. What it raises is
+    the request's failure. The most new tokens, a temperature and a seed are not for it.
+
+    Args:
+        function: The function, or where it is: "package.module:name". Python has to find the
+            module, and looks in the folder in which the command is given too; it is imported at
+            the first use.
+        concurrency: In how many threads it may run at once; more than one for a function that
+            allows it.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(self, function: str | Callable[..., Any], concurrency: int = 1) -> None:
+        if not callable(function):
+            module, found, name = str(function).partition(":")
+            if not (module and found and name):
+                raise UserError(
+                    f"function={function!r}: must be package.module:name, or a function"
+                )
+        told = function if isinstance(function, str) else name_of(function)
+        super().__init__(f"function/{told}", concurrency)
+        self.function = function
+
+    def check(self) -> None:
+        """Import the function; see `swarm.tasks.Prepared.check`.
+
+        Raises:
+            UserError: There is no such module, or no such function in it.
+        """
+        self._found()
+
+    def open(self, device: str) -> None:
+        """Nothing to load."""
+
+    def _speak(self, request: Request, streamed: bool) -> Stream:
+        if request.choices:
+            raise UserError(f"{self.who}: a function does not score choices")
+        function = self._found()
+        try:
+            given = function(request.prompt)
+            if isinstance(given, Iterator):
+                given = yield from _joined(given)
+            elif isinstance(given, str | Completion):
+                given = given if isinstance(given, Completion) else Completion(given)
+                yield Delta(given.text, given.reasoning)
+        except (Exception, SystemExit) as error:
+            raise UserError(f"{self.who} failed: {what(error, function)}") from error
+        if not isinstance(given, Completion):
+            raise UserError(
+                f"{self.who} gave {given!r:.80}: it has to be a text, a Completion or an iterator "
+                "of texts"
+            )
+        return replace(given, model=given.model or self.who)
+
+    def _found(self) -> Callable[..., Any]:
+        if not isinstance(self.function, str):
+            return self.function
+        module, _, name = self.function.partition(":")
+        try:
+            found: Any = import_module(module)
+        except (Exception, SystemExit) as error:
+            raise UserError(
+                f"{self.who}: {module} cannot be imported from {Path.cwd()}: {what(error, None)}"
+            ) from error
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not callable(found):
+            raise UserError(f"{self.who}: {module} has no function {name}")
+        return found  # type: ignore[no-any-return]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """How messages call a function."""
+    named = getattr(function, "__qualname__", type(function).__qualname__)
+    module = getattr(function, "__module__", None)
+    return f"{module}:{named}" if module else str(named)
+
+
+def what(error: BaseException, function: Callable[..., Any] | None) -> str:
+    """An error in one line, with the last line of the function's own file as far as it is known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    else:
+        own = [frame for frame in frames if frame.filename == code.co_filename]
+    where = f" ({Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {one_line(str(error))}{where}"
+
+
+def _joined(pieces: Iterator[Any]) -> Stream:
+    said = []
+    for piece in pieces:
+        if not isinstance(piece, str):
+            raise TypeError(f"it yielded {piece!r:.80}, which is not a text")
+        said.append(piece)
+        yield Delta(piece)
+    return Completion("".join(said))

@@ -1,0 +1,254 @@
+"""Named endpoints, each with its key's variable, its limits and its prices, out of yaml files."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.models.address import checked_env, checked_url
+from swarm.models.chat import chat_url
+from swarm.models.http import Client
+from swarm.models.openai import OpenAI
+from swarm.models.pace import Limits
+from swarm.models.spending import checked_prices
+from swarm.places import conf_folder
+
+VARIABLE = "MODEL_SWARMS_PROVIDERS"
+"""The environment variable that names the user's file."""
+
+NEWEST = "https://api.openai.com/"
+"""Where the newer models take max_completion_tokens alone; it is of use nowhere else."""
+
+KEYS: dict[str, tuple[tuple[type, ...], str]] = {
+    "base_url": ((str,), "a URL"),
+    "base_url_env": ((str, type(None)), "the name of an environment variable, or null"),
+    "api_key_env": ((str, type(None)), "the name of an environment variable, or null"),
+    "limits": ((dict,), "a mapping such as {concurrency: 16}"),
+    "tokens_field": ((str, type(None)), "max_tokens, max_completion_tokens or null"),
+    "samples_at_once": ((int,), "a whole number from 1 on"),
+    "temperature": ((int, float, type(None)), "a number or null"),
+    "seed": ((int, type(None)), "a whole number or null"),
+    "body": ((dict,), "a mapping of fields of the request"),
+    "prices": ((dict,), "a mapping such as {gpt-4o-mini: {prompt: 0.1, new: 0.4}}"),
+}
+"""What a provider may have: of which type, and how messages call that."""
+
+
+class Provider:
+    """One endpoint and its models; whatever is asked there shares the endpoint's limits.
+
+    Args:
+        name: As names of models begin.
+        settings: The keys that conf/providers.yaml describes; base_url is a must.
+
+    Raises:
+        UserError: A key or a value is not allowed; the message begins with the key and does not
+            repeat the value, which may be a secret.
+    """
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        check_keys(settings)
+        self.name = name
+        if "base_url" not in settings:
+            raise UserError("base_url is missing: the endpoint's URL without /chat/completions")
+        self.base_url = checked_url(settings["base_url"])
+        self.base_url_env = _variable("base_url_env", settings)
+        self.api_key_env = _variable("api_key_env", settings)
+        self.limits = Limits(**settings.get("limits", {}))
+        self.tokens_field: str | None = settings.get("tokens_field")
+        self.samples_at_once: int = settings.get("samples_at_once", 1)
+        self.asked = {key: settings.get(key) for key in ("temperature", "seed", "body")}
+        self.prices = {str(m): _price(m, p) for m, p in settings.get("prices", {}).items()}
+
+    def model(self, name: str, **settings: Any) -> OpenAI:
+        """One of the endpoint's models.
+
+        Args:
+            name: As the endpoint calls it.
+            settings: Further arguments of `OpenAI`, over the provider's own.
+
+        Raises:
+            UserError: A value is not allowed.
+        """
+        url = self._url()
+        newest = self.tokens_field is None and f"{url}/".startswith(NEWEST)
+        own: dict[str, Any] = {
+            "base_url": url,
+            "api_key_env": self.client.api_key_env,
+            "tokens_field": "max_completion_tokens"
+            if newest
+            else self.tokens_field or "max_tokens",
+            "samples_at_once": self.samples_at_once,
+            "prices": self.prices.get(name),
+            "client": self.client,
+            **self.asked,
+        }
+        return OpenAI(name, **{**own, **settings})
+
+    def priced(self, model: str) -> bool:
+        """Whether the model's prices are known; else its answers seem to cost nothing."""
+        return model in self.prices
+
+    @cached_property
+    def client(self) -> Client:
+        """What all of the provider's models are asked through.
+
+        Raises:
+            UserError: The URL in the environment is none.
+        """
+        key = self.api_key_env
+        if self.moved and key and not os.environ.get(key, "").strip():
+            key = None  # many a server of one's own wants none, and one that does says so
+        return Client(self.name, chat_url(self._url()), key, self.limits)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the environment says where the endpoint is."""
+        return bool(self.base_url_env and os.environ.get(self.base_url_env, "").strip())
+
+    def _url(self) -> str:
+        if not self.moved:
+            return self.base_url
+        try:
+            return checked_url(os.environ[str(self.base_url_env)].strip())
+        except UserError as error:
+            raise UserError(f"the environment variable {self.base_url_env}: {error}") from None
+
+
+class Providers(Mapping[str, Provider]):
+    """Providers by name."""
+
+    def __init__(self, providers: Mapping[str, Provider]) -> None:
+        self._providers = dict(providers)
+
+    @classmethod
+    def load(cls, file: str | Path | None = None) -> "Providers":
+        """The providers that ship, and over them those of a file.
+
+        Args:
+            file: `None`: the one in $MODEL_SWARMS_PROVIDERS, else the user's own if there is one.
+
+        Raises:
+            UserError: A file is not there or not as agreed; the message names it, the provider and
+                the key.
+        """
+        shipped = conf_folder() / "providers.yaml"
+        settings = read(shipped)
+        origin = dict.fromkeys(settings, shipped)
+        if (own := _own(file)) is not None:
+            for name, changed in read(own).items():
+                settings[name] = merged(settings.get(name, {}), changed)
+                origin[name] = own
+        made = {}
+        for name, keys in settings.items():
+            try:
+                made[name] = Provider(name, keys)
+            except UserError as error:
+                raise UserError(f"{origin[name]}: {name}: {error}") from None
+        return cls(made)
+
+    def __getitem__(self, name: str) -> Provider:
+        return self._providers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._providers)
+
+    def __len__(self) -> int:
+        return len(self._providers)
+
+
+def read(file: Path) -> dict[str, dict[str, Any]]:
+    """What a yaml file says of each provider.
+
+    Raises:
+        UserError: It cannot be read, or is not as agreed.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        # Not the error's own words: they quote the file.
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{file}{line}: it is no yaml: {error.problem}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UserError(f"{file}: it is no yaml") from None
+    except OSError as error:
+        raise UserError(f"{file}: it cannot be read: {error.strerror}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: it has to have the form PROVIDER: {{base_url: ..., ...}}")
+    for name, settings in found.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise UserError(f"{file}: {name!r}: a provider's name is a word without /")
+        if not isinstance(settings, dict):
+            raise UserError(f"{file}: {name}: has to be a mapping such as {{base_url: ...}}")
+        try:
+            check_keys(settings)
+        except UserError as error:
+            raise UserError(f"{file}: {name}: {error}") from None
+    return found
+
+
+def check_keys(settings: Mapping[Any, Any]) -> None:
+    """See that all keys are known, and the values of their types.
+
+    Raises:
+        UserError: One is not.
+    """
+    for key, value in settings.items():
+        _known(key, KEYS, "")
+        kinds, wanted = KEYS[key]
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise UserError(f"{key}: has to be {wanted}")
+    if settings.get("samples_at_once", 1) < 1:
+        raise UserError(f"samples_at_once: has to be {KEYS['samples_at_once'][1]}")
+    if settings.get("tokens_field") not in (None, "max_tokens", "max_completion_tokens"):
+        raise UserError(f"tokens_field: has to be {KEYS['tokens_field'][1]}")
+    for key in settings.get("limits", {}):
+        _known(key, [field.name for field in fields(Limits)], "limits.")
+
+
+def merged(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with some of them changed; of a mapping, those of its keys that are named."""
+    new = {
+        key: {**before.get(key, {}), **value} if isinstance(value, dict) else value
+        for key, value in changed.items()
+    }
+    return {**before, **new}
+
+
+def _own(file: str | Path | None) -> Path | None:
+    """The user's file; `None` if there is none and none is named."""
+    if named := file or os.environ.get(VARIABLE, "").strip():
+        return Path(named).expanduser()
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    default = home / "model-swarms" / "providers.yaml"
+    return default if default.is_file() else None
+
+
+def _known(key: object, keys: Any, above: str) -> None:
+    if key in keys:
+        return
+    near = get_close_matches(str(key), keys, 1)
+    meant = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(keys)}"
+    raise UserError(f"{above}{key}: there is no such key; {meant}")
+
+
+def _variable(key: str, settings: Mapping[str, Any]) -> str | None:
+    try:
+        return checked_env(settings.get(key))
+    except UserError as error:
+        raise UserError(str(error).replace("api_key_env", key)) from None
+
+
+def _price(model: object, prices: object) -> dict[str, float]:
+    try:
+        return checked_prices(prices)
+    except UserError as error:
+        raise UserError(f"prices.{model}: {error}") from None

@@ -1,0 +1,150 @@
+"""Models by name, whatever their kind; the same name gives the same model."""
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from swarm.errors import UserError
+from swarm.models import Model
+from swarm.models.cache import Cache
+from swarm.models.cached import Cached
+from swarm.models.function import Function
+from swarm.models.llm import LLM
+from swarm.models.providers import Providers
+from swarm.roster.names import counted, default_provider
+
+if TYPE_CHECKING:
+    from swarm.engine.base import Base
+    from swarm.roster.local import Locals
+
+__all__ = ["Roster", "counted"]
+
+
+class Roster:
+    """Finds models by their names.
+
+    - PROVIDER/MODEL: a model of one of the `providers`.
+    - local/base, local/EXPERT, local/search/RUN, local/FOLDER: see `swarm.roster.local`.
+    - llm/NAME: a model that the `llm` package knows.
+    - function/package.module:name: a Python function.
+    - moa/PRESET or moa/FILE.yaml: a mixture of agents.
+    - Any other name is that of a model of the default provider's.
+
+    Args:
+        providers: `None`: `Providers.load()`, when one is needed.
+        base, pool, device: Of local names; `base=None` is the one that the pool's experts name.
+            Nothing of it is looked at before a local name is asked for.
+        cache: Where answers of endpoints and of llm's models are kept; "default" is `Cache()`,
+            `None` keeps none.
+    """
+
+    def __init__(
+        self,
+        providers: Providers | None = None,
+        base: "str | Base | None" = None,
+        pool: str | Path = "initial_experts",
+        device: str | None = None,
+        cache: Cache | Literal["default"] | None = "default",
+    ) -> None:
+        self._given, self.base, self.pool, self.device = providers, base, pool, device
+        self.cache = Cache() if cache == "default" else cache
+        self._models: dict[str, Model] = {}
+        self._building: list[str] = []
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+    @cached_property
+    def providers(self) -> Providers:
+        """The endpoints by name.
+
+        Raises:
+            UserError: The user's file is not as agreed.
+        """
+        return Providers.load() if self._given is None else self._given
+
+    def model(self, name: str) -> Model:
+        """The model of a name, without a count (see `counted`); nothing heavy is loaded yet.
+
+        Raises:
+            UserError: There is none, or the name does not say which.
+        """
+        with self._lock:
+            if name not in self._models:
+                self._models[name] = self._found(name)
+            return self._models[name]
+
+    def check(self, names: Iterable[str] = ()) -> None:
+        """See that all models can be asked, these and those that were found before.
+
+        Args:
+            names: Further names, with counts or without.
+
+        Raises:
+            UserError: A key, a package, an expert or a folder is missing.
+        """
+        for name in names:
+            self.model(counted(name)[0])
+        for model in list(self._models.values()):
+            if check := getattr(model, "check", None):
+                check()
+
+    def open(self, device: str) -> None:
+        """Load what the models that were found need, on `device`.
+
+        Raises:
+            UserError: The files do not make a model, or the device has no room for it.
+        """
+        for model in list(self._models.values()):
+            if opened := getattr(model, "open", None):
+                opened(device)
+
+    def _found(self, name: str) -> Model:
+        if not isinstance(name, str) or not name.strip() or name != name.strip():
+            raise UserError(
+                f"{name!r} is no name of a model, such as local/base or ollama/qwen2:7b"
+            )
+        first, slash, rest = name.partition("/")
+        ways: dict[str, Callable[[str], Model]] = {
+            "local": self._local, "llm": self._llm, "function": Function, "moa": self._moa,
+        }  # fmt: skip
+        way = ways.get(first)
+        if slash and not rest and (way or first in self.providers):
+            raise UserError(f"{name}: the model's name is missing after {first}/")
+        if slash and way:
+            return way(rest)
+        if slash and first in self.providers:
+            return self.providers[first].model(rest, cache=self.cache)
+        return default_provider(name, self.providers).model(name, cache=self.cache)
+
+    def _local(self, name: str) -> Model:
+        return self._locals.model(name)
+
+    @cached_property
+    def _locals(self) -> "Locals":
+        from swarm.roster.local import Locals
+
+        return Locals(self.base, self.pool, self.device)
+
+    def _llm(self, name: str) -> Model:
+        model = LLM(name)
+        return Cached(model, self.cache, ("llm", name), model.who) if self.cache else model
+
+    def _moa(self, name: str) -> Model:
+        from swarm.collab.presets import build, read_preset
+
+        if name in self._building:
+            way = [*self._building[self._building.index(name) :], name]
+            raise UserError(f"moa/{name} contains itself: {' -> '.join(f'moa/{n}' for n in way)}")
+        self._building.append(name)
+        try:
+            return build(read_preset(name), self.model)
+        finally:
+            self._building.pop()

@@ -1,0 +1,158 @@
+"""Our own question sets: in the formats that are read, with references that are right."""
+
+import itertools
+import json
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from fnmatch import fnmatch
+from typing import Any
+
+import pytest
+import searches
+
+from swarm.judge.files import read_rows
+from swarm.judge.flask import QUESTIONS as FLASK
+from swarm.judge.flask import SKILLS
+from swarm.judge.flask_items import read_items, read_skills
+from swarm.judge.flask_show import DIFFICULTIES
+from swarm.judge.mt_bench import QUESTIONS as MT_BENCH
+from swarm.judge.mt_bench_answers import Question, read_questions
+from swarm.judge.mt_bench_prompts import REFERENCED
+from swarm.places import find
+
+ALPACA_EVAL = "data/questions/alpaca_eval.json"
+
+
+def test_the_instructions_are_thirty_different_ones() -> None:
+    rows = read_rows(find(ALPACA_EVAL), {"instruction": str, "dataset": str})
+    assert len(rows) == len({row["instruction"] for row in rows}) == 30
+    assert {row["dataset"] for row in rows} == {"own"}
+    assert all(len(row["instruction"]) < 300 for row in rows)
+
+
+def test_there_are_two_questions_of_two_turns_in_each_category() -> None:
+    questions = read_questions(find(MT_BENCH))
+    assert Counter(question.category for question in questions) == dict.fromkeys(
+        ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
+        2,
+    )
+    assert {len(question.turns) for question in questions} == {2}
+    for question in questions:
+        assert len(question.reference) == (2 if question.category in REFERENCED else 0)
+
+
+def test_every_skill_is_asked_for_and_every_difficulty_there() -> None:
+    skills = read_skills(find(SKILLS))
+    items = read_items(find(FLASK), skills)
+    assert len(skills) == len(items) == 12
+    assert {skill for item in items for skill in item.skills} == set(skills)
+    assert {item.difficulty for item in items} == set(DIFFICULTIES)
+    assert all(len(item.skills) == 3 and item.answer for item in items)
+    texts = [text for skill in skills.values() for text in skill.scoring.values()]
+    assert len(texts) == len(set(texts)) == 60
+
+
+def test_the_sets_are_part_of_the_wheel() -> None:
+    settings = tomllib.loads((searches.ROOT / "pyproject.toml").read_text())
+    globs = settings["tool"]["setuptools"]["package-data"]["swarm.data"]
+    for path in (FLASK, SKILLS, MT_BENCH, ALPACA_EVAL):
+        assert any(fnmatch(path, f"data/{one}") for one in globs), path
+
+
+def tallest(names: str, pairs: list[tuple[str, str]]) -> list[str]:
+    """The only order of people, the tallest first, in which the first of each pair is taller."""
+    (order,) = [order for order in itertools.permutations(names.split())
+                if all(order.index(a) < order.index(b) for a, b in pairs)]  # fmt: skip
+    return list(order)
+
+
+def boxes(found: str) -> dict[str, str]:
+    """What wrongly labelled boxes hold, if a fruit out of the one labelled mixed is `found`."""
+    labels = ("apples", "pears", "mixed")
+    (holds,) = [held for held in itertools.permutations(labels)
+                if all(a != b for a, b in zip(labels, held, strict=True))
+                and held[2] in (found, "mixed")]  # fmt: skip
+    return dict(zip(labels, holds, strict=True))
+
+
+def program(reference: str, name: str) -> Callable[..., Any]:
+    """A function of a reference's program."""
+    space: dict[str, Any] = {}
+    exec(reference, space)
+    made: Callable[..., Any] = space[name]
+    return made
+
+
+def divided(*by: int) -> int:
+    return sum(any(n % d == 0 for d in by) for n in range(1, 101))
+
+
+HEIGHTS = [("Anna", "Ben"), ("Ben", "Carl"), ("Carl", "Dora")]
+
+
+def referenced(category: str) -> list[Question]:
+    return [one for one in read_questions(find(MT_BENCH)) if one.category == category]
+
+
+def test_the_references_of_reasoning_follow() -> None:
+    heights, fruit = referenced("reasoning")
+    four = tallest("Anna Ben Carl Dora", HEIGHTS)
+    five = tallest("Anna Ben Carl Dora Emil", [*HEIGHTS, ("Emil", "Ben"), ("Anna", "Emil")])
+    assert (
+        heights.reference[0].startswith(f"{four[1]}.") and ", ".join(four) in heights.reference[0]
+    )
+    assert (
+        heights.reference[1].startswith(f"{five[2]}.") and ", ".join(five) in heights.reference[1]
+    )
+    held = boxes("pears")
+    assert "The box labelled mixed." in fruit.reference[0]
+    for words in ("labelled mixed holds pears", "labelled apples is mixed",
+                  "labelled pears holds apples"):  # fmt: skip
+        assert words in fruit.reference[1]
+    assert held == {"mixed": "pears", "apples": "mixed", "pears": "apples"}
+
+
+def test_the_references_of_math_follow() -> None:
+    price, divisors = referenced("math")
+    now = 80 * 85 // 100
+    assert price.reference[0].startswith(f"{now} euros")
+    assert (
+        price.reference[1].startswith(f"{now * 1.15:.2f} euros")
+        and "0.9775" in (price.reference[1])
+    )
+    assert divisors.reference[0].startswith(f"{divided(3, 5)}:")
+    assert divisors.reference[1].startswith(f"{100 - divided(3, 5, 7)}:")
+
+
+def test_the_references_of_coding_run() -> None:
+    words, brackets = referenced("coding")
+    count = program(words.reference[0], "count_words")
+    assert count("A b\na  B b") == {"a": 2, "b": 3}
+    count = program(words.reference[1], "count_words")
+    assert count("Yes, yes! No.") == {"yes": 2, "no": 1} and count("- it's") == {"it's": 1}
+    balanced = program(brackets.reference[0], "is_balanced")
+    assert [balanced(text) for text in ("a(b[c]{d})", "([)]", "", ")", "((")] == [
+        True, False, True, False, False,
+    ]  # fmt: skip
+
+
+def test_the_reference_answers_of_the_rubric_are_right() -> None:
+    items = {item.id: item.answer for item in read_items(find(FLASK), read_skills(find(SKILLS)))}
+    positive = 100 * 0.99 / (100 * 0.99 + 99_900 * 0.01)
+    for id_, right in {0: 4 * 12 - 9, 2: 17 * 23, 6: round(1 / (1 / 6 + 1 / 3))}.items():
+        assert items[id_].startswith(f"{right}"), id_
+    assert items[9].startswith(f"About {100 * positive:.0f} %") and f"{positive:.3f}" in items[9]
+    middle = program(items[5].split("\n\n")[0], "median")
+    assert [middle(numbers) for numbers in ([3, 1, 2], [4, 1, 3, 2])] == [2, 2.5]
+    with pytest.raises(ValueError, match="no numbers"):
+        middle([])
+
+
+def test_no_text_is_found_twice() -> None:
+    texts = [row["instruction"] for row in read_rows(find(ALPACA_EVAL))]
+    texts += [turn for question in read_questions(find(MT_BENCH)) for turn in question.turns]
+    texts += [json.loads(line)["instruction"] for line in find(FLASK).read_text().splitlines()]
+    plain = [re.sub(r"\W+", " ", text).casefold() for text in texts]
+    assert len(plain) == len(set(plain)) == 30 + 32 + 12

@@ -1,0 +1,371 @@
+"""Answers that come in pieces: whole, cut anywhere, broken off, stalled, and left by the reader."""
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoints import (
+    DONE,
+    Asked,
+    Endpoint,
+    Reply,
+    chat,
+    endpoint,
+    event,
+    in_turn,
+    piece,
+    streamed,
+)
+
+from swarm.errors import UserError
+from swarm.models import Completion, Delta, Request, Stream, Token
+from swarm.models.cache import Cache
+from swarm.models.failures import (
+    AccessDenied,
+    BadRequest,
+    RequestError,
+    ServerFault,
+    TimedOut,
+    Unreachable,
+)
+from swarm.models.openai import OpenAI
+from swarm.models.pace import Limits
+from swarm.models.sse import Event, Events
+from swarm.models.thoughts import Thoughts
+
+KEY = "sk-very-secret-0123456789"
+ASK = Request("a")
+
+
+def model(server: Endpoint, retries: int = 1, timeout: float = 5.0, **more: Any) -> OpenAI:
+    limits = Limits(retries=retries, timeout=timeout)
+    return OpenAI(**{"model": "small", "base_url": server.url, "api_key_env": None,
+                     "limits": limits, **more})  # fmt: skip
+
+
+def drained(stream: Stream) -> tuple[list[Delta], Completion]:
+    """All pieces, and the whole."""
+    pieces = []
+    while True:
+        try:
+            pieces.append(next(stream))
+        except StopIteration as end:
+            return pieces, end.value
+
+
+def said(pieces: list[Delta]) -> tuple[str, str]:
+    return "".join(p.text for p in pieces), "".join(p.reasoning for p in pieces)
+
+
+def sent(*pieces: bytes | float, drop: bool = False) -> Reply:
+    return Reply(pieces=pieces, drop=drop)
+
+
+def test_pieces_come_as_they_are_sent_and_make_the_whole() -> None:
+    slow = Reply(pieces=[piece("one "), 0.3, piece("two"), piece(finish="length"), DONE])
+    with endpoint(in_turn(slow)) as server:
+        mine = model(server, body={"top_p": 0.5})
+        stream = mine.stream(ASK)
+        assert next(stream) == Delta("one ")
+        began = time.monotonic()
+        rest, done = drained(stream)
+        assert rest == [Delta("two")] and time.monotonic() - began > 0.2
+    assert (done.text, done.finish, done.cached) == ("one two", "length", False)
+    assert 0.3 <= done.seconds < 1
+    body = server.asked[0].body
+    assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
+    assert body["top_p"] == 0.5 and body["messages"][0]["content"] == "a"
+
+
+def test_a_stream_is_the_answer_that_generate_gives(tmp_path: Path) -> None:
+    """Same tokens, cost and cache: either finds what the other has kept, in one piece."""
+
+    def answer(asked: Asked) -> Reply:
+        return streamed("well ", "said") if "stream" in asked.body else chat("well said")
+
+    cache = Cache(str(tmp_path / "a.sqlite"))
+    prices = {"prompt": 1.0, "new": 2.0}
+    with endpoint(answer) as server:
+        mine = model(server, cache=cache, prices=prices)
+        pieces, done = drained(mine.stream(ASK))
+        assert pieces == [Delta("well "), Delta("said")]
+        assert done == model(server, prices=prices).generate([ASK])[0]
+        assert (done.prompt_tokens, done.new_tokens, done.cost) == (10, 3, 16e-6)
+        assert (mine.totals.requests, mine.totals.prompt_tokens) == (1, 10)
+        assert mine.generate([ASK]) == [done] and mine.generate([ASK])[0].cached
+        assert drained(mine.stream(ASK)) == ([Delta("well said")], done)
+        assert len(server.asked) == 2 and mine.totals.cached == 3
+        again = model(server, cache=cache)
+        kept = again.generate([Request("b")])
+        assert drained(again.stream(Request("b"))) == ([Delta("well said")], kept[0])
+        sampled = model(server, cache=cache, temperature=1.0)
+        for sample in (0, 1, 0):
+            drained(sampled.stream(Request("c", sample=sample)))
+        assert len(server.asked) == 5
+
+
+ODD = """: begin\r
+\r
+data: {"choices": [{"delta": {"content": "grüß 𝄞 "}}]}\r
+\r
+: keep alive\r
+\r
+id: 7
+retry: 5
+data:{"choices":
+data: [{"delta": {"content": "dich\\n"}}]}
+
+event: x\rdata: {"choices": [{"delta": {"content": "€"}}]}\r\rdata: {"choices": [], "usage": null}
+
+
+
+data: {"choices": [{"delta": {"content": null}, "finish_reason": null}]}
+
+data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+
+data: [DONE]"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
+def test_streams_may_be_cut_anywhere(size: int) -> None:
+    data = b"\xef\xbb\xbf" + ODD.encode()
+    found = Events()
+    cut = [data[i : i + size] for i in range(0, len(data), size)]
+    events = [event for chunk in cut for event in found.feed(chunk)] + list(found.rest())
+    assert [e.name for e in events] == ["", "", "x", "", "", "", ""]
+    assert events[-1] == Event("", "[DONE]")
+    with endpoint(in_turn(sent(*cut))) as server:
+        pieces, done = drained(model(server, retries=0).stream(ASK))
+    assert said(pieces) == ("grüß 𝄞 dich\n€", "") and done.text == "grüß 𝄞 dich\n€"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "thoughts"),
+    [
+        ("<think>let me see</think>8", "8", "let me see"),
+        ("\n <thinking>\na < b </think\n</thinking>\n8", "\n8", "\na < b </think\n"),
+        ("<think>never ended </thi", "", "never ended </thi"),
+        ("<thin air", "<thin air", ""),
+        ("  <", "  <", ""),
+        ("an answer with <think> in it </think>", "an answer with <think> in it </think>", ""),
+        ("<think></think>", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_thoughts_are_told_apart_wherever_the_text_is_cut(
+    text: str, answer: str, thoughts: str
+) -> None:
+    for size in (1, 2, 5, 100):
+        splitter = Thoughts()
+        pieces = [splitter.feed(text[i : i + size]) for i in range(0, len(text), size)]
+        assert said([*pieces, splitter.rest()]) == (answer, thoughts)
+    replies = streamed(*text), streamed(text), chat(text)
+    with endpoint(in_turn(*replies)) as server:
+        mine = model(server)
+        for _ in range(2):
+            pieces, done = drained(mine.stream(ASK))
+            assert said(pieces) == (answer, thoughts)
+            assert (done.text, done.reasoning) == (answer, thoughts.strip())
+        assert mine.generate([ASK])[0] == done
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_in_a_field_of_their_own(field: str) -> None:
+    first, second = piece(None, **{field: "let me "}), piece("", **{field: "see", "content": None})
+    with endpoint(in_turn(sent(first, second, piece("8", **{field: None}), DONE))) as server:
+        pieces, done = drained(model(server).stream(ASK))
+    assert pieces == [Delta("", "let me "), Delta("", "see"), Delta("8")]
+    assert (done.text, done.reasoning, done.finish) == ("8", "let me see", "")
+
+
+def test_log_probabilities_come_with_the_pieces() -> None:
+    def token(text: str) -> dict[str, Any]:
+        top = [{"token": text, "logprob": -0.5}, {"token": "?", "logprob": -1.5}]
+        return {"content": [{"token": text, "logprob": -0.5, "top_logprobs": top}]}
+
+    events = [
+        event({"choices": [{"delta": {"content": t}, "logprobs": token(t)}]}) for t in ("a", "b")
+    ]
+    with endpoint(in_turn(sent(*events, piece(finish="stop"), DONE))) as server:
+        _, done = drained(model(server).stream(Request("a", top_logprobs=2)))
+    assert done.tokens == tuple(Token(t, -0.5, ((t, -0.5), ("?", -1.5))) for t in ("a", "b"))
+    assert server.asked[0].body["logprobs"] is True and server.asked[0].body["top_logprobs"] == 2
+
+
+BROKEN = {
+    "cut short": (sent(piece("half an")), ServerFault, "the answer broke off"),
+    "dropped": (sent(piece("half an"), drop=True), Unreachable, "the connection failed"),
+    "cut in an event": (sent(piece("half an"), b'data: {"cho'), ServerFault, "is not JSON"),
+    "an error": (sent(piece("half an"), event({"error": {"message": "gone", "code": 502}}), DONE),
+                 ServerFault, "gone"),
+    "an error event": (sent(piece("half an"), b'event: error\ndata: {"message": "gone"}\n\n'),
+                       ServerFault, "gone"),
+    "stalled": (sent(piece("half an"), 1.5, DONE), TimedOut, "no answer within 0.5 s"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_what_breaks_off_is_an_error_and_never_a_short_answer(fault: str, tmp_path: Path) -> None:
+    """Not repeated after the first piece: the caller has it already."""
+    reply, kind, words = BROKEN[fault]
+    with endpoint(in_turn(reply, streamed("well"))) as server:
+        mine = model(server, timeout=0.5, cache=Cache(str(tmp_path / "a.sqlite")))
+        stream = mine.stream(ASK)
+        assert next(stream) == Delta("half an")
+        with pytest.raises(kind, match=words) as caught:
+            next(stream)
+        assert len(server.asked) == 1 and str(caught.value).startswith("small (http")
+        assert drained(mine.stream(ASK))[1].text == "well"
+
+
+EMPTY_HANDED = {
+    "cut short": sent(piece(role="assistant")),
+    "nothing at all": sent(b""),
+    "no choices": sent(DONE),
+    "comments alone": sent(b": wait\n\n", b": wait\n\n"),
+    "dropped": sent(piece(role="assistant"), drop=True),
+    "dropped at once": Reply(drop=True),
+    "an error": sent(event({"error": {"message": "gone"}})),
+    "no JSON": sent(b"data: <html>\n\n"),
+    "a page": Reply(b"<html>busy</html>"),
+    "half of JSON": Reply(b'{"choices": [{"mess'),
+    "stalled": sent(b": wait\n\n", 1.5, DONE),
+    "429": Reply({"error": "slow down"}, 429, {"Retry-After": "0"}),
+    "500": Reply({"error": "broken"}, 500),
+    "an error as JSON": Reply({"error": {"message": "gone"}}),
+    "no choices as JSON": Reply({"choices": []}),
+}
+
+
+@pytest.mark.parametrize("fault", EMPTY_HANDED)
+def test_what_breaks_off_before_the_first_piece_is_asked_again(fault: str) -> None:
+    with endpoint(in_turn(EMPTY_HANDED[fault], streamed("well"))) as server:
+        mine = model(server, timeout=0.5)
+        assert drained(mine.stream(ASK))[1].text == "well"
+        assert len(server.asked) == 2 and mine.client.repeated == 1
+        server.answer = in_turn(EMPTY_HANDED[fault])
+        with pytest.raises(RequestError, match=r"^small \(http"):
+            drained(model(server, retries=0, timeout=0.5).stream(ASK))
+        assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        sent(piece("well"), piece(finish="stop")),
+        sent(piece("well"), piece(finish="stop"), drop=True),
+        sent(piece("well"), DONE.strip()),
+        chat("well"),
+        Reply(b"\n" + json.dumps(chat("well").body).encode()),
+    ],
+)
+def test_what_is_whole_is_taken_however_it_ends(reply: Reply) -> None:
+    """Without [DONE], without a reason, cut after the reason, or as one JSON answer."""
+    with endpoint(in_turn(reply)) as server:
+        pieces, done = drained(model(server, retries=0).stream(ASK))
+    assert pieces == [Delta("well")] and done.text == "well"
+
+
+def test_an_empty_answer_is_one() -> None:
+    with endpoint(in_turn(streamed(), chat(None))) as server:
+        for _ in range(2):
+            pieces, done = drained(model(server, retries=0).stream(ASK))
+            assert said(pieces) == ("", "") and (done.text, done.finish) == ("", "stop")
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_server_without_stream_options_is_asked_without_them(status: int) -> None:
+    wrong = {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs"}]}
+
+    def answer(asked: Asked) -> Reply:
+        return Reply(wrong, status) if "stream_options" in asked.body else streamed("well")
+
+    with endpoint(answer) as server:
+        mine = model(server)
+        assert [drained(mine.stream(ASK))[1].text for _ in range(2)] == ["well", "well"]
+        assert ["stream_options" in asked.body for asked in server.asked] == [True, False, False]
+        server.answer = in_turn(Reply({"error": "no such temperature"}, 400))
+        with pytest.raises(BadRequest, match="no such temperature"):
+            drained(model(server).stream(ASK))
+        server.answer = in_turn(Reply({"error": "not you"}, 401))
+        with pytest.raises(AccessDenied, match="not you"):
+            drained(model(server).stream(ASK))
+
+
+def test_a_text_that_is_refused_has_an_empty_answer() -> None:
+    refusal = Reply({"error": {"message": "not that", "code": "content_filter"}}, 400)
+    with endpoint(in_turn(refusal)) as server:
+        mine = model(server)
+        assert drained(mine.stream(ASK)) == ([], Completion("", finish="content_filter"))
+        assert mine.totals.refused == 1
+        with pytest.raises(UserError, match="does not score choices"):
+            drained(mine.stream(Request("a", 0, ("A", "B"))))
+
+
+def test_whoever_leaves_ends_the_request() -> None:
+    endless = Reply(pieces=[piece("on and "), *[0.05, piece("on ")] * 200])
+    with endpoint(in_turn(endless)) as server:
+        stream = model(server).stream(ASK)
+        assert next(stream) == Delta("on and ")
+        stream.close()
+        assert server.left.wait(2)
+        server.left.clear()
+        main = threading.main_thread().ident or 0
+        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            drained(model(server).stream(ASK))
+        assert server.left.wait(2) and time.monotonic() - began < 3
+
+
+def test_an_answer_has_a_time_limit_of_its_own() -> None:
+    with endpoint(in_turn(sent(piece("half"), 2.0, DONE))) as server:
+        stream = model(server).stream(Request("a", timeout=0.3))
+        assert next(stream) == Delta("half")
+        with pytest.raises(TimedOut, match=r"no answer within 0.3 s$"):
+            next(stream)
+
+
+def test_streams_from_a_running_loop_and_from_many_threads_at_once() -> None:
+    def answer(asked: Asked) -> Reply:
+        words = asked.body["messages"][-1]["content"]
+        return Reply(pieces=[piece(words), 0.1, piece("!"), DONE])
+
+    with endpoint(answer) as server:
+        mine = model(server)
+
+        async def notebook() -> str:
+            return drained(mine.stream(Request("from a loop")))[1].text
+
+        assert asyncio.run(notebook()) == "from a loop!"
+        found: dict[int, str] = {}
+
+        def work(n: int) -> None:
+            found[n] = drained(mine.stream(Request(f"{n}")))[1].text
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {n: f"{n}!" for n in range(8)} and time.monotonic() - began < 0.8
+
+
+def test_the_key_is_kept_nowhere_even_if_it_comes_in_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    halves = streamed(f"it is {KEY} or {KEY[:9]}", KEY[9:])
+    with endpoint(in_turn(halves)) as server:
+        mine = model(server, api_key_env="MY_KEY", cache=Cache(str(tmp_path / "a.sqlite")))
+        pieces, done = drained(mine.stream(ASK))
+    assert done.text == "it is *** or ***" and pieces[0].text == f"it is *** or {KEY[:9]}"
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"it is ***" in kept and KEY.encode() not in kept

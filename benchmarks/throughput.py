@@ -3,9 +3,9 @@
     python benchmarks/throughput.py [--count 3000] [--at-once 16,100,400] [--repeats 3]
 
 The endpoint runs in a process of its own and answers at once, or after 100 ms. "bare" is aiohttp
-with as many tasks and nothing else: no repetition, no limits, no cache; "keeping" writes each answer
-to a new file. All answers are seen to be right before anything is timed. CPU seconds are this
-process's: the endpoint's are left out.
+with as many tasks and nothing else: no repetition, no limits, no cache; "keeping" writes each
+answer to a new file. All answers are seen to be right before anything is timed. CPU seconds are
+this process's: the endpoint's are left out.
 """
 
 import argparse

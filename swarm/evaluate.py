@@ -166,8 +166,10 @@ def told(result: Mapping[str, Any]) -> str:
             cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     if best := result.get("against_best"):
-        first, numbers = result["voices"][0]["name"], ("gain", "interval", "p_value", "items")
-        words = compared(*(best[key] for key in numbers), "items", False)
+        first = result["voices"][0]["name"]
+        words = compared(
+            best["gain"], best["interval"], best["p_value"], best["items"], "items", False
+        )
         lines.append(f"best {best['rivals']}: {best['best']}; {first} against it: {words}")
     lines.append(
         f"{result['prompts']:,} prompts, {result['tokens']:,} tokens, {result['seconds']:.1f} s "

@@ -23,6 +23,7 @@ SMALLEST = {
     "startup.py": ["--repeats", "1"],
     "token_swarms.py": ["--items", "3", "--particles", "2", "--repeats", "1"],
     "update.py": ["--particles", "4", "--repeats", "1"],
+    "voices.py": ["--names", "base,amber,dune", "--new", "4", "--repeats", "1"],
     "workers.py": ["--items", "2", "--repeats", "1"],
 }
 
@@ -42,3 +43,10 @@ def test_it_runs(name: str, tiny_llama: Path, tiny_pool: Path) -> None:
     model = ["--model", str(tiny_llama)] if name != "update.py" else []
     out = run(name, *model, "--pool", str(tiny_pool), *SMALLEST[name])
     assert "ratio" in out or "|" in out or "first answer" in out
+
+
+@pytest.mark.slow
+def test_throughput_runs() -> None:
+    small = ["--count", "30", "--at-once", "4", "--slow", "4", "--kept", "50", "--repeats", "1"]
+    out = run("throughput.py", *small)
+    assert out.count("| ours, keeping |") == 2 and "50 kept answers: " in out

@@ -38,6 +38,7 @@ NOT_HERE = {
     "python -m swarm.study": "several searches; tests/test_ablations.py runs small ones",
     "python -m swarm.finetune task": "tests/test_finetune.py, on a small model",
     "python -m swarm.export search/": "tests/test_export_entry.py, from a run folder",
+    "python -m swarm.moa": "tests/test_moa_command.py, with endpoints on the loopback",
     "python -m swarm.judge alpaca_eval": "tests/test_judge_alpaca.py, with a judge on loopback",
     "bash scripts/eval_alpaca.sh": "tests/test_judge_alpaca.py, on loopback",
     "python -m swarm.judge mt_bench": "tests/test_mt_bench.py, with a judge on loopback",

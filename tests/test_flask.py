@@ -261,7 +261,7 @@ def test_the_scripts_generate_judge_and_show(tmp_path: Path) -> None:
 
     with endpoint(answer) as server:
         flask = script("eval_flask", server)
-        assert re.search(r"Logical Correctness +2\.00 \[2\.00, 2\.00\] n=6", flask), flask
+        assert re.search(r"Logical Correctness +\| 2\.00 \[2\.00, 2\.00\] n=6", flask), flask
         assert len(server.asked) == 2 * 12
         assert "6.00 [6.00, 6.00] n=32" in script("eval_mt_bench", server)
         assert len(server.asked) == 2 * 12 + 4 * 16

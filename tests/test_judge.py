@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -214,11 +215,16 @@ def test_any_model_may_judge() -> None:
     assert [score.value for score in mine.score(*pairs(2))] == [0.7, 0.7]
 
 
-def test_a_model_on_this_machine_may_judge(tiny_llama: Path) -> None:
+def test_a_model_on_this_machine_may_judge(tiny_llama: Path, tmp_path: Path) -> None:
     from swarm.engine.base import Base
     from swarm.engine.local import Local
 
-    local = Local(Base(str(tiny_llama)))
+    # What a judge is told is long, in a tokenizer of 300 words.
+    folder = shutil.copytree(tiny_llama, tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 2048
+    (folder / "config.json").write_text(json.dumps(config))
+    local = Local(Base(str(folder)))
     mine = Judge(local, max_new_tokens=8)
     mine.check()
     mine.open("cpu")

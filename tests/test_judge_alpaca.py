@@ -321,6 +321,52 @@ def test_a_failed_judgement_is_no_annotation(server: Endpoint, capsys: Any) -> N
     assert "10 of 10 judgements, 8 of them from earlier" in capsys.readouterr().out
 
 
+def test_another_endpoint_or_another_preset_is_asked_anew(
+    server: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions(2)
+    preset = "proposers: [small]\naggregator: {model: small, system: Be %s.}\n"
+    Path("mine.yaml").write_text(preset % "brief")
+    own = ("--model", "moa/mine.yaml")
+    assert generate(*own) == 0 and generate(*own) == 0
+    assert len(server.asked) == 4
+    Path("mine.yaml").write_text(preset % "kind")
+    assert generate(*own) == 0 and len(server.asked) == 8
+    with endpoint(lambda asked: chat("another model of this name")) as other:
+        monkeypatch.setenv("OPENAI_BASE_URL", other.url)
+        assert generate(*own) == 0 and len(other.asked) == 4
+    assert {row["output"] for row in read_rows("answers.json")} == {"another model of this name"}
+
+
+def test_where_answers_cannot_be_kept_nobody_is_asked(server: Endpoint, capsys: Any) -> None:
+    questions()
+    Path("taken").write_text("a file")
+    assert generate("--output", "taken/answers.json") == 1
+    assert "error: cannot write taken/answers.replies.jsonl" in capsys.readouterr().err
+    for words in (("--output", "."), ("--output", "..")):
+        with pytest.raises(SystemExit, match="2"):
+            generate(*words)
+        assert f"--output: invalid file value: '{words[1]}'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        judge(out="taken")
+    assert "argument --out: invalid folder value: 'taken'" in capsys.readouterr().err
+    assert server.asked == []
+
+
+def test_a_file_beside_the_answers_that_is_something_else_does_no_harm(
+    server: Endpoint, capsys: Any
+) -> None:
+    answers("mine", MINE)
+    answers("theirs", THEIRS)
+    for content in ("{", '{"spent": 3}', "[]"):
+        Path("mine.summary.json").write_text(content)
+        assert judge() == 0
+    Path("judged/annotations.jsonl").write_text('{"instruction": "a", "orders": []}\n')
+    capsys.readouterr()
+    assert run("show", "judged") == 1
+    assert 'annotations.jsonl, line 1: has no "output"' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["--temperature=-1", "--temperature=nan", "--max_tokens=0"])
 def test_a_wrong_number_is_named(word: str, capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -440,16 +486,18 @@ def test_a_journal_takes_rows_from_several_at_once(tmp_path: Path) -> None:
 
 
 class Touchy:
-    """Answers nothing of a batch in which there is a word it does not like."""
+    """Does not answer where there is a word it does not like."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
 
     def generate(self, requests: list[Request]) -> list[Completion]:
+        raise NotImplementedError
+
+    def attempt(self, requests: list[Request]) -> list[Completion | UserError]:
         self.batches.append(len(requests))
-        if any("never" in request.prompt for request in requests):
-            raise UserError("I do not speak of that")
-        return [Completion(str(request.prompt)) for request in requests]
+        no = UserError("I do not speak of that")
+        return [no if "never" in one.prompt else Completion(str(one.prompt)) for one in requests]
 
 
 def asked_of(model: Model, prompts: list[str], path: Path, batch: int) -> Any:
@@ -459,7 +507,7 @@ def asked_of(model: Model, prompts: list[str], path: Path, batch: int) -> Any:
 def test_one_bad_request_does_not_spoil_its_batch(tmp_path: Path) -> None:
     model = Touchy()
     replies = asked_of(model, ["a", "never", "b"], tmp_path / "journal", 8)
-    assert model.batches == [3, 1, 1, 1]
+    assert model.batches == [3]
     assert [one.text for one in replies.answers.values()] == ["a", "b"]
     assert replies.failures == {"never": "I do not speak of that"} and replies.code == 1
 
@@ -467,7 +515,7 @@ def test_one_bad_request_does_not_spoil_its_batch(tmp_path: Path) -> None:
 def test_where_a_whole_batch_fails_nothing_more_is_asked(tmp_path: Path) -> None:
     model = Touchy()
     replies = asked_of(model, ["a", "b", "never 1", "never 2", "c"], tmp_path / "journal", 2)
-    assert list(replies.answers) == ["a", "b"] and model.batches == [2, 2, 1, 1]
+    assert list(replies.answers) == ["a", "b"] and model.batches == [2, 2]
     assert replies.failures["c"] == "not asked, after a whole batch failed"
     assert "the same command asks only these again" in replies.report()
 

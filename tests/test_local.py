@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
+from swarm.engine.local import Local
 from swarm.engine.panel import Panel
 from swarm.engine.together import Asked, next_round
 from swarm.errors import UserError
@@ -84,6 +85,11 @@ def test_each_name_is_the_model_it_says(home: Locals, engine: HFEngine, tiny_poo
         assert voice.generate([TEXT, TURNS]) == row and voice is home.model(name)
         assert [one.model for one in voice.generate([TEXT])] == [name]
     assert len({row[0].text for row in expected}) == 4
+    judge = Local(home.base)
+    judge.open("cpu")
+    assert judge.generate([TEXT, TURNS]) == expected[2]
+    with pytest.raises(UserError, match="can have 512"):
+        judge.generate([TEXT, replace(TEXT, prompt="no " * 600)])
     assert home.model("base").generate([]) == []
 
 

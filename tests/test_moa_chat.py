@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from swarm.collab import Slot
 from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
 from swarm.moa.chat import COMMANDS, Chat
-from swarm.moa.printing import harmless
+from swarm.moa.printing import Remarks, harmless
 from swarm.moa.reading import Said, message
 from swarm.moa.session import Manner, Session
 from swarm.models import Completion, Delta, Request, Stream
@@ -58,7 +59,9 @@ def stopped(request: Request) -> str:
 def session(*proposers: Says, last: Says, manner: Manner | None = None, **options: int) -> Session:
     slots = [Slot(model, f"p{number}") for number, model in enumerate(proposers, 1)]
     mixture = MixtureOfAgents(slots, Slot(last, "last"), **options)
-    return Session(mixture, manner or Manner(0.7, 64), io.StringIO(), io.StringIO())
+    made = Session(mixture, manner or Manner(0.7, 64), io.StringIO(), io.StringIO(), Remarks())
+    logging.getLogger("swarm").addHandler(made.remarks)
+    return made
 
 
 def said(made: Session) -> tuple[str, str]:
@@ -157,6 +160,31 @@ def test_a_failed_turn_is_told_and_not_remembered() -> None:
     assert "error: layer 1: 0 of 2 proposers answered" in err
     assert "--- 2: layer 1, proposer p2: failed" in err and "the server is away" in err
     assert err.rstrip().endswith("nothing yet")
+
+
+def test_what_breaks_off_is_an_error_after_the_text_that_came() -> None:
+    class Torn(Says):
+        def stream(self, request: Request) -> Stream:
+            """Begin, and fail."""
+            yield Delta("half an ")
+            raise UserError("the connection was lost")
+
+    made = session(always("proposal"), last=Torn(str))
+    assert talk(made, "one", "/history") == 0
+    out, err = said(made)
+    assert out == "half an \n" and "error: the connection was lost" in err
+    assert err.rstrip().endswith("nothing yet")
+
+
+def test_what_is_logged_is_told_once_with_the_answer() -> None:
+    def answer(request: Request) -> str:
+        logging.getLogger("swarm.models.openai").warning("it is \x1b[1m another model")
+        return "fine"
+
+    made = session(Says(answer), Says(answer), last=always("all"))
+    made.ask("?")
+    assert said(made)[1].count("warning: it is ␛[1m another model") == 1
+    assert made.turns[0].warnings == ["it is \x1b[1m another model"]
 
 
 def test_an_interrupt_stops_the_answer_and_not_the_chat() -> None:

@@ -17,6 +17,7 @@ from endpoints import Asked, Reply, chat, endpoint
 from playing import hostile
 
 from swarm.judge.averages import Average, average
+from swarm.judge.merging import merge
 from swarm.judge.mt_bench_answers import read_questions
 from swarm.judge.mt_bench_prompts import pair, single
 from swarm.judge.verdicts import grade, pick
@@ -412,6 +413,39 @@ def test_a_wrong_question_is_one_line(
 ) -> None:
     file = write(tmp_path / "q.jsonl", [row])
     assert words in refused(capsys, "mt_bench", "--questions", file)
+
+
+@pytest.mark.parametrize("word", ["--temperature=-1", "--question_begin=-1", "--first_n=0"])
+def test_a_wrong_number_is_named(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command("mt_bench", "generate", "--model", "m", "--output", "o.jsonl", word)
+    assert f"argument {word.split('=')[0]}" in capsys.readouterr().err
+
+
+def test_where_nothing_is_answered_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "a.jsonl"
+    with serving(monkeypatch, tmp_path, lambda asked: BROKEN):
+        assert command("mt_bench", "generate", "--model", "small", "--questions", questions,
+                       "--output", out) == 1  # fmt: skip
+    assert not out.exists() and "wrote" not in capsys.readouterr().out
+
+
+def test_rows_of_several_writers_stay(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.jsonl"
+
+    def put(writer: int) -> None:
+        for n in range(10):
+            merge(path, ("question_id", "model"), [{"question_id": n, "model": f"m{writer}"}])
+
+    threads = [threading.Thread(target=put, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(rows(path)) == 40
 
 
 def test_an_average_draws_questions_and_not_values() -> None:

@@ -1,7 +1,10 @@
 """Models by name: which one a name is, how often it is asked, and what is said of a wrong one."""
 
+import json
+import linecache
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from swarm.models.function import Function
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Provider, Providers
 from swarm.roster import Roster, counted
+from swarm.roster.identity import identity
 
 VARIABLES = ("MODEL_SWARMS_PROVIDERS", "OPENAI_BASE_URL", "OPENAI_API_KEY", "TOGETHER_API_KEY")
 
@@ -163,6 +167,36 @@ def test_an_answer_of_llms_is_kept_and_one_of_a_function_is_not(
     for _ in range(2):
         (answer,) = Roster().model("function/talkers:function").generate([Request("hi")])
         assert not answer.cached
+
+
+def test_what_tells_a_model_from_its_namesakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("spoken.py").write_text("def say(prompt):\n    return 'one'\n")
+    Path("a.yaml").write_text("proposers: [mine/m:2, llm/talker]\naggregator: mine/m\n")
+    weights = shutil.copytree(tiny_llama, tmp_path / "tiny") / "model.safetensors"
+    names = ("mine/m", "function/spoken:say", "moa/a.yaml", "local/tiny", "llm/talker")
+
+    def told(**settings: object) -> dict[str, str]:
+        sys.modules.pop("spoken", None)
+        linecache.clearcache()
+        provider = Provider("mine", {"base_url": "http://box/v1", **settings})
+        roster = Roster(Providers({"mine": provider}))
+        return {name: json.dumps(identity(roster.model(name))) for name in names}
+
+    first = told()
+    assert first == told()
+    changed = told(body={"top_k": 5})
+    assert {name for name in names if changed[name] != first[name]} == {"mine/m", "moa/a.yaml"}
+    Path("spoken.py").write_text("def say(prompt):\n    return 'two'\n")
+    Path("a.yaml").write_text("proposers: [mine/m:2]\naggregator: mine/m\n")
+    data = bytearray(weights.read_bytes())
+    data[-4:] = b"\0\0\0\0"
+    weights.write_bytes(bytes(data))
+    changed = told()
+    assert {name for name in names if changed[name] != first[name]} == set(names[1:4])
 
 
 def test_a_preset_that_contains_itself_is_told(

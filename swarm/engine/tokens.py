@@ -187,10 +187,11 @@ class KeptTokens:
 
     def of(self, text: object, prepare: Callable[[], list[int]]) -> list[int]:
         """The token ids of a text, or of whatever else names them; prepared if not kept."""
-        if text not in self._found:
+        # Several threads may ask a model at once: what is found must not be gone when it is given.
+        if (found := self._found.get(text)) is None:
             if self.held > self.most:
                 self._found.clear()
                 self.held = 0
-            self._found[text] = prepare()
-            self.held += len(self._found[text])
-        return self._found[text]
+            found = self._found[text] = prepare()
+            self.held += len(found)
+        return found

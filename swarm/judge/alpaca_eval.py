@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import digest, write_json
+from swarm.files import write_json
 from swarm.judge import board, pairs
 from swarm.judge.answering import Asking, after, in_form, places, requests
 from swarm.judge.asking import ask, spent, spent_line
-from swarm.judge.files import Row, read_rows, short, write_lines
-from swarm.judge.options import add_answering, add_asking, add_models, named, whole
+from swarm.judge.files import Kinds, Row, beside, read_rows, short, write_lines
+from swarm.judge.options import add_answering, add_asking, add_models, file, folder, named, whole
 from swarm.models import Completion
 from swarm.places import find
 
 QUESTIONS = "data/questions/alpaca_eval.json"
-ANSWER = {"instruction": str, "output": str, "generator": str}
+ANNOTATIONS = "annotations.jsonl"
+
+ANSWER: Kinds = {"instruction": str, "output": str, "generator": str}
+JUDGED: Kinds = {**ANSWER, "reference_output": str, "reference_generator": str, "judge": str,
+    "reading": str, "preference": (int, float, type(None)), "orders": list}  # fmt: skip
 
 
 def subcommands(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +46,7 @@ def _generating(parser: argparse.ArgumentParser) -> None:
     add("--model", required=True, metavar="NAME", help="who answers; moa/lite, local/base, ...")
     add("--questions", default=QUESTIONS, metavar="FILE", help='objects with an "instruction" and '
         'perhaps a "dataset", as a JSON list or one a line (%(default)s)')  # fmt: skip
-    add("--output", required=True, type=Path, metavar="FILE.json", help="where the answers go")
+    add("--output", required=True, type=file, metavar="FILE.json", help="where the answers go")
     add("--generator", metavar="NAME", help="what the file calls the model; its name by default")
     add("--reference_paths", metavar="A.json,B.json", help="answers of proposers that are there "
         "already: --model makes one of them, as the aggregator of a mixture")  # fmt: skip
@@ -56,14 +60,14 @@ def _judging(parser: argparse.ArgumentParser) -> None:
     add("--outputs", required=True, metavar="A.json", help="the model's answers")
     add("--reference", required=True, metavar="B.json", help="the answers they are compared with")
     add("--judge", required=True, metavar="NAME", help="who compares; any model")
-    add("--out", required=True, type=Path, metavar="FOLDER", help="where the judgements go")
+    add("--out", required=True, type=folder, metavar="FOLDER", help="where the judgements go")
     add("--reading", choices=pairs.READINGS, default="logprobs", help="how a preference is read: "
         "from the likeliest tokens of a one-token reply, from the probabilities of two given "
         "replies (local models), or from a verdict at the end of a text (%(default)s)")  # fmt: skip
     add("--max_tokens", type=whole, default=512, metavar="N",
         help="of a reply with --reading text (%(default)s)")  # fmt: skip
     add(
-        "--export", type=Path, metavar="FILE", help="the annotations as alpaca_eval keeps them, too"
+        "--export", type=file, metavar="FILE", help="the annotations as alpaca_eval keeps them, too"
     )
     add_asking(parser)
     add_models(parser)
@@ -77,18 +81,15 @@ def generate(given: argparse.Namespace) -> int:
     if written:
         model = after(model, given.model, written, rows)
     asking = Asking(given.temperature, given.max_tokens, given.system, given.seed)
-    settings = {**asking._asdict(), "references": [digest(read_rows(one)) for one in written]}
-    journal = _beside(given.output, "replies.jsonl")
-    replies = ask(model, given.model, requests(rows, asking), journal, given.batch, settings)
+    replies = ask(model, given.model, requests(rows, asking), given.output, given.batch)
     print("\n".join(replies.report()))
     if replies.failures:
         print(f"{given.output} is written when all are there")
         return replies.code
     taken = spent(replies.answers.values())
     write_json(given.output, in_form(rows, replies.answers, given.generator or given.model))
-    write_json(
-        _beside(given.output, "summary.json"), {"model": given.model, **settings, "spent": taken}
-    )
+    summary = {"model": given.model, **asking._asdict(), "references": written, "spent": taken}
+    write_json(beside(given.output, "summary.json"), summary)
     print(spent_line(given.model, taken))
     if empty := sum(not one.text.strip() for one in replies.answers.values()):
         print(f"{empty} of the answers are empty")
@@ -105,14 +106,15 @@ def judge(given: argparse.Namespace) -> int:
     for pair in found.values():
         asked |= pairs.requests(pair, given.reading, given.max_tokens)
     model = named(given, given.judge)
-    replies = ask(model, given.judge, asked, given.out / "replies.jsonl", given.batch)
+    output = given.out / ANNOTATIONS
+    replies = ask(model, given.judge, asked, output, given.batch)
     print("\n".join(replies.report("judgements")))
     if replies.failures:
-        print(f"{given.out / 'annotations.jsonl'} is written when all are there")
+        print(f"{output} is written when all are there")
         return replies.code
     who = {"judge": given.judge, "reading": given.reading}
     annotations = [annotation(row, found[row["key"]], replies.answers, who) for row in rows]
-    write_lines(given.out / "annotations.jsonl", annotations)
+    write_lines(output, annotations)
     summary = {"judging": spent(replies.answers.values()), **_generated(given.outputs)}
     summary |= board.measured(annotations)
     write_json(given.out / "summary.json", summary)
@@ -128,7 +130,7 @@ def judge(given: argparse.Namespace) -> int:
 
 def show(given: argparse.Namespace) -> int:
     """Print the win rates of one or several folders, the best first."""
-    found = [board.measured(read_annotations(Path(folder))) for folder in given.folders]
+    found = [board.measured(read_annotations(Path(one))) for one in given.folders]
     print(
         json.dumps(board.ranked(found), indent=1) if given.json else "\n".join(board.table(found))
     )
@@ -141,9 +143,9 @@ def read_annotations(folder: Path) -> list[Row]:
     Raises:
         UserError: There is nothing of the kind.
     """
-    if not (folder / "annotations.jsonl").is_file():
-        raise UserError(f"{folder}: has no annotations.jsonl; judge writes one, once all is judged")
-    return read_rows(folder / "annotations.jsonl", {"instruction": str, "orders": list})
+    if not (folder / ANNOTATIONS).is_file():
+        raise UserError(f"{folder}: has no {ANNOTATIONS}; judge writes one, once all is judged")
+    return read_rows(folder / ANNOTATIONS, JUDGED)
 
 
 def joined(outputs: str, reference: str) -> list[Row]:
@@ -204,11 +206,12 @@ def exported(row: Row) -> dict[str, Any]:
     }
 
 
-def _beside(output: Path, kind: str) -> Path:
-    return output.with_name(f"{output.name.removesuffix('.json')}.{kind}")
-
-
 def _generated(outputs: str) -> dict[str, Any]:
     """What it took to make the answers, where `generate` wrote them."""
-    path = _beside(Path(outputs), "summary.json")
-    return {"generating": json.loads(path.read_text())["spent"]} if path.is_file() else {}
+    path = beside(Path(outputs), "summary.json")
+    try:
+        taken = json.loads(path.read_bytes())["spent"]
+        spent_line("", taken)
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return {"generating": taken}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from swarm.collab import Slot
 from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
+from swarm.files import digest
 from swarm.judge.files import Row, read_rows, short
 from swarm.models import Completion, Message, Model, Request
 
@@ -66,14 +67,38 @@ def in_form(
 
 
 class Written:
-    """A model that repeats what another one wrote to the same instruction."""
+    """A model that repeats what another one wrote to the same instruction.
 
-    def __init__(self, answers: Mapping[tuple[str, int], str]) -> None:
-        self.answers = answers
+    Args:
+        path: Answers in AlpacaEval's form; rows are found by instruction.
+        rows: The instructions that will be asked.
+
+    Raises:
+        UserError: The file cannot be read, or has no answer to one of the instructions.
+    """
+
+    def __init__(self, path: str, rows: Sequence[Row]) -> None:
+        self.written = read_rows(path, {"instruction": str, "output": str})
+        by_place = dict(zip(places(self.written), self.written, strict=True))
+        self.answers: dict[tuple[str, int], str] = {}
+        seen: Counter[str] = Counter()
+        for place, row in zip(places(rows), rows, strict=True):
+            text = row["instruction"]
+            mine = by_place.get(place) or by_place.get(text)
+            if mine is None:
+                raise UserError(
+                    f'{path}: has no answer to "{short(text)}"; it must have one to each'
+                )
+            self.answers[text, seen[text]] = mine["output"]
+            seen[text] += 1
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """The answer to each request's last turn; see `Model.generate`."""
         return [Completion(self.answers[_asked(request), request.sample]) for request in requests]
+
+    def fingerprint(self) -> str:
+        """A text that changes with the file."""
+        return digest(self.written)
 
 
 def _asked(request: Request) -> str:
@@ -86,28 +111,12 @@ def after(aggregator: Model, name: str, files: Sequence[str], rows: Sequence[Row
     Args:
         aggregator: Who makes one answer of them; any model, a whole mixture too.
         name: Its name.
-        files: Answers in AlpacaEval's form, one file a proposer; rows are found by instruction.
+        files: One a proposer; see `Written`.
         rows: The instructions that will be asked.
 
     Raises:
-        UserError: A file cannot be read, or has no answer to one of the instructions.
+        UserError: As `Written`.
     """
-    proposers = [Slot(Written(_answers(path, rows)), Path(path).stem) for path in files]
+    proposers = [Slot(Written(path, rows), Path(path).stem) for path in files]
     # An empty answer is left out, as a proposer would be that says nothing.
     return MixtureOfAgents(proposers, Slot(aggregator, name), quorum=0)
-
-
-def _answers(path: str, rows: Sequence[Row]) -> dict[tuple[str, int], str]:
-    """The file's outputs by instruction and, where one comes again, by its count."""
-    written = read_rows(path, {"instruction": str, "output": str})
-    by_place = dict(zip(places(written), written, strict=True))
-    found: dict[tuple[str, int], str] = {}
-    seen: Counter[str] = Counter()
-    for place, row in zip(places(rows), rows, strict=True):
-        text = row["instruction"]
-        mine = by_place.get(place) or by_place.get(text)
-        if mine is None:
-            raise UserError(f'{path}: has no answer to "{short(text)}"; it must have one to each')
-        found[text, seen[text]] = mine["output"]
-        seen[text] += 1
-    return found

@@ -1,16 +1,17 @@
 """Many requests put to one model; a kill or a failure costs only what is not answered yet."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.files import digest
-from swarm.judge.files import Journal, short
-from swarm.models import Attempting, Completion, Model, Request, attempt
+from swarm.judge.files import Journal, beside, short
+from swarm.models import Completion, Model, Request, attempt
 from swarm.models.as_json import completion_as_json, completion_of, request_as_json
+from swarm.roster.identity import identity
 
 BATCH = 32
 """Requests at once; what they come to is kept before the next are asked."""
@@ -56,34 +57,35 @@ def ask(
     model: Model,
     who: str,
     requests: Mapping[str, Request],
-    journal: str | Path,
+    output: Path,
     batch: int = BATCH,
-    settings: Any = None,
 ) -> Replies:
     """Answer every request that the journal does not answer yet, and keep each answer there.
 
-    An answer counts as kept if its key, the model's name, the request and the settings are the
-    same: whoever changes a prompt or a temperature is asking something else. A failure is never
-    kept. Where all of a batch fail for the same reason, nothing more is asked.
+    An answer counts as kept if its key, the model (its name and its `identity`) and the request are
+    the same: whoever changes a prompt, a temperature or a preset is asking something else. A
+    failure is never kept. Where all of a batch fail for the same reason, nothing more is asked.
 
     Args:
         model: Who is asked.
         who: Its name.
         requests: By a key that is unique in the journal, such as a question's id.
-        journal: The JSONL file of the answers; made if it is not there.
+        output: What the answers will be in; beside it is the journal of those that there are.
         batch: How many requests are put at once.
-        settings: What else an answer depends on, as JSON.
 
     Raises:
-        UserError: The journal cannot be read or written.
+        UserError: The journal cannot be read or written; nothing is asked then.
     """
-    kept = Journal(journal)
-    marks = {key: _mark(who, settings, request) for key, request in requests.items()}
+    kept = Journal(beside(output, "replies.jsonl"))
+    whose = [who, identity(model)]
+    marks = {key: digest([whose, request_as_json(one)]) for key, one in requests.items()}
     open_ = [key for key in requests if kept.rows.get(key, {}).get("asked") != marks[key]]
     failures: dict[str, str] = {}
+    if open_:
+        kept.add([])
     for first in range(0, len(open_), batch):
         some = open_[first : first + batch]
-        found = _attempted(model, [requests[key] for key in some])
+        found = attempt(model, [requests[key] for key in some])
         came = dict(zip(some, found, strict=True))
         kept.add(
             [
@@ -125,17 +127,28 @@ def spent_line(what: str, taken: Mapping[str, Any]) -> str:
     )
 
 
-def _attempted(model: Model, requests: Sequence[Request]) -> list[Completion | UserError]:
-    """As `attempt`; one bad request does not spoil the others of a model that fails as a whole."""
-    found = attempt(model, requests)
-    if isinstance(model, Attempting) or len(requests) == 1 or isinstance(found[0], Completion):
-        return found
-    return [attempt(model, [request])[0] for request in requests]
+def closed(replies: Replies, what: str, who: str, output: Path) -> int:
+    """Print how many replies there are, what they took and where they lie; give the exit code."""
+    lines = [*replies.report(what), spent_line(who, spent(replies.answers.values()))]
+    print("\n".join([*lines, *([f"wrote {output}"] if output.exists() else [])]))
+    return replies.code
 
 
-def _mark(who: str, settings: Any, request: Request) -> str:
-    """What changes with anything that an answer depends on."""
-    return digest([who, settings, request_as_json(request)])
+def without_answer(
+    questions: Collection[Any], answers: Mapping[str, Mapping[Any, Any]]
+) -> list[str]:
+    """A line for each model that did not answer all of the questions.
+
+    Args:
+        questions: Their ids.
+        answers: By model and question's id.
+    """
+    lines = []
+    for model, mine in answers.items():
+        if none := [str(id_) for id_ in questions if id_ not in mine]:
+            some = ", ".join(none[:5]) + (", …" if len(none) > 5 else "")
+            lines.append(f"{model}: no answer to {len(none)} of {len(questions)} questions: {some}")
+    return lines
 
 
 def _progress(who: str, done: int, total: int) -> None:

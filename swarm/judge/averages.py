@@ -64,10 +64,3 @@ def average(questions: Sequence[Sequence[float | None]]) -> Average:
 
     found = utility_interval(mean, [""] * len(read))
     return Average(found.mean, found.low, found.high, n, unparsed)
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with the columns under each other; the first row is the head."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows]  # fmt: skip

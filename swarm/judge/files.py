@@ -128,6 +128,11 @@ def write_lines(path: Path, rows: Sequence[Row]) -> None:
     write_whole(path, b"".join(as_json(row) + b"\n" for row in rows))
 
 
+def beside(output: Path, kind: str) -> Path:
+    """A file that belongs to an output, such as FILE.replies.jsonl to FILE.jsonl."""
+    return output.with_name(f"{output.stem}.{kind}")
+
+
 def _text(path: Path) -> str:
     return _decoded(path, _bytes(path))
 

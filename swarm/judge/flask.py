@@ -10,8 +10,8 @@ from pathlib import Path
 from swarm.judge import flask_items as items
 from swarm.judge import flask_reviews as reviews
 from swarm.judge import flask_show as show
-from swarm.judge.closing import closed, without_answer
-from swarm.judge.options import add_answering, add_asking, add_models, named, whole
+from swarm.judge.asking import closed, without_answer
+from swarm.judge.options import add_answering, add_asking, add_models, file, folder, named, whole
 from swarm.places import find
 
 QUESTIONS = "data/questions/flask.jsonl"
@@ -24,7 +24,7 @@ def subcommands(parser: argparse.ArgumentParser) -> None:
     _generate_options(actions.add_parser("generate", help="answers of a model"))
     _judge_options(actions.add_parser("judge", help="scores of answers, skill by skill"))
     last = actions.add_parser("show", help="tables by skill, domain and difficulty")
-    last.add_argument("--out", required=True, type=Path, metavar="FOLDER",
+    last.add_argument("--out", required=True, type=folder, metavar="FOLDER",
         help="as of judge; scores.csv and scores.json are written there")  # fmt: skip
     last.add_argument("--json", action="store_true", help="the lines as JSON")
     last.set_defaults(run=shown)
@@ -33,7 +33,7 @@ def subcommands(parser: argparse.ArgumentParser) -> None:
 def _generate_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="NAME", help="who answers")
-    add("--output", required=True, type=Path, metavar="FILE.jsonl", help="where the answers go")
+    add("--output", required=True, type=file, metavar="FILE.jsonl", help="where the answers go")
     add_answering(parser, 2048, 0.7)
     _item_options(parser)
     parser.set_defaults(run=generate)
@@ -46,7 +46,7 @@ def _judge_options(parser: argparse.ArgumentParser) -> None:
     add("--judge", required=True, metavar="NAME", help="who judges")
     add("--max_tokens", type=whole, default=1024, metavar="N",
         help="the most new tokens of a reply (%(default)s)")  # fmt: skip
-    add("--out", required=True, type=Path, metavar="FOLDER", help="where the reviews go")
+    add("--out", required=True, type=folder, metavar="FOLDER", help="where the reviews go")
     _item_options(parser)
     parser.set_defaults(run=judge)
 

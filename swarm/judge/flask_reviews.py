@@ -8,7 +8,7 @@ from pathlib import Path
 from swarm.judge.asking import BATCH, Replies, ask
 from swarm.judge.files import Row
 from swarm.judge.flask_items import LEVELS, Id, Item, Skill
-from swarm.judge.merging import journal, merge
+from swarm.judge.merging import merge
 from swarm.judge.rubric import Scored, scores
 from swarm.models import Message, Model, Request
 from swarm.scorers.judge import fence
@@ -75,7 +75,7 @@ def answer(
     """
     ids = {str(id_): id_ for id_ in requests}
     asked = {str(id_): request for id_, request in requests.items()}
-    replies = ask(model, name, asked, journal(output), batch)
+    replies = ask(model, name, asked, output, batch)
     rows = [{"question_id": ids[key], "text": reply.text, "model": name}
             for key, reply in replies.answers.items()]  # fmt: skip
     merge(output, ANSWER_FIELDS, rows, [(ids[key], name) for key in replies.failures])
@@ -123,7 +123,7 @@ def review(
         for key, (item, who) in asked.items()
     }
     output = folder / REVIEWS
-    replies = ask(model, name, requests, journal(output), batch)
+    replies = ask(model, name, requests, output, batch)
     rows = []
     for key, reply in replies.answers.items():
         item, who = asked[key]

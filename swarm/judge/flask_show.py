@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from swarm.files import write_json, write_whole
-from swarm.judge.averages import Average, average, table
+from swarm.judge.averages import Average, average
 from swarm.judge.files import Kinds, Row, read_rows
 from swarm.judge.flask_reviews import REVIEW_FIELDS, REVIEWS
 from swarm.judge.merging import by_key
 from swarm.judge.rubric import NOT_APPLICABLE
+from swarm.report.text import table
 
 REVIEW: Kinds = {"question_id": (int, str), "model": str, "judge": str, "score": dict,
     "domain": list, "difficulty": str}  # fmt: skip
@@ -99,7 +100,7 @@ def told(lines: Sequence[Row]) -> list[str]:
         text.append(f"{model}, judge {judge}: scores from 1 to 5, 95 % intervals over questions")
         for kind in TABLES:
             rows = [_shown(line) for line in mine if line["table"] == kind]
-            text += table([(kind, "average", "not applicable"), *rows])
+            text += table((kind, "average", "not applicable"), rows)
     return text
 
 

@@ -1,9 +1,13 @@
 """Rows that are put into a file in place of earlier ones: by key, sorted, and no row twice."""
 
-from collections.abc import Iterable, Sequence
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from swarm.errors import UserError
 from swarm.judge.files import Kinds, Row, read_rows, write_lines
 
 WHEN = "tstamp"
@@ -28,20 +32,32 @@ def merge(
         UserError: The file holds something else, or cannot be written.
     """
     needed: Kinds = {field: (int, str) for field in fields if field != "judge"}
-    there = path.exists() and path.stat().st_size
-    before = by_key(fields, read_rows(path, needed)) if there else {}
-    found = {key: row for key, row in before.items() if key not in set(gone)}
-    for key, row in by_key(fields, rows).items():
-        found[key] = before[key] if _same(before.get(key), row) else row
-    ordered = [found[key] for key in sorted(found, key=order)]
-    if ordered or path.exists():
-        write_lines(path, ordered)
+    out = set(gone)
+    with _alone(path.parent):
+        there = path.exists() and path.stat().st_size
+        before = by_key(fields, read_rows(path, needed)) if there else {}
+        found = {key: row for key, row in before.items() if key not in out}
+        for key, row in by_key(fields, rows).items():
+            found[key] = before[key] if _same(before.get(key), row) else row
+        ordered = [found[key] for key in sorted(found, key=order)]
+        if ordered or path.exists():
+            write_lines(path, ordered)
     return ordered
 
 
-def journal(output: Path) -> Path:
-    """Where replies are kept one by one until they are rows of a file."""
-    return output.with_suffix(".replies.jsonl")
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let no other process read a folder's files to write them anew meanwhile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def by_key(fields: Sequence[str], rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:

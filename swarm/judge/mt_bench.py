@@ -12,10 +12,9 @@ from swarm.errors import UserError
 from swarm.judge import mt_bench_answers as answers
 from swarm.judge import mt_bench_show as show
 from swarm.judge import mt_bench_verdicts as verdicts
-from swarm.judge.asking import BATCH
-from swarm.judge.closing import closed, without_answer
+from swarm.judge.asking import BATCH, closed, without_answer
 from swarm.judge.mt_bench_prompts import REFERENCED, with_reference
-from swarm.judge.options import add_models, named, whole
+from swarm.judge.options import add_models, file, folder, named, place, temperature, whole
 from swarm.places import find
 
 QUESTIONS = "data/questions/mt_bench.jsonl"
@@ -34,10 +33,10 @@ def subcommands(parser: argparse.ArgumentParser) -> None:
 def _generate_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="NAME", help="who answers")
-    add("--output", required=True, type=Path, metavar="FILE.jsonl", help="where the answers go")
+    add("--output", required=True, type=file, metavar="FILE.jsonl", help="where the answers go")
     add("--num_choices", type=whole, default=1, metavar="N",
         help="answers to each question; the first is judged (%(default)s)")  # fmt: skip
-    add("--temperature", "--force_temperature", type=float,
+    add("--temperature", "--force_temperature", type=temperature,
         help="in place of the category's; a question's own goes before it")  # fmt: skip
     add("--max_tokens", type=whole, default=1024, metavar="N",
         help="the most new tokens of one turn's answer (%(default)s)")  # fmt: skip
@@ -55,7 +54,7 @@ def _judge_options(parser: argparse.ArgumentParser) -> None:
     add("--references", metavar="FILE", help="answers that stand for the questions' references")
     add("--max_tokens", type=whole, default=1024, metavar="N",
         help="the most new tokens of a reply (%(default)s)")  # fmt: skip
-    add("--out", required=True, type=Path, metavar="FOLDER", help="where the judgements go")
+    add("--out", required=True, type=folder, metavar="FOLDER", help="where the judgements go")
     _question_options(parser)
     parser.set_defaults(run=judge)
 
@@ -64,7 +63,7 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--mode", choices=MODES, default=MODES[0], help="(%(default)s)")
     add("--baseline", metavar="NAME", help="of pairwise-baseline")
-    add("--out", required=True, type=Path, metavar="FOLDER", help="as of judge")
+    add("--out", required=True, type=folder, metavar="FOLDER", help="as of judge")
     add("--json", action="store_true", help="the lines as JSON")
     parser.set_defaults(run=shown)
 
@@ -72,9 +71,9 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
 def _question_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--questions", default=QUESTIONS, metavar="FILE", help="(%(default)s, our own)")
-    add("--question_begin", type=int, metavar="N",
+    add("--question_begin", type=place, metavar="N",
         help="only from the Nth question on, from 0")  # fmt: skip
-    add("--question_end", type=int, metavar="N", help="and before this one")
+    add("--question_end", type=place, metavar="N", help="and before this one")
     add("--first_n", "--limit", type=whole, metavar="N", help="only the first N of these")
     add("--parallel", "--batch", type=whole, default=BATCH, metavar="N",
         help="requests at once; answers are kept after each batch (%(default)s)")  # fmt: skip

@@ -9,7 +9,7 @@ from swarm.errors import UserError
 from swarm.files import digest
 from swarm.judge.asking import BATCH, Replies, ask
 from swarm.judge.files import Kinds, Row, keyed, read_rows
-from swarm.judge.merging import by_key, journal, merge
+from swarm.judge.merging import by_key, merge
 from swarm.models import Message, Model, Request
 
 Id = int | str
@@ -150,7 +150,7 @@ def answer(
             key: _request(question, said[question.id, choice], choice, settings)
             for key, (question, choice) in open_.items()
         }
-        replies = ask(model, name, requests, journal(output), settings.batch)
+        replies = ask(model, name, requests, output, settings.batch)
         for key, completion in replies.answers.items():
             question, choice = open_[key]
             said[question.id, choice].append(completion.text)

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm.errors import UserError
-from swarm.judge.averages import Average, average, table
+from swarm.judge.averages import Average, average
 from swarm.judge.files import Kinds, Row, read_rows
 from swarm.judge.merging import order
 from swarm.judge.mt_bench_verdicts import ERROR, PAIR_FIELDS, SINGLE_FIELDS, UNPARSED
+from swarm.report.text import table
 
 SINGLE: Kinds = {"question_id": (int, str), "model": str, "judge": (list, str), "turn": int,
     "score": (int, float)}  # fmt: skip
@@ -137,7 +138,7 @@ def told(lines: Sequence[Row], kind: str) -> list[str]:
         for line in mine:
             rows.setdefault((line["model"], line["category"]), {})[line["turn"]] = _cell(line)
         text.append(f"judge {judge}: {what}, 95 % intervals over questions")
-        text += table([head, *([*who, *_cells(cells, turns)] for who, cells in rows.items())])
+        text += table(head, [[*who, *_cells(cells, turns)] for who, cells in rows.items()])
     return text
 
 

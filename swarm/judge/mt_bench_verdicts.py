@@ -9,7 +9,7 @@ from typing import NamedTuple
 from swarm.errors import UserError
 from swarm.judge.asking import BATCH, Replies, ask
 from swarm.judge.files import Row
-from swarm.judge.merging import journal, merge
+from swarm.judge.merging import merge
 from swarm.judge.mt_bench_answers import Id, Question
 from swarm.judge.mt_bench_prompts import pair, single, with_reference
 from swarm.judge.verdicts import grade, pick
@@ -52,7 +52,7 @@ class Judge(NamedTuple):
         """The replies to prompts, greedy; what was replied before is not asked again."""
         requests = {key: Request(prompt, self.max_tokens, temperature=0.0)
                     for key, prompt in prompts.items()}  # fmt: skip
-        return ask(self.model, self.name, requests, journal(self.file(kind)), self.batch)
+        return ask(self.model, self.name, requests, self.file(kind), self.batch)
 
 
 class Turn(NamedTuple):

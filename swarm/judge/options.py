@@ -1,6 +1,7 @@
 """Options that the formats' actions share: which models there are, and how they are asked."""
 
 import argparse
+from pathlib import Path
 from typing import Literal
 
 from swarm.judge.asking import BATCH
@@ -24,9 +25,36 @@ def temperature(text: str) -> float:
     return value
 
 
+def place(text: str) -> int:
+    """A whole number from 0, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def file(text: str) -> Path:
+    """The path of a file to be written, for argparse."""
+    path = Path(text)
+    if not path.name or path.is_dir():
+        raise ValueError(text)
+    return path
+
+
+def folder(text: str) -> Path:
+    """The path of a folder, there or not, for argparse."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise ValueError(text)
+    return path
+
+
 # What argparse calls the value that is wanted.
 whole.__name__ = "whole number from 1"
 temperature.__name__ = "number from 0"
+place.__name__ = "whole number from 0"
+file.__name__ = "file"
+folder.__name__ = "folder"
 
 
 def add_answering(parser: argparse.ArgumentParser, max_tokens: int, usual: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from swarm.errors import UserError
 from swarm.moa.arguments import read
+from swarm.moa.printing import harmless
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(given)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {harmless(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -10,7 +10,7 @@ from swarm.collab.presets import build
 from swarm.errors import UserError
 from swarm.moa.chat import Chat
 from swarm.moa.describing import models, summary
-from swarm.moa.printing import harmless, on_terminal, standard
+from swarm.moa.printing import Remarks, harmless, on_terminal, standard
 from swarm.moa.reading import keyboard
 from swarm.moa.session import Session
 from swarm.moa.settings import Settings, settings
@@ -27,8 +27,8 @@ def run(given: Namespace) -> int:
         UserError: It cannot be done, or the one question has no answer.
     """
     typed, answers, notes = standard()
-    # A mixture's warnings are told with its answer.
-    logging.getLogger("swarm").addHandler(logging.NullHandler())
+    remarks = Remarks()
+    logging.getLogger("swarm").addHandler(remarks)
     if given.list:
         from swarm.moa.listing import listed
         from swarm.roster.local import Locals
@@ -47,7 +47,7 @@ def run(given: Namespace) -> int:
         mixture.trace = Trace(given.trace, wanted.about)
     if wanted.local and not replay:
         _load(mixture, given, notes)
-    session = Session(mixture, wanted.manner(given), answers, notes)
+    session = Session(mixture, wanted.manner(given), answers, notes, remarks)
     if question is not None:
         session.ask(question)
         return 0

@@ -1,5 +1,6 @@
 """Text as text: what a model wrote is shown whole, and cannot steer the terminal."""
 
+import logging
 import sys
 from typing import TextIO
 
@@ -31,3 +32,20 @@ def standard() -> tuple[TextIO | None, TextIO, TextIO]:
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
     return sys.stdin, sys.stdout, sys.stderr
+
+
+class Remarks(logging.Handler):
+    """Gathers what is logged as a warning, to be told where it disturbs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._words: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self._words.append(record.getMessage())
+
+    def take(self) -> list[str]:
+        """What has come since the last time."""
+        words, self._words = self._words, []
+        return words

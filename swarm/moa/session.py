@@ -8,7 +8,7 @@ from typing import Protocol, TextIO
 
 from swarm.collab import Stages, Watch
 from swarm.errors import UserError
-from swarm.moa.printing import harmless
+from swarm.moa.printing import Remarks, harmless
 from swarm.moa.progress import Progress
 from swarm.moa.turns import Turn, as_json, conversation
 from swarm.models import Request
@@ -54,14 +54,17 @@ class Session:
         manner: How.
         answers: Where answers go, and nothing else.
         notes: Where progress and warnings go.
+        remarks: Hears what is logged meanwhile.
 
     Attributes:
         turns: All questions, those without an answer too.
         remembered: The turns that the next question comes with.
     """
 
-    def __init__(self, mixture: Mixture, manner: Manner, answers: TextIO, notes: TextIO) -> None:
-        self.mixture, self.manner = mixture, manner
+    def __init__(
+        self, mixture: Mixture, manner: Manner, answers: TextIO, notes: TextIO, remarks: Remarks
+    ) -> None:
+        self.mixture, self.manner, self.remarks = mixture, manner, remarks
         self.answers, self.notes = answers, notes
         self.turns: list[Turn] = []
         self.remembered: list[Turn] = []
@@ -86,7 +89,11 @@ class Session:
             raise
         finally:
             turn.answers = turn.stages.answers if turn.stages else progress.in_order
-        self._remember(turn, turn.stages)
+            self._warn(turn)
+        if self.manner.multi_turn:
+            self.remembered.append(turn)
+        if self.manner.json:
+            print(json.dumps(as_json(turn)), file=self.answers, flush=True)
 
     def _run(self, question: str, progress: Progress) -> Stages:
         """Ask, and show the text; it ends with its line."""
@@ -118,10 +125,9 @@ class Session:
         self.answers.write(harmless(text))
         self.answers.flush()
 
-    def _remember(self, turn: Turn, stages: Stages) -> None:
-        if self.manner.multi_turn:
-            self.remembered.append(turn)
-        for warning in stages.warnings:
+    def _warn(self, turn: Turn) -> None:
+        """Tell what should be known beside the answer, each thing once."""
+        told = [*(turn.stages.warnings if turn.stages else []), *self.remarks.take()]
+        turn.warnings = list(dict.fromkeys(told))
+        for warning in turn.warnings:
             print(f"warning: {harmless(warning)}", file=self.notes, flush=True)
-        if self.manner.json:
-            print(json.dumps(as_json(turn)), file=self.answers, flush=True)

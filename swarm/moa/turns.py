@@ -18,12 +18,14 @@ class Turn:
         answers: Every call that came to an end.
         stages: The whole; `None` where it failed or was stopped.
         error: Why there is no answer.
+        warnings: What else should be known.
     """
 
     question: str
     answers: list[Answer] = field(default_factory=list)
     stages: Stages | None = None
     error: str = ""
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -50,7 +52,7 @@ def as_json(turn: Turn) -> dict[str, Any]:
         "finish": final.finish if final else None,
         "models": list(dict.fromkeys(answer.name for answer in turn.answers)),
         "stages": [layers[layer] for layer in sorted(layers)],
-        "warnings": turn.stages.warnings if turn.stages else [],
+        "warnings": turn.warnings,
         "calls": {"all": total.calls, "cached": total.cached, "failed": total.failed},
         "tokens": {"prompt": total.prompt_tokens, "new": total.new_tokens},
         "cost": total.price,

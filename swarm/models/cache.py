@@ -118,8 +118,8 @@ class Cache:
             yield self._connection()
         except (sqlite3.Error, OSError) as error:
             raise UserError(
-                f"the cache {self.path} cannot be used: {error}; set cache.file to another file, "
-                "or cache=null to keep no answers"
+                f"the cache {self.path} cannot be used: {error}; name another file (cache.file, or "
+                "its folder in MODEL_SWARMS_CACHE), or keep no answers (cache=null, --no_cache)"
             ) from None
 
 

@@ -84,8 +84,7 @@ class Cached:
         return asked
 
     def _kept(self, key: str, answer: Completion) -> Completion:
-        self.cache.put(key, completion_as_json(answer), self.label)
-        return answer
+        return completion_of(self.cache.put(key, completion_as_json(answer), self.label))
 
 
 def _again(value: Any) -> Completion:

@@ -1,5 +1,6 @@
 """A Python function as a model: f(prompt) -> text."""
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -52,6 +53,17 @@ class Function(Threaded):
 
     def open(self, device: str) -> None:
         """Nothing to load."""
+
+    def source(self) -> str:
+        """The text of the file that the function is in; empty where there is none.
+
+        Raises:
+            UserError: As `check`.
+        """
+        try:
+            return inspect.getsource(inspect.getmodule(self._found()))  # type: ignore[arg-type]
+        except (OSError, TypeError):
+            return ""
 
     def _speak(self, request: Request, streamed: bool) -> Stream:
         if request.choices:

@@ -59,6 +59,7 @@ class OpenAI:
 
     Attributes:
         totals: What was asked so far, in this process.
+        fixed: What every request says that does not say otherwise itself.
 
     Raises:
         UserError: A value is not allowed.
@@ -99,7 +100,7 @@ class OpenAI:
             raise UserError("client: it has another base_url, api_key_env or limits of its own")
         self.model, self.tokens_field, self.samples_at_once = model, tokens_field, samples_at_once
         fixed = {"model": model, "temperature": temperature, "seed": seed, **(body or {})}
-        self._fixed = {key: value for key, value in fixed.items() if value is not None}
+        self.fixed = {key: value for key, value in fixed.items() if value is not None}
         self.prices = checked_prices(prices)
         name = model or "the model"
         self.client = client.named(name) if client else Client(name, url, api_key_env, limits)
@@ -208,7 +209,7 @@ class OpenAI:
     def _wanted(self, requests: Sequence[Request]) -> list[Wanted]:
         if any(request.choices for request in requests):
             raise self._no_choices()
-        return list(wanted(self.client.url, requests, self.tokens_field, self._fixed))
+        return list(wanted(self.client.url, requests, self.tokens_field, self.fixed))
 
     def _no_choices(self) -> UserError:
         return UserError(
@@ -256,7 +257,8 @@ class OpenAI:
             log.warning("%s: the answers are by another model, %s", self.client.who, other)
 
     def _completion(self, answer: Answer, cached: bool) -> Completion:
-        return completion_of({**answer, "cost": cost_of(answer, self.prices), "cached": cached})
+        told = {**answer, "cost": cost_of(answer, self.prices), "cached": cached}
+        return completion_of(told) if "tokens" in told else Completion(**told)
 
     def _log(self, wanted: int, asked: int, repeated: int) -> None:
         log.info(

@@ -23,6 +23,8 @@ VARIABLE = "MODEL_SWARMS_PROVIDERS"
 NEWEST = "https://api.openai.com/"
 """Where the newer models take max_completion_tokens alone; it is of use nowhere else."""
 
+NUMBER = (int, float, type(None))
+
 KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "base_url": ((str,), "a URL"),
     "base_url_env": ((str, type(None)), "the name of an environment variable, or null"),
@@ -30,7 +32,7 @@ KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "limits": ((dict,), "a mapping such as {concurrency: 16}"),
     "tokens_field": ((str, type(None)), "max_tokens, max_completion_tokens or null"),
     "samples_at_once": ((int,), "a whole number from 1 on"),
-    "temperature": ((int, float, type(None)), "a number or null"),
+    "temperature": (NUMBER, "a number or null"),
     "seed": ((int, type(None)), "a whole number or null"),
     "body": ((dict,), "a mapping of fields of the request"),
     "prices": ((dict,), "a mapping such as {gpt-4o-mini: {prompt: 0.1, new: 0.4}}"),
@@ -172,9 +174,11 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
-        # Not the error's own words: they quote the file.
+        # Not the error's own words, nor the name of an alias or a tag: they quote the file.
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{file}{line}: it is no yaml: {error.problem}") from None
+        quotes = isinstance(error, (yaml.composer.ComposerError, yaml.constructor.ConstructorError))
+        why = "" if quotes else f": {error.problem}"
+        raise UserError(f"{file}{line}: it is no yaml{why}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
         raise UserError(f"{file}: it is no yaml") from None
     except OSError as error:
@@ -210,8 +214,10 @@ def check_keys(settings: Mapping[Any, Any]) -> None:
         raise UserError(f"samples_at_once: has to be {KEYS['samples_at_once'][1]}")
     if settings.get("tokens_field") not in (None, "max_tokens", "max_completion_tokens"):
         raise UserError(f"tokens_field: has to be {KEYS['tokens_field'][1]}")
-    for key in settings.get("limits", {}):
+    for key, value in settings.get("limits", {}).items():
         _known(key, [field.name for field in fields(Limits)], "limits.")
+        if not isinstance(value, NUMBER):
+            raise UserError(f"limits.{key}: has to be a number or null")
 
 
 def merged(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,6 +254,9 @@ def _variable(key: str, settings: Mapping[str, Any]) -> str | None:
 
 
 def _price(model: object, prices: object) -> dict[str, float]:
+    priced = {} if prices is None else prices
+    if not isinstance(priced, dict) or not all(isinstance(p, NUMBER) for p in priced.values()):
+        raise UserError(f"prices.{model}: has to be a mapping such as {{prompt: 0.1, new: 0.4}}")
     try:
         return checked_prices(prices)
     except UserError as error:

@@ -49,6 +49,14 @@ class Voice:
                 self._place = together.join(stand)
                 self._together = together
 
+    def fingerprint(self) -> str:
+        """A text that changes with the weights.
+
+        Raises:
+            UserError: They are not there.
+        """
+        return stand_of(self.folder, self.base).fingerprint()
+
     def open(self, device: str | None = None) -> None:
         """Load what is not in memory yet.
 

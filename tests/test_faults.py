@@ -1,0 +1,74 @@
+"""64 requests at once to an endpoint that goes wrong in every way: right answers or told errors."""
+
+import logging
+from collections import Counter
+
+import faulty
+import pytest
+from endpoints import endpoint
+
+from swarm.models import Completion, Request
+from swarm.models.failures import NotFound, RequestError, ServerFault, TimedOut, Unreachable
+from swarm.models.openai import OpenAI
+from swarm.models.pace import Limits
+
+COUNT = 64
+TOLD = {
+    "stream cut short": ServerFault,
+    "stream dropped": Unreachable,
+    "stream stalled": TimedOut,
+    "error in the stream": ServerFault,
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_nothing_is_lost_or_short_whatever_goes_wrong(
+    streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    plans = faulty.mixed(COUNT, streams)
+    met = Counter(name for plan in plans for name in plan)
+    assert set(met) == {*faulty.PASSING, *faulty.ANSWERS, *faulty.BROKEN * streams}
+    got = faulty.outcome(plans, streams)
+    assert got.met == met and got.seconds < 20
+    assert got.repeats >= sum(met[name] for name in faulty.PASSING)
+    for number, (plan, answer) in enumerate(zip(plans, got.found, strict=True)):
+        wanted = faulty.expected(number, plan)
+        if wanted is None:
+            assert type(answer) is TOLD[plan[-1]] and str(answer).startswith("small (http")
+        else:
+            assert isinstance(answer, Completion) and answer.text == wanted
+    assert caplog.text.count("by another model, someone-else") == 1
+
+
+def test_generate_gives_all_answers_in_order_too() -> None:
+    plans = faulty.mixed(COUNT, False)
+    with endpoint(faulty.Faulty(plans)) as server:
+        limits = Limits(concurrency=16, timeout=faulty.TIMEOUT)
+        model = OpenAI("small", server.url, None, limits=limits)
+        done = model.generate([Request(f"What is {n} and {n}?") for n in range(COUNT)])
+        assert server.peak <= 16
+    assert [c.text for c in done] == [faulty.expected(n, plan) for n, plan in enumerate(plans)]
+    assert model.totals.requests == COUNT
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_model_that_is_not_there_is_said_at_once(streams: bool) -> None:
+    got = faulty.outcome([faulty.FOREVER] * 8, streams)
+    assert [type(answer) for answer in got.found] == [NotFound] * 8
+    assert got.repeats == 0 and got.seconds < 3
+
+
+def test_a_fault_that_stays_ends_after_the_repetitions(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with endpoint(faulty.Faulty([["500"] * 9])) as server:
+        model = OpenAI("small", server.url, None, limits=Limits(retries=2))
+        (error,) = model.attempt([Request("What is 0?")])
+    assert isinstance(error, RequestError) and str(error).endswith("broken; asked 3 times")
+    assert len(server.asked) == 3
+
+
+def test_the_table_counts() -> None:
+    line = faulty.row("500", [["500"]] * 3, streams=False)
+    assert line.startswith("| 500 | at once | 3 | 3 | 3 | 3 | 0 | 0 | ")
+    line = faulty.row("stream cut short", [["stream cut short"]] * 2, streams=True)
+    assert line.startswith("| stream cut short | stream | 2 | 2 | 0 | 0 | 2 | 0 | ")

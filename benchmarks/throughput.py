@@ -11,7 +11,6 @@ this process's: the endpoint's are left out.
 import argparse
 import asyncio
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -28,10 +27,20 @@ from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
 
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+PROMPT = re.compile(rb'"content": "([^"]*)"')
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+SAID = (
+    b'{"id": "c-1", "object": "chat.completion", "model": "small", "choices": [{"index": 0, '
+    b'"message": {"role": "assistant", "content": "so: %b"}, "finish_reason": "stop"}], '
+    b'"usage": {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}}'
+)
 
 
 class Chat(asyncio.Protocol):
-    """One connection to the endpoint: says of each prompt that it came, `wait` seconds later."""
+    """One connection to the endpoint: repeats each prompt, `wait` seconds after it came.
+
+    It is as quick as can be, so that the machine is the clients'.
+    """
 
     def __init__(self, wait: float) -> None:
         self.wait, self.waiting = wait, b""
@@ -42,22 +51,16 @@ class Chat(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.waiting += data
         while (head := self.waiting.find(b"\r\n\r\n") + 4) > 3:
-            found = LENGTH.search(self.waiting, 0, head)
-            end = head + int(found[1] if found else 0)
+            end = head + int(LENGTH.search(self.waiting, 0, head)[1])
             if len(self.waiting) < end:
                 return
-            body, self.waiting = json.loads(self.waiting[head:end]), self.waiting[end:]
-            asyncio.get_running_loop().call_later(self.wait, self.answer, body)
-
-    def answer(self, body: dict) -> None:
-        """Send one completion."""
-        message = {"role": "assistant", "content": f"so: {body['messages'][-1]['content']}"}
-        usage = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        said = {"object": "chat.completion", "model": body["model"], "choices": [choice]}
-        data = json.dumps(said | {"usage": usage}).encode()
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-        self.transport.write(head.encode() + b"\r\n\r\n" + data)
+            said = SAID % PROMPT.search(self.waiting, head, end)[1]
+            self.waiting = self.waiting[end:]
+            answer = HEAD % len(said) + said
+            if self.wait:
+                asyncio.get_running_loop().call_later(self.wait, self.transport.write, answer)
+            else:
+                self.transport.write(answer)
 
 
 async def serve(wait: float) -> None:

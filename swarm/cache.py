@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from difflib import get_close_matches
@@ -148,10 +149,17 @@ def _day(moment: float | None) -> str:
     return datetime.fromtimestamp(moment).strftime("%Y-%m-%d") if moment else "of unknown age"
 
 
+def hyphened(word: str) -> str:
+    """An option by its one spelling: `--dry_run` is as good as `--dry-run`."""
+    name, equals, value = word.partition("=")
+    return (name.replace("_", "-") + equals + value) if word.startswith("--") else word
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process with one line where something is wrong."""
     try:
-        given = parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        given = parser().parse_args([hyphened(word) for word in words])
         cache = Cache(given.file)
         if not cache.path.exists():
             print(f"{cache.path}: no answers are kept there yet")

@@ -124,11 +124,12 @@ def _options() -> list[Path]:
 
 
 @contextmanager
-def one_line_errors(name: str = "...") -> Iterator[None]:
+def one_line_errors(name: str | None = "...") -> Iterator[None]:
     """End the process with one line, not a traceback, where a user's mistake is raised inside.
 
     Args:
-        name: The run's, to go on with after Ctrl-C; empty: the command itself says which.
+        name: The run's, to go on with after Ctrl-C; empty: the command itself says which; `None`:
+            there is nothing to go on with.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -139,7 +140,8 @@ def one_line_errors(name: str = "...") -> Iterator[None]:
         fail(error)
     except KeyboardInterrupt:
         told = f" with name={name}" if name else ""
-        print(f"stopped; the same command{told} goes on", file=sys.stderr)
+        next_time = "begins anew" if name is None else "goes on"
+        print(f"stopped; the same command{told} {next_time}", file=sys.stderr)
         sys.exit(130)
 
 

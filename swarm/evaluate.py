@@ -194,7 +194,7 @@ def build(cfg: DictConfig) -> tuple[Evaluation, dict[str, Any]]:
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="evaluate")
 def main(cfg: DictConfig) -> float:
     """Build what the configuration describes and run it; a sweeper gets the first utility."""
-    with one_line_errors(""):
+    with one_line_errors(None):
         evaluation, config = build(cfg)
         result = evaluation.run(config)
         print(told(result))

@@ -12,8 +12,11 @@ import pytest
 import searches
 import yaml
 
+from swarm.candidates.agents import Agents
+from swarm.candidates.speaker import Named
 from swarm.errors import UserError
 from swarm.evaluate import told
+from swarm.roster import Roster
 
 CHOICE = re.compile(r"\be (\d{3})\b")
 """Of an item, its last choice, which holds its number."""
@@ -79,9 +82,15 @@ def test_samples_of_one_slot_have_one_voice(place: tuple[Path, Any]) -> None:
     assert len(server.asked) == 8 * result["items"]
 
 
-def test_a_dead_proposer_answers_nothing(place: tuple[Path, Any]) -> None:
+def test_a_dead_proposer_answers_nothing(
+    place: tuple[Path, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     folder, _ = place
     result = evaluated(folder, {"proposers": ["good", "dead"], "aggregator": "good"})
+    assert caplog.text.count("404") == 1, "it is the same at every item"
+    n = result["items"]
+    assert [voice["calls"] for voice in result["voices"]] == [3 * n, n, n]
+    assert result["prompts"] == 3 * n
     assert [voice["utility"] for voice in result["voices"]] == [1, 1, 0]
     assert result["voices"][2]["unparsed_rate"] == 1
     with pytest.raises(UserError, match="0 of 1 proposers answered"):
@@ -99,3 +108,23 @@ def test_an_aggregator_alone_has_no_rivals(place: tuple[Path, Any]) -> None:
     folder, _ = place
     result = evaluated(folder, {"proposers": [], "aggregator": "good", "layers": 1})
     assert len(result["voices"]) == 1 and "against_best" not in result
+
+
+def test_another_mixture_inside_is_another_evaluation(
+    place: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = place
+    inner = folder / "inner.yaml"
+
+    def fingerprint(aggregator: str) -> str:
+        inner.write_text(yaml.safe_dump({"proposers": ["good"], "aggregator": aggregator}))
+        outer = folder / "outer.yaml"
+        outer.write_text(yaml.safe_dump({"proposers": [f"moa/{inner}"], "aggregator": "good"}))
+        found = Agents(str(outer), Roster(cache=None)).fingerprint()
+        assert found == Named(f"moa/{outer}", Roster(cache=None)).fingerprint()
+        return found
+
+    first = fingerprint("good")
+    assert first == fingerprint("good") and first != fingerprint("bad")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+    assert first != fingerprint("good"), "other models behind the same names"

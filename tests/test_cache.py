@@ -271,6 +271,15 @@ def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
     other = Cached(counting(asked), cache, ("two",), "two")
     assert not other.generate([Request("a")])[0].cached
 
+    def late(prompt: object) -> str:
+        model.generate([Request("e")])
+        return "late"
+
+    # Another process was first: what it has kept is the answer, now and later.
+    second = Cached(Function(late), cache, ("one",), "one")
+    (answer,) = second.generate([Request("e")])
+    assert answer == model.generate([Request("e")])[0] and answer.text != "late"
+
 
 def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None:
     asked: list[object] = []

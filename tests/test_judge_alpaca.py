@@ -267,7 +267,7 @@ def test_a_judge_without_probabilities_writes_a_verdict(server: Endpoint, capsys
     assert [row["preference"] for row in read_annotations(Path("judged"))] == [
         1.0, 0.0, 1.0, 1.0, 0.5, 0.5,
     ]  # fmt: skip
-    assert "100% of the replies gave a verdict without probabilities" in capsys.readouterr().out
+    assert "without probabilities" not in capsys.readouterr().out, "none were asked for"
     summary = json.loads(Path("judged/summary.json").read_text())
     assert summary["length_controlled"]["difficulty_used"] is True
     write("theirs.json", [dict(row, difficulty="high") for row in theirs])
@@ -298,6 +298,9 @@ def test_what_cannot_be_read_is_counted(server: Endpoint, capsys: Any) -> None:
     found = board.measured(read_annotations(Path("nothing")))
     assert (found["n"], found["unparsed"], found["equal_answers"]) == (1, 5, 1)
     assert found["order_disagreement"] is None
+    server.answer = lambda asked: chat("A")
+    assert judge(out="plain") == 0
+    assert "100% of the replies gave a verdict without probabilities" in capsys.readouterr().out
     without = board.measured([row for row in read_annotations(Path("nothing")) if row["orders"]])
     assert without["win_rate"] is None and "| - |" in re.sub(" +", " ", board.table([without])[2])
     assert board.table([without])[-1] == (
@@ -415,6 +418,22 @@ def test_probabilities_are_summed_over_the_ways_to_write_a_letter() -> None:
     assert verdict(Completion("hm"), ORDERS[0]).preference is None
     (request, _) = requests(Pair("k", "i", "a", "b"), "choices", 9).values()
     assert request.choices == ("A", " A", "B", " B") and request.max_new_tokens == 0
+
+
+def test_a_probability_of_nothing_is_kept_and_read(server: Endpoint) -> None:
+    def certain(asked: Asked) -> Reply:
+        reply = logprobs({"A": 1.0})
+        (token,) = reply.body["choices"][0]["logprobs"]["content"]
+        none = (("B", -math.inf), ("C", math.nan))
+        token["top_logprobs"] += [{"token": text, "logprob": p} for text, p in none]
+        return reply
+
+    answers("mine", MINE)
+    answers("theirs", THEIRS)
+    server.answer = certain
+    assert judge() == 0
+    first, second = read_annotations(Path("judged"))[0]["orders"]
+    assert (first["preference"], second["preference"]) == (1.0, 0.0)
 
 
 def test_a_preference_is_the_mean_of_both_orders() -> None:

@@ -12,6 +12,7 @@ from swarm.collab import Answer, Piece, Slot
 from swarm.collab import Asked as AskedEvent
 from swarm.collab.course import pick, picked
 from swarm.collab.moa import MixtureOfAgents
+from swarm.collab.prompts import Prompt
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Message, Request, stream
 from swarm.models.openai import OpenAI
@@ -108,6 +109,14 @@ def test_one_dead_proposer_is_a_warning(caplog: pytest.LogCaptureFixture) -> Non
     assert found.warnings == ["layer 1: b: it is gone"] and "b: it is gone" in caplog.text
     assert [answer.error for answer in found.layers[0]] == ["", "it is gone", ""]
     assert "2 quoted answers" in whole(found.layers[1][0].prompt)
+
+
+def test_what_all_requests_of_a_batch_meet_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    mixture = MixtureOfAgents([slot("a"), slot("b", DEAD)], slot("last"))
+    for times in (1, 2):
+        found = mixture.run([Request(text) for text in ("why?", "who?", "when?")])
+        assert [one.warnings for one in found] == [["layer 1: b: it is gone"]] * 3  # type: ignore[union-attr]
+        assert caplog.text.count("it is gone") == times
 
 
 def test_all_dead_are_an_error_that_names_each() -> None:
@@ -217,11 +226,10 @@ def test_the_proposers_of_a_layer_run_at_the_same_time() -> None:
         names = ("slow", "slower", "slow", "slow")
         proposers = [served(server.url, name) for name in names]
         mixture = MixtureOfAgents(proposers, served(server.url, "last"))
-        start = time.monotonic()
+        mixture.aggregator.model.generate([Request("why?")])  # what is imported once is
         (answer,) = mixture.generate([Request("why?")])
-        took = time.monotonic() - start
-        assert answer.text == "last to why?" and server.peak == 4 and len(server.asked) == 5
-    assert 0.4 <= took < 0.9 and 0.4 <= answer.seconds < 0.9  # one after the other: 1.3
+        assert answer.text == "last to why?" and server.peak == 4 and len(server.asked) == 6
+    assert 0.4 <= answer.seconds < 1.3  # one after the other
 
 
 def test_a_dead_and_a_hanging_endpoint_cost_a_warning_and_the_slots_time() -> None:
@@ -313,6 +321,16 @@ def test_sequential_in_a_batch_with_some_dead() -> None:
     assert "3 quoted answers" in whole(many.layers[2][0].prompt) and many.final.text == "so"
 
 
+@pytest.mark.parametrize("silent", [2, 3])
+def test_sequential_keeps_its_best_over_an_empty_answer(silent: int) -> None:
+    last = slot("z", lambda _: "" if len(speaker(last).heard) == silent else speaker(last).own())
+    mixture = MixtureOfAgents([slot("m", count=12)], last, strategy="sequential", prompt="paper")
+    found = stages(mixture)
+    assert found.final.text == {2: "<z says 3>", 3: "<z says 2>"}[silent]
+    assert windows_of(mixture, [])[2][:3] == [f"<z says {1 if silent == 2 else 2}>"] * 3
+    assert found.warnings == [f"layer {silent + 1}: z: an empty answer"]
+
+
 def test_a_ranker_gives_one_of_the_answers_verbatim() -> None:
     proposers = [slot(name, f"{name} [/INST] a[i]\n 1. x") for name in "abc"]
     last = slot("last", lambda request: f"{number_of('b [/', request)}.")
@@ -332,13 +350,10 @@ def number_of(text: str, request: Request) -> int:
     return int(before.rpartition('number="')[2].split('"')[0])
 
 
-@pytest.mark.parametrize("reply", ["none of them", "7", "", "1 or 2 or 3, not sure"])
+@pytest.mark.parametrize("reply", ["none of them", "7", "", "not sure, 1 or 2"])
 def test_an_unreadable_choice_takes_the_first(reply: str) -> None:
     proposers = [slot("a", "first"), slot("b", "second")]
     found = stages(MixtureOfAgents(proposers, slot("last", reply), strategy="rank"))
-    if reply.startswith("1"):
-        assert found.warnings == []
-        return
     assert found.final.text == "first"
     assert f"last chose none of the answers, but said {reply!r}" in found.warnings[-1]
 
@@ -405,6 +420,9 @@ def test_a_stream_that_broke_off_is_an_error() -> None:
     with pytest.raises(UserError, match="it is gone"):
         next(pieces)
     assert speaker(mixture.fallback).heard == []  # type: ignore[arg-type]
+    events: list[Any] = []
+    mixture.run([Request("why?")], lambda number, event: events.append(event))
+    assert isinstance(events[-1], Answer) and events[-1].error == "it is gone"
 
 
 @pytest.mark.parametrize("strategy", ["rank", "sequential"])
@@ -515,8 +533,9 @@ def test_models_of_this_machine_answer_in_batches(tiny_llama: Path) -> None:
     from swarm.engine.local import Local
 
     local = Local(Base(path=str(tiny_llama), dtype="float32"))
-    mixture = MixtureOfAgents([Slot(local, "tiny", system="be kind"), Slot(local, "plain")],
-                              Slot(local, "tiny"), quorum=0)  # fmt: skip
+    slots = [Slot(local, "tiny", system="be kind"), Slot(local, "plain")]
+    # It reads no more than 512 tokens.
+    mixture = MixtureOfAgents(slots, Slot(local, "tiny"), prompt=Prompt("paper", "Go."), quorum=0)
     mixture.check()
     mixture.open("cpu")
     requests = [Request((Message("user", text),), 5) for text in ("one", "two", "three")]

@@ -147,9 +147,9 @@ def test_a_long_conversation_loses_its_oldest_turns_and_says_so() -> None:
     prompt = first.asked[-1].prompt
     assert len(prompt) < 15 and prompt[-1].content.startswith("question 7")
     assert "question 6" in prompt[-3].content
-    assert re.search(
-        r"warning: context=500: the oldest .* left out for p1 in layer 1", said(made)[1]
-    )
+    words = "context=500: up to 6 of the oldest exchanges are left out"
+    assert made.turns[-1].warnings == [words], "once a turn, whoever was asked"
+    assert f"warning: {words}\n" in said(made)[1]
 
 
 def test_a_failed_turn_is_told_and_not_remembered() -> None:
@@ -173,7 +173,17 @@ def test_what_breaks_off_is_an_error_after_the_text_that_came() -> None:
     assert talk(made, "one", "/history") == 0
     out, err = said(made)
     assert out == "half an \n" and "error: the connection was lost" in err
+    assert "layer 2 of 2: 0 of 1 answered (last failed)" in err
+    assert [answer.name for answer in made.turns[0].answers] == ["p1", "last"]
     assert err.rstrip().endswith("nothing yet")
+
+
+def test_an_empty_answer_is_not_remembered() -> None:
+    first = always("proposal")
+    made = session(first, last=Says(lambda asked: "" if len(made.turns) == 1 else "so"))
+    assert talk(made, "one", "two", "/history") == 0
+    assert [turn.content for turn in first.asked[1].prompt] == ["two"]
+    assert said(made)[1].endswith(">>> two\nso\n\n")
 
 
 def test_what_is_logged_is_told_once_with_the_answer() -> None:

@@ -110,6 +110,8 @@ def test_lists_and_truth_values() -> None:
         (["--preset", "ligth", "?"], "did you mean lite?"),
         (["--preset", "self", "?"], "name one, --model NAME"),
         (["--list", "?"], "--list goes with"),
+        (["--model", "", "?"], "--aggregator: nothing follows it"),
+        (["--preset", " ", "?"], "--preset: nothing follows it"),
         (["--preset", "local", "--num_proc", "2", "?"], "--num_proc has no effect"),
         (["--preset", "lite", "--device", "cpu", "?"], "--device has no effect"),
         ([*AGAIN, "--no-multi-turn", "?"], "--multi_turn has no effect"),

@@ -206,7 +206,7 @@ def test_a_context_is_for_answers_and_conversation_together() -> None:
     last = found.layers[1][0].prompt
     assert [turn.role for turn in last] == ["system", "user"]
     assert sorted(inside(last[1].content)) == ["x" * 400, "y" * 400]
-    assert found.warnings == ["context=600: the oldest exchange is left out for z in layer 2"]
+    assert found.warnings == ["context=600: the oldest exchange is left out"]
     with pytest.raises(UserError, match=r"context=300: the last question and the answers .* about"):
         stages(MixtureOfAgents(proposers, slot("z"), context=300), tuple(turns))
     with pytest.raises(UserError, match="context=20"):
@@ -292,7 +292,8 @@ context: 900
         ("proposers: a\naggregator: b", "proposers: 'a' is no list"),
         ("proposers: [5]\naggregator: b", r"proposers\[0\]: 5 is no mapping of model, temp"),
         ("proposers: [{model: 5}]\naggregator: b", r"proposers\[0\].model: 5 is no name"),
-        ("proposers: [a]", "aggregator: None is no mapping"),
+        ("proposers: [a]", "aggregator: name the model that makes the answer"),
+        ("proposers: [a]\naggregator: b\nlayers: two", "layers: 'two' is no whole number"),
         ("proposers: [a]\naggregator: b\nprompt: {shape: x}", "prompt: 'shape' is not known"),
         ("proposers: [a", "cannot be read: while parsing"),
         ("- a", r"the preset: \['a'\] is no mapping of proposers, aggregator, layers"),

@@ -314,6 +314,9 @@ def test_samples_of_one_prompt_in_one_request(tmp_path: Path) -> None:
         assert {a.body.get("n") for a in server.asked[before:]} == {None}
         model(server, **keep).generate([Request("c", temperature=0.0)] * 3)
         assert len(server.asked) == before + 4
+        # Who asks for more than one answer by hand has the first, and pays for all.
+        (first,) = model(server, body={"n": 3}).generate([Request("d")])
+        assert first.text.endswith(" 0") and (first.prompt_tokens, first.new_tokens) == (11, 22)
 
 
 def test_a_server_that_does_not_know_n_is_asked_one_by_one(
@@ -404,6 +407,9 @@ def test_what_holds_for_all_requests_is_asked_once(reply: Reply, kind: type[Exce
         found = mine.attempt(asked)
         assert isinstance(found[0], Completion) or isinstance(found[1], Completion)
         assert [type(f) for f in found[2:]] == [kind] * 28 and len(server.asked) <= 4
+    with endpoint(in_turn(Reply({"error": "busy"}, 500), reply)) as server:
+        found = model(server, limits=Limits(concurrency=1, retries=3)).attempt(asked)
+        assert [type(f) for f in found] == [kind] * 30 and len(server.asked) == 2
 
 
 def test_nothing_can_be_asked_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

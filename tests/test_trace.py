@@ -203,6 +203,7 @@ def test_a_torn_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         ("[1]", "line 1: no call of a trace"),
         ('{"call": {"name": "m"}, "request": {}, "answer": {"txt": 1}}', "line 1: no call"),
         (b"\xff\xfe", "cannot read the trace"),
+        ("proposers: [a]", "is no trace: it has no line of a call"),
     ],
 )
 def test_what_is_no_trace_is_named(text: Any, message: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from swarm.collab.presets import build, read_preset
 from swarm.errors import UserError
 from swarm.models import Completion, Request, attempt
 from swarm.roster import Roster
+from swarm.roster.identity import identity
 from swarm.tasks import Item, Score, Task
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,7 @@ class Agents:
     rivals = "single proposer"
 
     def __init__(self, preset: str, roster: Roster, model: str | None = None) -> None:
-        self.settings = read_preset(preset)
-        self.mixture = build(self.settings, roster.model, model)
+        self.mixture = build(read_preset(preset), roster.model, model)
         alone = [f"{slot.name} alone" for slot in self.mixture.proposers]
         if len(set(alone)) < len(alone):
             alone = [f"{number}. {name}" for number, name in enumerate(alone, 1)]
@@ -97,9 +97,8 @@ class Agents:
             if isinstance(one, UserError):
                 raise one
             heard.append((request, one))
-            said = [answer.completion for answer in one.answers if answer.completion]
-            meter.count(said)
-            self._spent[0].add(one.final, len(said))
+            meter.count([answer.completion or Completion("") for answer in one.answers])
+            self._spent[0].add(one.final, len(one.answers))
             came.append(one.final)
         return came
 
@@ -108,9 +107,8 @@ class Agents:
         return [{"calls": s.calls, "tokens": s.tokens, "cost": s.cost} for s in self._spent]
 
     def fingerprint(self) -> str:
-        """The preset, and of the members' weights what can be told."""
-        weights = [getattr(model, "fingerprint", str)() for model in self.mixture.members]
-        return json.dumps([self.settings, weights], sort_keys=True)
+        """All that the answers depend on and can be told; see `swarm.roster.identity`."""
+        return json.dumps(identity(self.mixture), sort_keys=True)
 
 
 class _Alone:
@@ -119,6 +117,7 @@ class _Alone:
     def __init__(self, slot: Slot, known: Known, spent: Spent, meter: Meter) -> None:
         self.model = MixtureOfAgents((), replace(slot, count=1), layers=1)
         self.known, self.spent, self.meter = known, spent, meter
+        self.logged: set[str] = set()
 
     def __call__(self, asked: list[Request]) -> list[Completion]:
         new = [request for request in asked if about(request) not in self.known]
@@ -134,10 +133,12 @@ class _Alone:
         return answers
 
     def _said(self, came: Completion | UserError) -> Completion:
-        if isinstance(came, UserError):
+        if not isinstance(came, UserError):
+            return came
+        if str(came) not in self.logged:
+            self.logged.add(str(came))
             log.warning("%s", came)
-            return Completion("")
-        return came
+        return Completion("")
 
 
 def about(request: Request) -> object:

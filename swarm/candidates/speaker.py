@@ -1,11 +1,13 @@
 """A model of any kind as a candidate: local, behind an endpoint, or a combination of models."""
 
+import json
 from collections.abc import Sequence
 
 from swarm.candidates import Meter, play
 from swarm.errors import UserError
 from swarm.models import Completion, Model, Request
 from swarm.roster import Roster
+from swarm.roster.identity import identity
 from swarm.tasks import Item, Prepared, Score, Task
 
 
@@ -66,5 +68,5 @@ class Named(Speaker):
         super().__init__(roster.model(name), name)
 
     def fingerprint(self) -> str:
-        """Of the weights, where the model can tell."""
-        return str(getattr(self.model, "fingerprint", str)())
+        """All that the answers depend on and can be told; see `swarm.roster.identity`."""
+        return json.dumps(identity(self.model), sort_keys=True)

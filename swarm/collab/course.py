@@ -30,10 +30,17 @@ Answering = Generator[list[Call], list[Answer], Completion]
 
 
 class Course:
-    """One request on its way; `script` is run by `swarm.collab.rounds`."""
+    """One request on its way; `script` is run by `swarm.collab.rounds`.
 
-    def __init__(self, mixture: "MixtureOfAgents", request: Request) -> None:
-        self.mixture, self.request = mixture, request
+    Args:
+        mixture: Whose.
+        request: To be answered.
+        logged: Warnings that the log has already, of requests that are on their way together.
+    """
+
+    def __init__(self, mixture: "MixtureOfAgents", request: Request, logged: set[str]) -> None:
+        self.mixture, self.request, self._logged = mixture, request, logged
+        self._left_out = 0  # the most exchanges that a prompt had no room for
         self.stages = Stages()
         self.started = time.monotonic()
 
@@ -53,6 +60,10 @@ class Course:
             answers = yield from self._layer(layer, answers)
         end = {"rank": self._ranked, "sequential": self._in_windows}
         final = yield from end.get(self.mixture.strategy, self._aggregated)(answers)
+        if self._left_out:
+            many = f"up to {self._left_out} of the oldest exchanges are"
+            many = "the oldest exchange is" if self._left_out == 1 else many
+            self._warn(f"context={self.mixture.context}: {many} left out")
         self.stages.final = self._all_in_all(final)
         return self.stages
 
@@ -101,16 +112,19 @@ class Course:
     def _in_windows(self, answers: Sequence[Answer]) -> Answering:
         """Self-MoA-Seq (arXiv 2502.00674): as many answers at a time as a window holds.
 
-        From the second window on the best answer so far takes the first places, several times.
+        From the second window on the best answer so far takes the first places, several times. An
+        empty answer is not better than the one before it.
         """
         window, reserve = self.mixture.window, self.mixture.reserve
         texts = [answer.text for answer in answers]
         layers = 1 + self.mixture.windows(len(texts))
         rest = texts[window:]
-        kept, shown = 0, texts[:window]
+        kept, shown, best = 0, texts[:window], Completion("")
         for layer in range(2, layers + 1):
             order = self._order(layer, len(shown), kept)
-            best = yield from self._last(layer, layers, [shown[place] for place in order])
+            said = yield from self._last(layer, layers, [shown[place] for place in order])
+            if said.text.strip() or not kept:
+                best = said
             kept = reserve if best.text.strip() else 0
             shown = [best.text] * kept + rest[: window - reserve]
             rest = rest[window - reserve :]
@@ -180,11 +194,7 @@ class Course:
             return self.mixture.prompt.write(told(turns, slot.system), texts, key, choose)
 
         written, left_out = fitted(turns_of(prompt), context, write)
-        if left_out:
-            many = "exchange is" if left_out == 1 else f"{left_out} exchanges are"
-            self._warn(
-                f"context={context}: the oldest {many} left out for {slot.name} in layer {layer}"
-            )
+        self._left_out = max(self._left_out, left_out)
         return prompt if isinstance(prompt, str) and written == turns_of(prompt) else written
 
     def _time_left(self, slot: Slot) -> float | None:
@@ -206,6 +216,8 @@ class Course:
     def _warn(self, words: str) -> None:
         if words not in self.stages.warnings:
             self.stages.warnings.append(words)
+        if words not in self._logged:
+            self._logged.add(words)
             log.warning("%s", words)
 
     def _all_in_all(self, final: Completion) -> Completion:

@@ -158,7 +158,8 @@ class MixtureOfAgents:
             UserError: It came to nothing; or it broke off when part of it had been given, which no
                 fallback mends.
         """
-        stages = yield from streamed(self._script(request), trace=self.trace)
+        (script,) = self._scripts([request])
+        stages = yield from streamed(script, trace=self.trace)
         return stages.final
 
     def run(
@@ -171,13 +172,13 @@ class MixtureOfAgents:
             watch: Is told of each call and answer; of a single request's last answer also piece by
                 piece.
         """
-        if watch and len(requests) == 1:
-            return [self._watched(requests[0], watch)]
-        scripts = [self._script(request) for request in requests]
+        scripts = self._scripts(requests)
+        if watch and len(scripts) == 1:
+            return [self._watched(scripts[0], watch)]
         return in_step(scripts, watch or unwatched, self.trace)
 
-    def _watched(self, request: Request, watch: Watch) -> Stages | UserError:
-        pieces = streamed(self._script(request), watch, self.trace)
+    def _watched(self, script: Script, watch: Watch) -> Stages | UserError:
+        pieces = streamed(script, watch, self.trace)
         try:
             while True:
                 watch(0, Piece(next(pieces)))
@@ -189,5 +190,6 @@ class MixtureOfAgents:
         finally:
             pieces.close()
 
-    def _script(self, request: Request) -> Script:
-        return Course(self, request).script()
+    def _scripts(self, requests: Sequence[Request]) -> list[Script]:
+        logged: set[str] = set()  # a dead proposer is no news at each of a thousand requests
+        return [Course(self, request, logged).script() for request in requests]

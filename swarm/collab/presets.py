@@ -40,7 +40,8 @@ def read_preset(name: str | Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"preset {path} cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"preset {path} cannot be read: {why}") from None
     try:
         return checked(content)
     except UserError as error:
@@ -54,13 +55,18 @@ def checked(content: Any) -> dict[str, Any]:
         UserError: A key is not known, or a value is of the wrong kind.
     """
     preset = _mapping("the preset", content, KEYS)
+    layers = preset.get("layers", 2)
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        raise UserError(f"layers: {layers!r} is no whole number from 1 on")
     slots = preset.get("proposers") or []
     if not isinstance(slots, list):
         raise UserError(f"proposers: {slots!r} is no list")
     preset["proposers"] = [_slot(f"proposers[{n}]", slot) for n, slot in enumerate(slots)]
+    if preset.get("aggregator") is None:
+        raise UserError("aggregator: name the model that makes the answer")
     for key in ("aggregator", "fallback"):
-        if key == "aggregator" or preset.get(key) is not None:
-            preset[key] = _slot(key, preset.get(key))
+        if preset.get(key) is not None:
+            preset[key] = _slot(key, preset[key])
     prompt = preset.get("prompt", "safe")
     if not isinstance(prompt, str):
         preset["prompt"] = _mapping("prompt", prompt, PROMPT_KEYS)
@@ -90,7 +96,8 @@ def build(
     def slot(place: str, given: Mapping[str, Any]) -> Slot:
         name = given.get("model") or model
         if name is None:
-            raise UserError(f"{place}.model: this preset leaves the model to you; name one")
+            raise UserError(f"{place}.model: this preset leaves the model to you; name one in a "
+                            "yaml of your own, or with candidate.model=NAME")  # fmt: skip
         return Slot(model_of(name), name, **{k: v for k, v in given.items() if k != "model"})
 
     settings["proposers"] = [
@@ -110,10 +117,10 @@ def _path(name: str) -> Path:
     names = preset_names()
     if name not in names:
         near = get_close_matches(name, names, 1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        meant = f"did you mean {near[0]}? There" if near else "there"
         raise UserError(
-            f"preset {name!r}: there is none of this name; {meant}There are {', '.join(names)}, "
-            "and any yaml by its path"
+            f"preset {name!r}: there is none of this name; {meant} are {', '.join(names)}, "
+            "and your own yaml by its path, as in ./mine.yaml"
         )
     return conf_folder() / "moa" / f"{name}.yaml"
 
@@ -133,6 +140,6 @@ def _mapping(place: str, value: Any, allowed: tuple[str, ...]) -> dict[str, Any]
     for key in value:
         if key not in allowed:
             near = get_close_matches(str(key), allowed, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            raise UserError(f"{place}: {key!r} is not known; {meant}Keys: {', '.join(allowed)}")
+            meant = f"did you mean {near[0]}? Keys" if near else "keys"
+            raise UserError(f"{place}: {key!r} is not known; {meant}: {', '.join(allowed)}")
     return dict(value)

@@ -130,9 +130,10 @@ def _pieces(call: Call, watch: Watch, trace: Trace | None) -> Generator[Delta, N
     except StopIteration as end:
         answer = call.answered(end.value)
     except UserError as error:
-        if begun:
-            raise
         answer = call.answered(error)
+        if begun:
+            watch(0, answer)
+            raise
     finally:
         pieces.close()
     watch(0, answer)

@@ -11,7 +11,6 @@ from swarm.files import digest
 from swarm.judge.files import Journal, beside, short
 from swarm.models import Completion, Model, Request, attempt
 from swarm.models.as_json import completion_as_json, completion_of, request_as_json
-from swarm.roster.identity import identity
 
 BATCH = 32
 """Requests at once; what they come to is kept before the next are asked."""
@@ -76,6 +75,8 @@ def ask(
     Raises:
         UserError: The journal cannot be read or written; nothing is asked then.
     """
+    from swarm.roster.identity import identity
+
     kept = Journal(beside(output, "replies.jsonl"))
     whose = [who, identity(model)]
     marks = {key: digest([whose, request_as_json(one)]) for key, one in requests.items()}
@@ -148,6 +149,8 @@ def without_answer(
         if none := [str(id_) for id_ in questions if id_ not in mine]:
             some = ", ".join(none[:5]) + (", …" if len(none) > 5 else "")
             lines.append(f"{model}: no answer to {len(none)} of {len(questions)} questions: {some}")
+    if lines:
+        lines.append("if they were asked other questions, name their file with --questions")
     return lines
 
 

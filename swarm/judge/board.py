@@ -112,9 +112,10 @@ def _notes(one: Mapping[str, Any]) -> list[str]:
     if one["unparsed"]:
         counts = f"{one['unparsed']} of {one['instructions']} instructions"
         notes.append(f"{who}: {counts} are in no rate: a reply about them could not be read.")
-    if one["soft"] is not None and one["soft"] < 1:
+    if one["soft"] is not None and one["soft"] < 1 and one["reading"] != "text":
         share = f"{1 - one['soft']:.0%}"
-        notes.append(f"{who}: {share} of the replies gave a verdict without probabilities.")
+        notes.append(f"{who}: {share} of the replies gave a verdict without probabilities: this "
+                     "judge tells none, and --reading text lets it compare first.")  # fmt: skip
     if one["letters_share"] is not None and one["letters_share"] < FOLLOWED:
         share = f"{one['letters_share']:.0%}"
         notes.append(f"{who}: A and B together had a probability of {share} only: this judge does "

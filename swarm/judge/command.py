@@ -1,6 +1,7 @@
 """The command `python -m swarm.judge FORMAT ACTION`: each format has a module with its actions."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,11 +16,21 @@ FORMATS = {
 """The modules of this package that are formats; each has `subcommands(parser)`."""
 
 
+EXAMPLES = """\
+each format has three actions, generate, judge and show, with a --help of their own:
+  python -m swarm.judge mt_bench generate --model moa/lite --output outputs/moa.jsonl
+  python -m swarm.judge mt_bench judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs
+  python -m swarm.judge mt_bench show --out outputs
+"""
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line: a sub-command a format, and below it one an action."""
     made = argparse.ArgumentParser(
         prog="python -m swarm.judge",
         description="Have models answer questions, and another model judge the answers.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     formats = made.add_subparsers(metavar="FORMAT", required=True)
     for name, what in FORMATS.items():
@@ -46,4 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read the table has enough; the interpreter must not try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code

@@ -78,6 +78,7 @@ def judge(given: argparse.Namespace) -> int:
     asked = _items(given)
     files = [Path(name) for names in given.answers for name in names.split(",") if name]
     answers = items.read_answers(files)
+    print(f"{len(asked)} questions of {given.questions}")
     for line in without_answer([item.id for item in asked], answers):
         print(line)
     replies, unread = reviews.review(

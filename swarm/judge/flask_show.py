@@ -100,7 +100,7 @@ def told(lines: Sequence[Row]) -> list[str]:
         text.append(f"{model}, judge {judge}: scores from 1 to 5, 95 % intervals over questions")
         for kind in TABLES:
             rows = [_shown(line) for line in mine if line["table"] == kind]
-            text += table((kind, "average", "not applicable"), rows)
+            text += ["", *table((kind, "average", "not applicable"), rows)]
     return text
 
 

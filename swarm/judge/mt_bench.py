@@ -103,6 +103,7 @@ def judge(given: argparse.Namespace) -> int:
     baseline = _baseline(given)
     if given.mode != "single":
         verdicts.matches(list(found), baseline)
+    print(f"{len(questions)} questions of {given.questions}")
     ids = [question.id for question in questions]
     for line in [*without_answer(ids, found), *_bare(questions)]:
         print(line)

@@ -20,6 +20,10 @@ Ask several models, and let one of them make a single answer of what they said (
 """
 
 EXAMPLES = """\
+MODEL is PROVIDER/NAME, local/rooms, moa/lite or another name of docs/models.md; --list shows what
+there is. A NAME alone goes to the server in OPENAI_BASE_URL, or else to OpenAI or Together by
+their keys: export OPENAI_BASE_URL=http://localhost:8000/v1
+
 A hyphen in an option's name is as good as an underscore. The answer goes to standard output, all
 else to standard error.
 
@@ -64,6 +68,9 @@ def read(words: Sequence[str]) -> argparse.Namespace:
                 "layers are the rounds and one more; give one of them", 2
             )  # fmt: skip
         given.rounds = given.layers - 1
+    for name in ("preset", "aggregator", "fallback", "base", "pool", "device"):
+        if getattr(given, name) is not None and not getattr(given, name).strip():
+            raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
     if given.list:
         _alone(given)
     if given.json and given.no_stream:

@@ -40,13 +40,14 @@ def run(given: Namespace) -> int:
     replay = Replay(given.replay) if given.replay else None
     wanted = settings(given, replay.about if replay else {})
     mixture = _mixture(given, wanted, replay)
-    mixture.check()
     if not given.quiet:
         print(harmless(f"{wanted.origin}: {summary(mixture)}"), file=notes, flush=True)
+    device = _device(given, notes) if wanted.local and not replay else None
+    mixture.check()
     if given.trace:
         mixture.trace = Trace(given.trace, wanted.about)
-    if wanted.local and not replay:
-        _load(mixture, given, notes)
+    if device:
+        mixture.open(device)
     session = Session(mixture, wanted.manner(given), answers, notes, remarks)
     if question is not None:
         session.ask(question)
@@ -110,15 +111,16 @@ def providers(given: Namespace) -> "Providers":
     return found
 
 
-def _load(mixture: MixtureOfAgents, given: Namespace, notes: TextIO) -> None:
-    """Load the models of this machine.
+def _device(given: Namespace, notes: TextIO) -> str:
+    """Where the models of this machine are to run; a person is told what takes its time now.
 
     Raises:
-        UserError: There is no such device, or files do not make a model.
+        UserError: There is no such device.
     """
     from swarm.engine.device import chosen_device
 
     device = chosen_device(given.device)
     if not given.quiet:
-        print(f"loading the models of this machine on {device}", file=notes, flush=True)
-    mixture.open(device)
+        words = f"loading the models of this machine on {device}; the first time fetches the base"
+        print(words, file=notes, flush=True)
+    return device

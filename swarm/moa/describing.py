@@ -42,6 +42,8 @@ def stages(turn: Turn, which: str) -> Iterable[str]:
     Raises:
         UserError: There is no such answer.
     """
+    if not turn.answers:
+        raise UserError("/stages: the last turn has no answers")
     if not which:
         for number, answer in enumerate(turn.answers, 1):
             yield from (heading(number, answer), answer.error or answer.text, "")
@@ -80,7 +82,7 @@ def history(turns: Sequence[Turn]) -> Iterable[str]:
     """Questions and answers."""
     for turn in turns:
         yield f">>> {turn.question}"
-        yield turn.text or f"({turn.error})"
+        yield turn.text
 
 
 def summary(mixture: MixtureOfAgents) -> str:
@@ -90,7 +92,8 @@ def summary(mixture: MixtureOfAgents) -> str:
         return f"{mixture.aggregator.name} answers alone"
     names = ", ".join(_counted(slot) for slot in mixture.proposers)
     rounds = "" if mixture.layers == 2 else f" in {mixture.layers - 1} rounds"
-    return f"{names} propose{rounds}, {last}; {mixture.calls} calls a question"
+    one = len(mixture.proposers) == 1 and mixture.proposers[0].count == 1
+    return f"{names} propose{'s' * one}{rounds}, {last}; {mixture.calls} calls a question"
 
 
 def models(mixture: MixtureOfAgents) -> Iterable[str]:

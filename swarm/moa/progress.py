@@ -96,7 +96,8 @@ class Progress:
             if answer.name in waiting:
                 waiting.remove(answer.name)
         line = (
-            f"layer {self._layer} of {self._layers}: {len(here)} of {len(asked)} answered, "
-            f"{time.monotonic() - self._began:.0f} s; waiting for {', '.join(waiting)}"
+            f"layer {self._layer} of {self._layers}: {len(here)} of {len(asked)} are done, "
+            f"{time.monotonic() - self._began:.0f} s"
+            + (f"; waiting for {', '.join(waiting)}" if waiting else "")
         )
         return Text(harmless(line) if asked else "...", no_wrap=True, overflow="ellipsis")

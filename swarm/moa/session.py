@@ -2,24 +2,16 @@
 
 import json
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import TextIO
 
-from swarm.collab import Stages, Watch
+from swarm.collab import Stages
+from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
 from swarm.moa.printing import Remarks, harmless
 from swarm.moa.progress import Progress
 from swarm.moa.turns import Turn, as_json, conversation
 from swarm.models import Request
-
-
-class Mixture(Protocol):
-    """What a session asks; see `swarm.collab.moa.MixtureOfAgents`."""
-
-    def run(self, requests: Sequence[Request], watch: Watch) -> list[Stages | UserError]:
-        """What the requests came to; the last answer of a single one is watched piece by piece."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +50,16 @@ class Session:
 
     Attributes:
         turns: All questions, those without an answer too.
-        remembered: The turns that the next question comes with.
+        remembered: The turns that the next question comes with; each has an answer.
     """
 
     def __init__(
-        self, mixture: Mixture, manner: Manner, answers: TextIO, notes: TextIO, remarks: Remarks
+        self,
+        mixture: MixtureOfAgents,
+        manner: Manner,
+        answers: TextIO,
+        notes: TextIO,
+        remarks: Remarks,
     ) -> None:
         self.mixture, self.manner, self.remarks = mixture, manner, remarks
         self.answers, self.notes = answers, notes
@@ -90,7 +87,8 @@ class Session:
         finally:
             turn.answers = turn.stages.answers if turn.stages else progress.in_order
             self._warn(turn)
-        if self.manner.multi_turn:
+        # An endpoint may refuse a conversation with an empty turn in it.
+        if self.manner.multi_turn and turn.text.strip():
             self.remembered.append(turn)
         if self.manner.json:
             print(json.dumps(as_json(turn)), file=self.answers, flush=True)

@@ -2,7 +2,7 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from swarm.collab.presets import read_preset
@@ -39,7 +39,7 @@ class Settings(NamedTuple):
     @property
     def local(self) -> bool:
         """Whether a model of this machine may be asked."""
-        return any(slot["model"].startswith(("local/", "moa/")) for slot in slots(self.mixture))
+        return _local(slot["model"] for slot in slots(self.mixture))
 
     def heard_of(self, replay: Replay) -> dict[str, Any]:
         """The mixture with the models of a trace, where a fallback is often not met."""
@@ -59,6 +59,11 @@ class Settings(NamedTuple):
             streamed=not given.no_stream,
             quiet=given.quiet,
         )
+
+
+def _local(models: Iterable[str]) -> bool:
+    """Whether one of them may be of this machine; what is in a mixture is not known here."""
+    return any(name.startswith(("local/", "moa/")) for name in models)
 
 
 def slots(mixture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -148,13 +153,12 @@ def _all_of_use(given: Namespace, mixture: Mapping[str, Any]) -> None:
         UserError: One is.
     """
     models = [slot["model"] for slot in slots(mixture)]
-    local = any(name.startswith(("local/", "moa/")) for name in models)
     remote = any(not name.startswith(("local/", "function/", "llm/")) for name in models)
     alone = mixture.get("layers", 2) == 1
     calls = "nobody is called in a replay"
     useless = [
         *((name, calls) for name in OF_CALLS if given.replay),
-        *((name, "no model here is local/...") for name in OF_LOCAL if not local),
+        *((name, "no model here is local/...") for name in OF_LOCAL if not _local(models)),
         *((name, "all models here are on this machine") for name in OF_REMOTE if not remote),
         *((name, "there is no layer of proposers") for name in OF_PROPOSERS if alone),
     ]

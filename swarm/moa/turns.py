@@ -86,7 +86,7 @@ def _measures(answer: Answer) -> dict[str, Any]:
 
 
 def conversation(turns: Sequence[Turn], question: str, system: str | None) -> tuple[Message, ...]:
-    """The turns that were answered, and the question."""
-    before = [message for turn in turns if turn.stages for message in turn.messages]
+    """The turns, all of them answered, and the question."""
+    before = [message for turn in turns for message in turn.messages]
     first = [Message("system", system)] if system else []
     return (*first, *before, Message("user", question))

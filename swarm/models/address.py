@@ -18,7 +18,7 @@ def checked_url(url: object) -> str:
     if not isinstance(url, str) or parts is None:
         raise UserError(
             "base_url or url: has to begin with http:// or https:// and name a host, and a port "
-            "from 1 to 65535 if any"
+            "from 1 to 65535 if any, as in http://localhost:8000/v1"
         )
     if "@" in parts.netloc or parts.query:
         raise UserError(

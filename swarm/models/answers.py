@@ -7,8 +7,14 @@ from swarm.models import Delta, Token
 from swarm.models.failures import one_line, said
 from swarm.models.thoughts import Thoughts, split
 
+UNLIKELIEST = -9999.0
+"""The log probability of what cannot be."""
+
 Answer = dict[str, Any]
 """What is kept: the fields of a `Completion` that say anything, as JSON."""
+
+COUNTED = {"prompt_tokens": "prompt_tokens", "new_tokens": "completion_tokens"}
+"""Fields of a completion, and what a server calls them."""
 
 
 def answers_in(content: Any, most: int, seconds: float) -> list[Answer]:
@@ -30,33 +36,29 @@ def answers_in(content: Any, most: int, seconds: float) -> list[Answer]:
         raise ValueError(one_line(said(content)) or "no choices")
     answers = [read(choice) for choice in list(choices)[:most]]
     usage, model = content.get("usage") or {}, content.get("model")
-    prompt, new = (
-        parts(usage.get(counted), len(answers))
-        for counted in ("prompt_tokens", "completion_tokens")
-    )
-    common = {"seconds": round(seconds, 6)} | ({"model": model} if isinstance(model, str) else {})
-    return [
-        {**answer, "prompt_tokens": prompt[i], "new_tokens": new[i], **common}
-        for i, answer in enumerate(answers)
-    ]
-
-
-def parts(total: Any, count: int) -> list[int]:
-    """A number in so many parts, as equal as can be."""
-    part, over = divmod(int(total or 0), count)
-    return [part + (i < over) for i in range(count)]
+    for name, counted in COUNTED.items():
+        part, over = divmod(int(usage.get(counted) or 0), len(answers))
+        for number, answer in enumerate(answers):
+            answer[name] = part + (number < over)
+    for answer in answers:
+        answer["seconds"] = round(seconds, 6)
+        if model and isinstance(model, str):
+            answer["model"] = model
+    return answers
 
 
 def read(choice: Mapping[str, Any]) -> Answer:
     """One answer, without what belongs to all of them; beside the text, only what says anything."""
     text, thoughts = spoken(choice["message"])
     told = split(text)
-    found = {
-        "reasoning": (thoughts + told.reasoning).strip(),
-        "finish": str(choice.get("finish_reason") or ""),
-        "tokens": tokens_in(choice),
-    }
-    return {"text": told.text, **{key: value for key, value in found.items() if value}}
+    answer: Answer = {"text": told.text}
+    if thoughts := (thoughts + told.reasoning).strip():
+        answer["reasoning"] = thoughts
+    if finish := choice.get("finish_reason"):
+        answer["finish"] = str(finish)
+    if tokens := tokens_in(choice):
+        answer["tokens"] = tokens
+    return answer
 
 
 def spoken(message: Mapping[str, Any]) -> tuple[str, str]:
@@ -90,11 +92,16 @@ def tokens_in(choice: Mapping[str, Any]) -> list[Token]:
     return [
         Token(
             str(token["token"]),
-            float(token["logprob"]),
-            tuple((str(t["token"]), float(t["logprob"])) for t in token.get("top_logprobs") or []),
+            chance(token["logprob"]),
+            tuple((str(t["token"]), chance(t["logprob"])) for t in token.get("top_logprobs") or []),
         )
         for token in told
     ]
+
+
+def chance(said: Any) -> float:
+    """A log probability; what some servers write for none at all, minus infinity, is no JSON."""
+    return max(UNLIKELIEST, float(said))
 
 
 class Pieces:

@@ -105,7 +105,7 @@ class Streamed(Generic[P]):
 
         try:
             ended = await self.post.stream(body, take)
-        except Unreachable:
+        except (Unreachable, TimedOut):
             if not reader.ended:
                 raise
         else:

@@ -11,6 +11,17 @@ from swarm.errors import UserError
 LONGEST_WORDS = 300
 """Characters of a server's own words that a message repeats."""
 
+ABOUT_A_TEXT = (
+    "content_filter",
+    "content_policy_violation",
+    "context_length_exceeded",
+    "string_above_max_length",
+)
+"""Reasons to refuse a request that lie in its text: another text may be answered."""
+
+NO_KEY = "; no key was sent: put it into OPENAI_API_KEY, or into the variable of api_key_env"
+"""What to do about a server that wants a key and was given none."""
+
 PATIENCE = 120.0
 """The most seconds that a server may ask us to wait."""
 
@@ -109,7 +120,7 @@ def failure(
     message = ": ".join(filter(None, [who, f"{status} {title}".strip(), one_line(said(content))]))
     after = seconds(headers.get("Retry-After", ""))
     if kind is AccessDenied:
-        message += f"; check the key in {api_key_env}" if api_key_env else "; it wants a key"
+        message += f"; check the key in {api_key_env}" if api_key_env else NO_KEY
     elif kind is NotFound:
         message += "; check the URL and the model's name"
     elif 300 <= status < 400:

@@ -13,7 +13,7 @@ from swarm.models.as_json import completion_of
 from swarm.models.asking import Call
 from swarm.models.cache import Cache
 from swarm.models.chat import Wanted, call_of, chat_url, grouped, wanted
-from swarm.models.failures import BadRequest, code
+from swarm.models.failures import ABOUT_A_TEXT, BadRequest, code
 from swarm.models.http import Client
 from swarm.models.pace import Limits
 from swarm.models.spending import Totals, checked_prices, cost_of
@@ -21,14 +21,6 @@ from swarm.models.spending import Totals, checked_prices, cost_of
 log = logging.getLogger(__name__)
 
 BASE_URL, API_KEY_ENV = "https://api.openai.com/v1", "OPENAI_API_KEY"
-
-ABOUT_A_TEXT = (
-    "content_filter",
-    "content_policy_violation",
-    "context_length_exceeded",
-    "string_above_max_length",
-)
-"""Reasons to refuse a request that lie in its text: another text may be answered."""
 
 
 class OpenAI:
@@ -198,7 +190,11 @@ class OpenAI:
         found: dict[str, Any] = {}
         while left := [answer for answer in new if answer.key not in found]:
             if found:
-                log.warning("%s: gives fewer answers than asked for by n", self.client.who)
+                log.warning(
+                    "%s: gives fewer answers at once than asked for (n), so each sample is asked "
+                    "for by itself; samples_at_once: 1 in the providers' file says so beforehand",
+                    self.client.who,
+                )
                 self.samples_at_once = 1
             groups = grouped(left, self.samples_at_once)
             for group, said in zip(groups, ask(*self._asking(groups)), strict=True):
@@ -213,8 +209,8 @@ class OpenAI:
 
     def _no_choices(self) -> UserError:
         return UserError(
-            f"{self.model}: a chat endpoint does not score choices; have the task read the text "
-            "instead"
+            f"{self.model}: a chat endpoint does not score choices; have the text read instead "
+            "(a task's task.scoring=generate, a judge's --reading text)"
         )
 
     def _kept(self, asked: Sequence[Wanted]) -> dict[str, Answer]:

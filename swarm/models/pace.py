@@ -57,6 +57,8 @@ class Pace:
 
     def book(self, amount: float = 1.0) -> float:
         """Take the next place; gives the time, of `time.monotonic`, at which it begins."""
+        if not self._seconds:
+            return 0.0
         begin = max(time.monotonic(), self._free)
         self._free = begin + amount * self._seconds
         return begin
@@ -92,7 +94,7 @@ class Turns:
     async def booked(self, tokens: float) -> None:
         """Wait until our own limits allow one more request."""
         begin = max(self.tokens.book(tokens), self._requests.book())
-        if (wait := begin - time.monotonic()) > 0:
+        if begin and (wait := begin - time.monotonic()) > 0:
             await asyncio.sleep(wait)
 
     async def heard(self) -> None:

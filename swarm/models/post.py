@@ -136,6 +136,8 @@ class Post:
             wait = f"{self.limits.timeout:g} s (limits.timeout)"
             return TimedOut(f"{self.who}: no answer within {wait}")
         words = one_line(self._without_key(reason(error)))
+        if isinstance(error, aiohttp.ClientConnectorError):
+            words += " (is the server running, and is this its URL?)"
         return Unreachable(f"{self.who}: the connection failed: {words}")
 
     def _content(self, response: "aiohttp.ClientResponse", raw: bytes) -> Any:

@@ -163,6 +163,8 @@ class Replay:
             raise UserError(f"cannot read the trace {self.path}: {error}") from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{self.path}, line {number}: no call of a trace: {error!r}") from None
+        if lines and not self.about and not self._came:
+            raise UserError(f"{self.path} is no trace: it has no line of a call")
 
     def _read(self, number: int, line: str) -> None:
         try:

@@ -4,9 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/install.sh
+# What is compiled is kept: the tests start hundreds of processes.
+unset PYTHONDONTWRITEBYTECODE
 install test,train,data,lm-eval,bayes
 bin="${VENV:-.venv}/bin"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
+# Beside mypy, which takes one core, what the tests import is compiled.
+"$bin/python" -m pytest --collect-only --quiet >/dev/null 2>&1 &
 "$bin/mypy"
+wait
 exec "$bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

@@ -126,14 +126,14 @@ def compared(url: str, level: int, count: int, home: Path, repeats: int) -> dict
 
 
 def show(wait: float, level: int, count: int, found: dict[str, Taken]) -> None:
-    """The rows of one latency and concurrency."""
+    """The rows of one latency and concurrency; the ideal rate is concurrency/latency."""
     for name, taken in found.items():
         rate = count / taken.wall
-        share = f"{rate * wait / level:.0%}" if wait else ""
-        cpu = f"{1e6 * taken.cpu / count:.0f}"
-        print(
-            f"| {wait * 1000:.0f} ms | {level} | {name} | {rate:,.0f} | {share} | {taken} | {cpu} |"
-        )
+        ideal = f"{rate * wait / level:.0%}" if wait else ""
+        beside = f"{found['bare'].wall / taken.wall:.0%}"
+        cells = (f"{wait * 1000:.0f} ms", level, name, f"{rate:,.0f}", ideal, beside, taken,
+                 f"{1e6 * taken.cpu / count:.0f}")  # fmt: skip
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def reading(count: int, home: Path, repeats: int) -> Taken:
@@ -159,10 +159,8 @@ def main() -> None:
     if options.serve is not None:
         return asyncio.run(serve(options.serve))
     print(machine())
-    print(
-        "| latency | concurrency | way | requests/s | of concurrency/latency | wall | CPU µs each |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| latency | concurrency | way | requests/s | of ideal | of bare | wall | CPU µs each |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for wait, levels in ((0.0, options.at_once), (0.1, options.slow)):

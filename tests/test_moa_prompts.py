@@ -207,6 +207,10 @@ def test_a_context_is_for_answers_and_conversation_together() -> None:
     assert [turn.role for turn in last] == ["system", "user"]
     assert sorted(inside(last[1].content)) == ["x" * 400, "y" * 400]
     assert found.warnings == ["context=600: the oldest exchange is left out"]
+    long = [slot("a", system="s" * 3600), slot("b")]
+    found = stages(MixtureOfAgents(long, slot("z"), context=1000), tuple(turns))
+    assert [len(answer.prompt) for answer in found.answers] == [2, 3, 4]
+    assert found.warnings == ["context=1000: the oldest exchange is left out"]
     with pytest.raises(UserError, match=r"context=300: the last question and the answers .* about"):
         stages(MixtureOfAgents(proposers, slot("z"), context=300), tuple(turns))
     with pytest.raises(UserError, match="context=20"):

@@ -5,6 +5,8 @@ import json
 import logging
 import pickle
 import re
+import signal
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -202,6 +204,47 @@ def test_failures_are_not_kept_and_what_came_before_them_is(tmp_path: Path) -> N
         server.answer = echo
         texts = [c.text for c in model(server, **keep).generate([Request("a"), Request("bad")])]
         assert texts == ["you said a", "you said bad"] and len(server.asked) == 4
+
+
+def test_an_interrupt_loses_no_answer_that_has_come(tmp_path: Path) -> None:
+    def answer(asked: Asked) -> Reply:
+        late = int(asked.body["messages"][-1]["content"]) >= 20
+        return Reply(chat("well").body, wait=3.0 if late else 0.0)
+
+    main = threading.main_thread().ident or 0
+    with endpoint(answer) as server:
+        mine = model(server, cache=Cache(str(tmp_path / "answers.sqlite")))
+        threading.Timer(0.7, signal.pthread_kill, (main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            mine.generate([Request(f"{n}") for n in range(40)])
+        before = len(server.asked)
+        assert all(c.cached for c in mine.generate([Request(f"{n}") for n in range(20)]))
+        assert len(server.asked) == before < 40
+
+
+def test_answers_that_cannot_be_kept_are_told(tmp_path: Path) -> None:
+    """Somebody takes the table away while the endpoint answers."""
+    file = tmp_path / "answers.sqlite"
+
+    def answer(asked: Asked) -> Reply:
+        if len(server.asked) > 1:
+            with sqlite3.connect(file) as connection:
+                connection.execute("DROP TABLE IF EXISTS answers")
+        return echo(asked)
+
+    with endpoint(answer) as server:
+        for ask in ("generate", "attempt", "stream"):
+            server.asked.clear()
+            mine = model(server, cache=Cache(str(file)))
+            mine.generate([Request(f"first, to {ask}")])
+            if ask == "attempt":
+                found = mine.attempt([Request("a"), Request("b")])
+                assert ["no such table" in str(error) for error in found] == [True] * 2
+                continue
+            with pytest.raises(UserError, match="cannot be used: no such table"):
+                list(
+                    mine.stream(Request("c")) if ask == "stream" else mine.generate([Request("a")])
+                )
 
 
 @pytest.mark.parametrize("reason", ["content_filter", "context_length_exceeded"])

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,12 +84,20 @@ class Cache:
         Raises:
             UserError: The file cannot be written.
         """
-        row = (key, json.dumps(value), time.time(), label)
+        return self.put_all({key: value}, label)[key]
+
+    def put_all(self, values: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
+        """Keep several values in one go; see `put`."""
+        rows = [(key, json.dumps(value), time.time(), label) for key, value in values.items()]
         with self.connected() as connection:
-            new = connection.execute(PUT, row)
-            if new.rowcount == 1:
-                return json.loads(row[1])
-        return self.get([key]).get(key, value)
+            if len(rows) == 1:
+                new = connection.execute(PUT, rows[0]).rowcount
+            else:
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    new = connection.executemany(PUT, rows).rowcount
+        found = {key: json.loads(value) for key, value, *_ in rows}
+        return found if new == len(rows) else found | self.get(list(values))
 
     def _connection(self) -> sqlite3.Connection:
         """This thread's connection; none is carried over a fork."""

@@ -15,6 +15,7 @@ from swarm.models.cache import Cache
 from swarm.models.chat import Wanted, call_of, chat_url, grouped, wanted
 from swarm.models.failures import ABOUT_A_TEXT, BadRequest, code
 from swarm.models.http import Client
+from swarm.models.keeping import Keeping
 from swarm.models.pace import Limits
 from swarm.models.spending import Totals, checked_prices, cost_of
 
@@ -159,20 +160,22 @@ class OpenAI:
             return done
         before = self.client.repeated
         try:
-            [answer] = yield from self._streamed(asked)
+            answer = yield from self._streamed(asked)
         except BadRequest as error:
             if not self._stream_options or "stream_options" not in json.dumps(error.content):
                 raise
             self._stream_options = False
-            [answer] = yield from self._streamed(asked)
+            answer = yield from self._streamed(asked)
         self._log(1, 1, self.client.repeated - before)
         return self._completion(answer, cached=False)
 
-    def _streamed(self, asked: list[Wanted]) -> Generator[Delta, None, list[Answer]]:
-        [call], read, refused = self._asking([asked])
+    def _streamed(self, asked: list[Wanted]) -> Generator[Delta, None, Answer]:
+        keeping = Keeping(self.cache, self.model)
+        [call], read, refused = self._asking([asked], keeping)
         options = {"stream_options": {"include_usage": True}} if self._stream_options else {}
         call = call._replace(body={**call.body, "stream": True, **options})
-        return (yield from self.client.stream(call, Pieces, read, refused))
+        [answer] = yield from self.client.stream(call, Pieces, read, refused)
+        return keeping.kept(asked[0].key, answer)
 
     def _answers(self, requests: Sequence[Request], ask: Callable[..., list[Any]]) -> list[Any]:
         asked = self._wanted(requests)
@@ -188,6 +191,7 @@ class OpenAI:
     def _asked(self, new: list[Wanted], ask: Callable[..., list[Any]]) -> dict[str, Any]:
         """Answer or error by key."""
         found: dict[str, Any] = {}
+        keeping = Keeping(self.cache, self.model)
         while left := [answer for answer in new if answer.key not in found]:
             if found:
                 log.warning(
@@ -197,10 +201,10 @@ class OpenAI:
                 )
                 self.samples_at_once = 1
             groups = grouped(left, self.samples_at_once)
-            for group, said in zip(groups, ask(*self._asking(groups)), strict=True):
+            for group, said in zip(groups, ask(*self._asking(groups, keeping)), strict=True):
                 each = [said] * len(group) if isinstance(said, UserError) else said
                 found.update(zip((answer.key for answer in group), each, strict=False))
-        return found
+        return {key: keeping.kept(key, answer) for key, answer in found.items()}
 
     def _wanted(self, requests: Sequence[Request]) -> list[Wanted]:
         if any(request.choices for request in requests):
@@ -216,15 +220,16 @@ class OpenAI:
     def _kept(self, asked: Sequence[Wanted]) -> dict[str, Answer]:
         return self.cache.get([answer.key for answer in asked]) if self.cache else {}
 
-    def _asking(self, groups: Sequence[Sequence[Wanted]]) -> tuple[list[Call], Any, Any]:
+    def _asking(
+        self, groups: Sequence[Sequence[Wanted]], keeping: Keeping
+    ) -> tuple[list[Call], Any, Any]:
         """The calls, and what is done with an answer and with a refusal as soon as it is there."""
         calls = [call_of(group, self.tokens_field) for group in groups]
 
         def kept(number: int, answers: list[Answer]) -> list[Answer]:
-            if self.cache is None:
-                return answers
-            pairs = zip(groups[number], answers, strict=False)
-            return [self.cache.put(one.key, answer, self.model) for one, answer in pairs]
+            for one, answer in zip(groups[number], answers, strict=False):
+                keeping.add(one.key, answer)
+            return answers
 
         def read(number: int, content: Any, seconds: float) -> list[Answer]:
             answers = answers_in(content, len(groups[number]), seconds)

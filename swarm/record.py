@@ -59,8 +59,9 @@ class Record:
         Raises:
             UserError: The folder holds another search: its differing keys are named.
         """
-        if self.find(identity):
-            self._sweep()
+        goes_on = self.find(identity)
+        self._sweep()
+        if goes_on:
             return True
         self.state = {
             "identity": dict(identity),

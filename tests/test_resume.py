@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import searches
 
+from swarm.record import Record
+
 
 def state(folder: Path) -> dict[str, object]:
     found: dict[str, object] = json.loads((folder / "state.json").read_text())
@@ -51,6 +53,14 @@ def test_a_kill_between_the_answers_and_the_bests_is_mended(
     (folder / ".state.json.99.tmp").write_text("{")
     assert searches.run(command).returncode == 0
     assert searches.tree(folder) == whole
+
+
+def test_a_draft_of_the_first_round_goes_too(tmp_path: Path) -> None:
+    for _ in range(2):
+        Record(tmp_path / "run").open({"task": "x"}, ["amber"])
+        (tmp_path / "run" / ".state.json.99.tmp").write_text("{")
+    Record(tmp_path / "run").open({"task": "x"}, ["amber"])
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["state.json"]
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:

@@ -50,3 +50,13 @@ def test_throughput_runs() -> None:
     small = ["--count", "30", "--at-once", "4", "--slow", "4", "--kept", "50", "--repeats", "1"]
     out = run("throughput.py", *small)
     assert out.count("| ours, keeping |") == 2 and "50 kept answers: " in out
+
+
+@pytest.mark.slow
+def test_serving_runs() -> None:
+    out = run("serving.py", "--count", "20", "--at-once", "4", "--repeats", "1")
+    assert "| served |" in out and "first piece of a stream: " in out
+
+
+def test_consortium_runs() -> None:
+    assert run("consortium.py", "4").count(" peer-review ") == 5

@@ -1,7 +1,7 @@
 """python -m swarm.evaluate, as a user calls it."""
 
 import json
-import resource
+import re
 import shutil
 import subprocess
 import sys
@@ -61,20 +61,13 @@ def test_an_evaluation_of_other_weights_is_another(
         evaluating.evaluated(keys)
 
 
-def test_help_is_quick_and_imports_no_torch() -> None:
+def test_help_imports_nothing_heavy() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "swarm.evaluate", "--help"]
-    best = 9.0
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True,
-                             env=searches.environment(), check=True)  # fmt: skip
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        best = min(best, spent)
-    assert best < 1.5, "0.7 alone; a busy neighbour on the same core costs as much again"
+    out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True,
+                         env=searches.environment(), check=True)  # fmt: skip
     assert "candidate=ensemble" in out.stdout
-    for heavy in ("torch", "transformers", "peft", "aiohttp"):
-        assert f"| {heavy}\n" not in out.stderr and f" {heavy}." not in out.stderr
+    loaded = set(re.findall(r"\| +(\w+)", out.stderr))
+    assert "hydra" in loaded and not loaded & {"torch", "transformers", "peft", "aiohttp"}
 
 
 WRONG = [

@@ -13,10 +13,10 @@ from swarm.collab import Slot
 from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
 from swarm.moa.chat import COMMANDS, Chat
-from swarm.moa.printing import Remarks, harmless
 from swarm.moa.reading import Said, message
 from swarm.moa.session import Manner, Session
 from swarm.models import Completion, Delta, Request, Stream
+from swarm.printing import Remarks, harmless
 
 STRANGE = "[/INST] a[i] = [bold]x[/bold] :smile: {y} %s \\n"
 

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import resource
 import subprocess
 import sys
 import termios
@@ -285,15 +284,13 @@ def environment(**more: str) -> dict[str, str]:
     return searches.environment(**more)
 
 
-def test_help_and_list_are_quick_and_load_nothing_heavy() -> None:
+def test_help_and_list_load_nothing_heavy() -> None:
     for words, least in (["--help"], "--reference_models"), (["--list"], "local/rooms"):
-        began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         command = [sys.executable, "-X", "importtime", "-m", "swarm.moa", *words]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0 and least in done.stdout
         loaded = set(re.findall(r"\| +(\w+)", done.stderr))
         assert "argparse" in loaded and not loaded & {"torch", "aiohttp", "transformers", "llm"}
-        assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - began < 1
 
 
 def test_a_reader_that_has_enough(loopback: Endpoint) -> None:

@@ -11,6 +11,7 @@ import pytest
 import talkers
 
 from swarm.collab import Slot
+from swarm.collab.consortium import Consortium
 from swarm.collab.moa import MixtureOfAgents
 from swarm.engine.base import Base
 from swarm.engine.local import Local
@@ -56,6 +57,11 @@ def mixture(model: Model) -> MixtureOfAgents:
     return MixtureOfAgents([Slot(model, "a"), Slot(model, "b")], Slot(model, "end"))
 
 
+def consortium(model: Model) -> Consortium:
+    """Two members and an arbiter that are one model, which knows of no verdict."""
+    return Consortium([Slot(model, "a"), Slot(model, "b")], Slot(model, "end"))
+
+
 def local(base: Path) -> Case:
     model = Local(Base(str(base)), "cpu")
     model.open("cpu")
@@ -72,6 +78,7 @@ KINDS: dict[str, Callable[..., Case]] = {
     "function": lambda **_: Case(Function("talkers:function")),
     "generator": lambda **_: Case(Function(talkers.pieces, concurrency=4)),
     "mixture": lambda **_: Case(mixture(Function("talkers:function")), by_rule=False),
+    "consortium": lambda **_: Case(consortium(Function("talkers:function")), by_rule=False),
     "traced": lambda folder, **_: Case(
         Traced(Function("talkers:function"), "talker", Trace(folder / "trace.jsonl"))
     ),

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
 
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Message, Model
@@ -69,8 +71,9 @@ class Answer:
     """What one call of a collaboration came to.
 
     Attributes:
-        layer: From 1; the aggregator's is the last.
-        role: "proposer", "aggregator", "fallback" or "ranker".
+        layer: From 1; the aggregator's is the last. Of a consortium, the iteration.
+        role: "proposer", "aggregator", "fallback" or "ranker"; of a consortium, "member",
+            "reviewer", "arbiter" or "fallback".
         name: The slot's.
         sample: Which of the slot's samples, from 0.
         prompt: What was asked.
@@ -97,7 +100,8 @@ class Stages:
     """All that led to the answer to one request.
 
     Attributes:
-        layers: Every layer's answers in the slots' order, those that failed too.
+        layers: Every layer's answers in the slots' order, those that failed too; of a consortium,
+            those of every round of calls.
         final: The completion that the collaboration gives: its text, and the tokens, cost and
             seconds of all calls together.
         warnings: What a user should know: a proposer that failed, a fallback that was used.
@@ -133,9 +137,16 @@ class Piece:
 
 Watch = Callable[[int, Asked | Answer | Piece], None]
 """Is told of every event of the n-th request, always in the thread that runs the collaboration; of
-an `Answer` as soon as it is there."""
+an `Answer` as soon as it is there. A consortium tells it of each `Iteration`, too."""
 
 
 def names(slots: Sequence[Slot]) -> list[str]:
     """Of the slots, each as often as it has samples."""
     return [slot.name for slot in slots for _ in range(slot.count)]
+
+
+def __getattr__(name: str) -> Any:
+    """`create_consortium` is found here, too; it lies above, and is loaded when it is asked for."""
+    if name == "create_consortium":
+        return import_module("swarm.consortium.orchestrator").create_consortium
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

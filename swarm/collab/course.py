@@ -1,24 +1,20 @@
 """The way of one request through a mixture of agents: its layers, and how the last one ends it."""
 
 import json
-import logging
 import re
-import time
-from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarm.collab import Answer, Slot, Stages
-from swarm.collab.history import Turns, fitted, told, turns_of
+from swarm.collab.collaboration import Way, reasons, sampled
+from swarm.collab.history import Turns, told, turns_of
 from swarm.collab.rounds import Call, Script
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 
 if TYPE_CHECKING:
     from swarm.collab.moa import MixtureOfAgents
-
-log = logging.getLogger(__name__)
 
 PICK = re.compile(r"\W*(?:answer|number)?\W*(\d+)(?=\D)", re.IGNORECASE)
 """The number with which a ranker's reply begins, once it is written to its end."""
@@ -29,7 +25,7 @@ PICK_TOKENS = 16
 Answering = Generator[list[Call], list[Answer], Completion]
 
 
-class Course:
+class Course(Way[Stages]):
     """One request on its way; `script` is run by `swarm.collab.rounds`.
 
     Args:
@@ -39,12 +35,10 @@ class Course:
     """
 
     def __init__(self, mixture: "MixtureOfAgents", request: Request, logged: set[str]) -> None:
-        self.mixture, self.request, self._logged = mixture, request, logged
-        self._left_out = 0  # the most exchanges that a prompt had no room for
-        self.stages = Stages()
-        self.started = time.monotonic()
+        super().__init__(mixture, request, Stages(), logged)
+        self.mixture = mixture
 
-    def script(self) -> Script:
+    def script(self) -> Script[Stages]:
         """Ask layer by layer.
 
         Raises:
@@ -60,12 +54,7 @@ class Course:
             answers = yield from self._layer(layer, answers)
         end = {"rank": self._ranked, "sequential": self._in_windows}
         final = yield from end.get(self.mixture.strategy, self._aggregated)(answers)
-        if self._left_out:
-            many = f"up to {self._left_out} of the oldest exchanges are"
-            many = "the oldest exchange is" if self._left_out == 1 else many
-            self._warn(f"context={self.mixture.context}: {many} left out")
-        self.stages.final = self._all_in_all(final)
-        return self.stages
+        return self.ended(final)
 
     def _layer(
         self, layer: int, before: Sequence[Answer]
@@ -83,7 +72,7 @@ class Course:
                 f"{self.mixture.quorum}: {'; '.join(missing)}"
             )
         for reason in missing:
-            self._warn(f"layer {layer}: {reason}")
+            self.warn(f"layer {layer}: {reason}")
         return answered
 
     def _proposals(self, layer: int, texts: Sequence[str]) -> list[Call]:
@@ -91,17 +80,13 @@ class Course:
         asked = []
         for slot in self.mixture.proposers:
             request = self._request(slot, layer, texts)
-            alike = (id(slot.model), request.prompt, request.temperature, request.max_new_tokens)
-            asked += [(alike, slot, number, request) for number in range(slot.count)]
-        total = Counter(alike for alike, *_ in asked)
-        seen: Counter[object] = Counter()
-        calls = []
-        for alike, slot, number, request in asked:
-            sample = self.request.sample * total[alike] + seen[alike]
-            seen[alike] += 1
-            numbered = replace(request, sample=sample)
-            calls.append(Call(slot, number, numbered, layer, self.mixture.depth, "proposer"))
-        return calls
+            asked += [(slot, number, request) for number in range(slot.count)]
+        numbered = sampled([(slot.model, request) for slot, _, request in asked],
+                           self.request.sample)  # fmt: skip
+        return [
+            Call(slot, number, request, layer, self.mixture.depth, "proposer")
+            for (slot, number, _), request in zip(asked, numbered, strict=True)
+        ]
 
     def _aggregated(self, answers: Sequence[Answer]) -> Answering:
         """One answer made of all answers."""
@@ -141,7 +126,7 @@ class Course:
         chosen = pick(said.text, len(answers))
         if chosen is None:
             words = f"{self.mixture.aggregator.name} chose none of the answers, but said"
-            self._warn(f"layer {layer}: {words} {said.text[:80]!r}; the first is taken")
+            self.warn(f"layer {layer}: {words} {said.text[:80]!r}; the first is taken")
         taken = answers[0 if chosen is None else order[chosen - 1]].completion
         assert taken is not None
         return taken
@@ -166,7 +151,7 @@ class Course:
             raise UserError(f"layer {layer}: {'; '.join(reasons(came))}")
         for reason in reasons(came):
             instead = "" if came[-1].error else f"; {came[-1].name} answered instead"
-            self._warn(f"layer {layer}: {reason}{instead}")
+            self.warn(f"layer {layer}: {reason}{instead}")
         return said[-1]
 
     def _request(
@@ -183,27 +168,18 @@ class Course:
             prompt=self._prompt(slot, layer, texts, choose),
             max_new_tokens=most,
             temperature=asked.temperature if slot.temperature is None else slot.temperature,
-            timeout=self._time_left(slot),
+            timeout=self.time_left(slot),
         )
 
     def _prompt(self, slot: Slot, layer: int, texts: Sequence[str], choose: bool) -> str | Turns:
-        prompt, context = self.request.prompt, self.mixture.context
+        prompt = self.request.prompt
 
         def write(turns: Turns) -> Turns:
             key = self._key(layer)
             return self.mixture.prompt.write(told(turns, slot.system), texts, key, choose)
 
-        written, left_out = fitted(turns_of(prompt), context, write)
-        self._left_out = max(self._left_out, left_out)
+        written = self.written(write)
         return prompt if isinstance(prompt, str) and written == turns_of(prompt) else written
-
-    def _time_left(self, slot: Slot) -> float | None:
-        """Seconds for a call: the slot's, and no more than what is left of the request's."""
-        if self.request.timeout is None:
-            return slot.timeout
-        # A call with no time left fails by itself, as every late one does.
-        left = max(0.001, self.started + self.request.timeout - time.monotonic())
-        return left if slot.timeout is None else min(left, slot.timeout)
 
     def _key(self, layer: int) -> str:
         """What chance in one layer's prompts follows from."""
@@ -212,31 +188,6 @@ class Course:
 
     def _order(self, layer: int, count: int, kept: int = 0) -> list[int]:
         return self.mixture.prompt.order(count, self._key(layer), kept)
-
-    def _warn(self, words: str) -> None:
-        if words not in self.stages.warnings:
-            self.stages.warnings.append(words)
-        if words not in self._logged:
-            self._logged.add(words)
-            log.warning("%s", words)
-
-    def _all_in_all(self, final: Completion) -> Completion:
-        """The last answer, with what all of them took."""
-        calls = [answer.completion for answer in self.stages.answers if answer.completion]
-        return replace(
-            final,
-            prompt_tokens=sum(call.prompt_tokens for call in calls),
-            new_tokens=sum(call.new_tokens for call in calls),
-            cost=sum(call.cost for call in calls),
-            seconds=time.monotonic() - self.started,
-            cached=all(call.cached for call in calls),
-        )
-
-
-def reasons(came: Iterable[Answer]) -> list[str]:
-    """Who gave no answer and why, each reason once."""
-    counted = Counter(f"{answer.name}: {answer.error}" for answer in came if answer.error)
-    return [why if n == 1 else f"{why} ({n} times)" for why, n in counted.items()]
 
 
 def pick(text: str, count: int) -> int | None:

@@ -1,20 +1,22 @@
 """Mixture of Agents: layers of models that read each other's answers, and are used as one model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
+from typing import Any
 
 from swarm.collab import Piece, Slot, Stages, Watch
+from swarm.collab.collaboration import Collaboration
 from swarm.collab.course import Course
 from swarm.collab.prompts import Prompt
-from swarm.collab.rounds import Script, in_step, streamed, unwatched
+from swarm.collab.rounds import Script, streamed
 from swarm.errors import UserError
-from swarm.models import Completion, Model, Request, Stream
-from swarm.models.trace import Trace, all_of
+from swarm.models import Request, Stream
+from swarm.models.trace import Trace
 
 STRATEGIES = ("aggregate", "rank", "sequential")
 
 
-class MixtureOfAgents:
+class MixtureOfAgents(Collaboration[Stages]):
     """A model made of models (Wang et al., arXiv 2406.04692).
 
     Each proposer of the first layer gets the conversation as it is; those of a later one, and the
@@ -116,38 +118,10 @@ class MixtureOfAgents:
         return 1 + max(0, ceil((answers - self.window) / (self.window - self.reserve)))
 
     @property
-    def members(self) -> list[Model]:
-        """The models that may be asked, each once."""
+    def slots(self) -> list[Slot]:
+        """Who may be asked."""
         slots = [*(self.proposers if self.layers > 1 else ()), self.aggregator]
-        slots += [self.fallback] if self.fallback else []
-        return list({id(slot.model): slot.model for slot in slots}.values())
-
-    def check(self) -> None:
-        """Have each member look for what it needs, where it has a `check`.
-
-        Raises:
-            UserError: Something is missing.
-        """
-        for model in self.members:
-            getattr(model, "check", lambda: None)()
-
-    def open(self, device: str) -> None:
-        """Have each member load what it needs, where it has an `open`."""
-        for model in self.members:
-            getattr(model, "open", lambda device: None)(device)
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.Model`; `Completion.seconds` is the time of the whole.
-
-        Raises:
-            UserError: Of a request that came to nothing, the first.
-        """
-        return all_of(self.attempt(requests))
-
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.attempt`."""
-        came = self.run(requests)
-        return [one.final if isinstance(one, Stages) else one for one in came]
+        return [*slots, self.fallback] if self.fallback else slots
 
     def stream(self, request: Request) -> Stream:
         """The last answer piece by piece, once the proposers are done; see `swarm.models.stream`.
@@ -172,12 +146,11 @@ class MixtureOfAgents:
             watch: Is told of each call and answer; of a single request's last answer also piece by
                 piece.
         """
-        scripts = self._scripts(requests)
-        if watch and len(scripts) == 1:
-            return [self._watched(scripts[0], watch)]
-        return in_step(scripts, watch or unwatched, self.trace)
+        if watch and len(requests) == 1:
+            return [self._watched(self._scripts(requests)[0], watch)]
+        return super().run(requests, watch)
 
-    def _watched(self, script: Script, watch: Watch) -> Stages | UserError:
+    def _watched(self, script: Script[Stages], watch: Watch) -> Stages | UserError:
         pieces = streamed(script, watch, self.trace)
         try:
             while True:
@@ -190,6 +163,7 @@ class MixtureOfAgents:
         finally:
             pieces.close()
 
-    def _scripts(self, requests: Sequence[Request]) -> list[Script]:
-        logged: set[str] = set()  # a dead proposer is no news at each of a thousand requests
-        return [Course(self, request, logged).script() for request in requests]
+    def _script(
+        self, request: Request, logged: set[str], tell: Callable[[Any], None]
+    ) -> Script[Stages]:
+        return Course(self, request, logged).script()

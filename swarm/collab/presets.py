@@ -1,7 +1,6 @@
 """Presets: mixtures of agents as small yaml files, those of conf/moa and your own."""
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 from swarm.collab import Slot
 from swarm.collab.moa import MixtureOfAgents
 from swarm.collab.prompts import Prompt
+from swarm.collab.yamls import content, mapping, path_of, shipped
 from swarm.errors import UserError
 from swarm.models import Model
 from swarm.models.trace import Trace
-from swarm.places import conf_folder
 
 KEYS = tuple(key for key in signature(MixtureOfAgents.__init__).parameters
              if key not in ("self", "trace"))  # fmt: skip
@@ -22,7 +21,7 @@ PROMPT_KEYS = ("form", "text")
 
 def preset_names() -> list[str]:
     """The presets that ship."""
-    return sorted(path.stem for path in (conf_folder() / "moa").glob("*.yaml"))
+    return shipped("moa")
 
 
 def read_preset(name: str | Path) -> dict[str, Any]:
@@ -34,27 +33,21 @@ def read_preset(name: str | Path) -> dict[str, Any]:
     Raises:
         UserError: There is none, or it has a key that is not known, or a value of the wrong kind.
     """
-    import yaml
-
-    path = _path(str(name))
+    path = path_of("moa", str(name))
+    found = content(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"preset {path} cannot be read: {why}") from None
-    try:
-        return checked(content)
+        return checked(found)
     except UserError as error:
         raise UserError(f"preset {path}: {error}") from None
 
 
-def checked(content: Any) -> dict[str, Any]:
+def checked(found: Any) -> dict[str, Any]:
     """The content of a preset, every slot of it as a mapping.
 
     Raises:
         UserError: A key is not known, or a value is of the wrong kind.
     """
-    preset = _mapping("the preset", content, KEYS)
+    preset = mapping("the preset", found, KEYS)
     layers = preset.get("layers", 2)
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
         raise UserError(f"layers: {layers!r} is no whole number from 1 on")
@@ -69,7 +62,7 @@ def checked(content: Any) -> dict[str, Any]:
             preset[key] = _slot(key, preset[key])
     prompt = preset.get("prompt", "safe")
     if not isinstance(prompt, str):
-        preset["prompt"] = _mapping("prompt", prompt, PROMPT_KEYS)
+        preset["prompt"] = mapping("prompt", prompt, PROMPT_KEYS)
     return preset
 
 
@@ -111,35 +104,10 @@ def build(
     return MixtureOfAgents(**settings, trace=trace)
 
 
-def _path(name: str) -> Path:
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return Path(name).expanduser()
-    names = preset_names()
-    if name not in names:
-        near = get_close_matches(name, names, 1)
-        meant = f"did you mean {near[0]}? There" if near else "there"
-        raise UserError(
-            f"preset {name!r}: there is none of this name; {meant} are {', '.join(names)}, "
-            "and your own yaml by its path, as in ./mine.yaml"
-        )
-    return conf_folder() / "moa" / f"{name}.yaml"
-
-
 def _slot(place: str, given: Any) -> dict[str, Any]:
     """A slot, which may be written as a model's name alone."""
-    slot = _mapping(place, {"model": given} if isinstance(given, str) else given, SLOT_KEYS)
+    slot = mapping(place, {"model": given} if isinstance(given, str) else given, SLOT_KEYS)
     name = slot.get("model")
     if name is not None and (not isinstance(name, str) or not name.strip()):
         raise UserError(f"{place}.model: {name!r} is no name of a model")
     return slot
-
-
-def _mapping(place: str, value: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise UserError(f"{place}: {value!r} is no mapping of {', '.join(allowed)}")
-    for key in value:
-        if key not in allowed:
-            near = get_close_matches(str(key), allowed, 1)
-            meant = f"did you mean {near[0]}? Keys" if near else "keys"
-            raise UserError(f"{place}: {key!r} is not known; {meant}: {', '.join(allowed)}")
-    return dict(value)

@@ -110,7 +110,11 @@ def fenced(turns: Turns, answers: Sequence[str], key: str, choose: bool) -> Turn
         parts.append(f"{opening.format(number)}\n{answer}\n</answer-{code}>")
     wanted = "Reply with the best one's number." if choose else "Reply to the user now."
     parts.append(f"[The quoted answers end here. {wanted}]")
-    block = "\n\n".join(parts)
+    return below(turns, "\n\n".join(parts))
+
+
+def below(turns: Turns, block: str) -> Turns:
+    """The conversation with a text at the end of the last user's turn."""
     for place in range(len(turns) - 1, -1, -1):
         if turns[place].role == "user":
             asked = Message("user", f"{turns[place].content}\n\n{block}")

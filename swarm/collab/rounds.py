@@ -12,6 +12,7 @@ from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, attempt, stream
 from swarm.models.trace import Trace, Traced
 
+S = TypeVar("S", bound=Stages)
 T = TypeVar("T")
 
 EMPTY = "an empty answer"
@@ -56,7 +57,7 @@ class Call:
         return Answer(self.layer, self.role, self.slot.name, self.sample, prompt, said, error)
 
 
-Script = Generator[list[Call], list[Answer], Stages]
+Script = Generator[list[Call], list[Answer], S]
 """How a collaboration goes about one request: it yields rounds of calls, one at least in each, is
 sent their answers, and returns what came of it, or raises a `UserError`."""
 
@@ -66,10 +67,10 @@ def unwatched(number: int, event: Any) -> None:
 
 
 def in_step(
-    scripts: Sequence[Script], watch: Watch = unwatched, trace: Trace | None = None
-) -> list[Stages | UserError]:
+    scripts: Sequence[Script[S]], watch: Watch = unwatched, trace: Trace | None = None
+) -> list[S | UserError]:
     """What the scripts come to, in their order; a round of all of them is asked at once."""
-    done: dict[int, Stages | UserError] = {}
+    done: dict[int, S | UserError] = {}
     waiting: dict[int, Any] = dict.fromkeys(range(len(scripts)))
     while waiting:
         asked: list[tuple[int, Call]] = []
@@ -87,8 +88,8 @@ def in_step(
 
 
 def streamed(
-    script: Script, watch: Watch = unwatched, trace: Trace | None = None
-) -> Generator[Delta, None, Stages]:
+    script: Script[S], watch: Watch = unwatched, trace: Trace | None = None
+) -> Generator[Delta, None, S]:
     """Gives the last answer piece by piece and returns what the script came to.
 
     Closing it ends the answer that is under way.
@@ -102,7 +103,7 @@ def streamed(
         try:
             calls = script.send(answers)
         except StopIteration as end:
-            stages: Stages = end.value
+            stages: S = end.value
             if not given and (stages.final.text or stages.final.reasoning):
                 yield Delta(stages.final.text, stages.final.reasoning)
             return stages

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from swarm.errors import UserError
 from swarm.moa.arguments import read
-from swarm.moa.printing import harmless
+from swarm.printing import harmless
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

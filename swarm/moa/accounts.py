@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.collab import Answer
+from swarm.printing import columns
 
 NO_PRICE = "no price known"
 
@@ -72,13 +73,3 @@ def table(answers: Sequence[Answer]) -> list[str]:
         counts = (one.calls, one.cached, one.failed, one.prompt_tokens, one.new_tokens)
         rows.append((name, *map(str, counts), one.told()))  # type: ignore[arg-type]
     return columns(rows)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with aligned columns, the first and the last to the left, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *middle, last in rows:
-        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells, last]))
-    return lines

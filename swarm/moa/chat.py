@@ -7,10 +7,10 @@ from pathlib import Path
 from swarm.errors import UserError
 from swarm.files import write_json
 from swarm.moa import describing
-from swarm.moa.printing import harmless
 from swarm.moa.reading import Said, message
 from swarm.moa.session import Session
 from swarm.moa.turns import as_json
+from swarm.printing import harmless
 
 COMMANDS = {
     "/stages": "[N]   every answer of the last turn; with a number, that one and its whole prompt",

@@ -10,11 +10,11 @@ from swarm.collab.presets import build
 from swarm.errors import UserError
 from swarm.moa.chat import Chat
 from swarm.moa.describing import models, summary
-from swarm.moa.printing import Remarks, harmless, on_terminal, standard
 from swarm.moa.reading import keyboard
 from swarm.moa.session import Session
 from swarm.moa.settings import Settings, settings
 from swarm.models.trace import Replay, Trace
+from swarm.printing import Remarks, harmless, on_terminal, standard
 
 if TYPE_CHECKING:
     from swarm.models.providers import Providers

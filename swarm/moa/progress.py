@@ -10,7 +10,7 @@ from rich.text import Text
 
 from swarm.collab import Answer, Asked, Piece
 from swarm.moa.describing import layer_line
-from swarm.moa.printing import harmless, on_terminal
+from swarm.printing import harmless, on_terminal
 
 
 class Progress:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
-from swarm.moa.printing import on_terminal
+from swarm.printing import on_terminal
 
 PROMPT, MORE = ">>> ", "... "
 FENCE = '"""'

@@ -8,10 +8,10 @@ from typing import TextIO
 from swarm.collab import Stages
 from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
-from swarm.moa.printing import Remarks, harmless
 from swarm.moa.progress import Progress
 from swarm.moa.turns import Turn, as_json, conversation
 from swarm.models import Request
+from swarm.printing import Remarks, harmless
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,9 @@ class Cache:
             _inherited.append(connection)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
-        _patiently(lambda: connection.execute("PRAGMA journal_mode=WAL"))
+        patiently(lambda: connection.execute("PRAGMA journal_mode=WAL"))
         connection.execute("PRAGMA synchronous=NORMAL")
-        _patiently(lambda: _prepare(connection))
+        patiently(lambda: _prepare(connection))
         self._own.opened = (os.getpid(), connection)
         return connection
 
@@ -156,7 +156,7 @@ def _columns(connection: sqlite3.Connection) -> set[str]:
     return {row[1] for row in connection.execute("PRAGMA table_info(answers)")}
 
 
-def _patiently(work: Callable[[], T]) -> T:
+def patiently(work: Callable[[], T]) -> T:
     """SQLite does not wait by itself where two processes make the same new file."""
     deadline = time.monotonic() + WAIT
     while True:

@@ -1,6 +1,7 @@
 """A Python function as a model: f(prompt) -> text."""
 
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -89,6 +90,9 @@ class Function(Threaded):
         if not isinstance(self.function, str):
             return self.function
         module, _, name = self.function.partition(":")
+        # The folder of the command is in no path where a script of another folder is the command.
+        if not {"", str(Path.cwd())} & set(sys.path):
+            sys.path.append(str(Path.cwd()))
         try:
             found: Any = import_module(module)
         except (Exception, SystemExit) as error:

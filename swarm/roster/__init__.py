@@ -10,10 +10,11 @@ from swarm.errors import UserError
 from swarm.models import Model
 from swarm.models.cache import Cache
 from swarm.models.cached import Cached
+from swarm.models.counts import counted
 from swarm.models.function import Function
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers
-from swarm.roster.names import counted, default_provider
+from swarm.roster.names import default_provider
 
 if TYPE_CHECKING:
     from swarm.engine.base import Base
@@ -30,6 +31,7 @@ class Roster:
     - llm/NAME: a model that the `llm` package knows.
     - function/package.module:name: a Python function.
     - moa/PRESET or moa/FILE.yaml: a mixture of agents.
+    - consortium/NAME or consortium/FILE.yaml: a consortium, a saved one before a preset.
     - Any other name is that of a model of the default provider's.
 
     Args:
@@ -114,6 +116,7 @@ class Roster:
         first, slash, rest = name.partition("/")
         ways: dict[str, Callable[[str], Model]] = {
             "local": self._local, "llm": self._llm, "function": Function, "moa": self._moa,
+            "consortium": self._consortium,
         }  # fmt: skip
         way = ways.get(first)
         if slash and not rest and (way or first in self.providers):
@@ -140,11 +143,21 @@ class Roster:
     def _moa(self, name: str) -> Model:
         from swarm.collab.presets import build, read_preset
 
+        return self._made(f"moa/{name}", lambda: build(read_preset(name), self.model))
+
+    def _consortium(self, name: str) -> Model:
+        from swarm.collab.configs import build
+        from swarm.collab.shelf import config_of
+
+        return self._made(f"consortium/{name}", lambda: build(config_of(name), self.model))
+
+    def _made(self, name: str, make: Callable[[], Model]) -> Model:
+        """A model that is made of others, none of which may be it."""
         if name in self._building:
             way = [*self._building[self._building.index(name) :], name]
-            raise UserError(f"moa/{name} contains itself: {' -> '.join(f'moa/{n}' for n in way)}")
+            raise UserError(f"{name} contains itself: {' -> '.join(way)}")
         self._building.append(name)
         try:
-            return build(read_preset(name), self.model)
+            return make()
         finally:
             self._building.pop()

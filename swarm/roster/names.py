@@ -1,4 +1,4 @@
-"""How models are named: KIND/NAME, PROVIDER/MODEL or a model alone, and how often each is asked."""
+"""How models are named: KIND/NAME, PROVIDER/MODEL or a model alone."""
 
 import os
 import re
@@ -8,31 +8,8 @@ from difflib import get_close_matches
 from swarm.errors import UserError
 from swarm.models.providers import Provider, Providers
 
-KINDS = ("local", "llm", "function", "moa")
+KINDS = ("local", "llm", "function", "moa", "consortium")
 """What a name may begin with beside a provider."""
-
-MOST = 99
-"""Samples that a name may ask for."""
-
-
-def counted(name: str) -> tuple[str, int]:
-    """A name, and how often its model is asked: "qwen2:7b:3" is ("qwen2:7b", 3).
-
-    A last part of digits alone is a number of samples; other tags belong to the name, and
-    "name:8:1" says that 8 is one too.
-
-    Raises:
-        UserError: The number is not from 1 to `MOST`.
-    """
-    head, colon, tail = name.rpartition(":")
-    if not colon or not (tail.isascii() and tail.isdigit()):
-        return name, 1
-    if not head or not 1 <= int(tail) <= MOST:
-        raise UserError(
-            f"{name}: a model is asked from 1 to {MOST} times; if :{tail} belongs to its name, "
-            f"write {name}:1"
-        )
-    return head, int(tail)
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 CONTROLS = {
@@ -19,6 +20,16 @@ a carriage return goes, as it would write over the line."""
 def harmless(text: str) -> str:
     """The text with its control characters made visible; piece by piece it comes to the same."""
     return text.translate(CONTROLS)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with aligned columns, the first and the last to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *middle, last in rows:
+        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells, last]))
+    return lines
 
 
 def on_terminal(stream: TextIO | None) -> bool:

@@ -1,0 +1,177 @@
+"""What collaborations share: each is a model, and each request goes its own way through it."""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from swarm.collab import Answer, Slot, Stages, Watch
+from swarm.collab.history import Turns, fitted, turns_of
+from swarm.collab.rounds import Script, in_step, unwatched
+from swarm.errors import UserError
+from swarm.models import Completion, Model, Request
+from swarm.models.trace import Trace, all_of
+
+S = TypeVar("S", bound=Stages)
+
+log = logging.getLogger(__name__)
+
+
+class Collaboration(ABC, Generic[S]):
+    """A model made of models, that answers a request by a script of calls.
+
+    Attributes:
+        trace: Where every call is recorded; `None` records none.
+        context: The most tokens of a prompt; `None` leaves nothing out.
+    """
+
+    trace: Trace | None
+    context: int | None
+
+    @property
+    @abstractmethod
+    def slots(self) -> list[Slot]:
+        """Who may be asked."""
+
+    @abstractmethod
+    def _script(self, request: Request, logged: set[str], tell: Callable[[Any], None]) -> Script[S]:
+        """The way of a request; `tell` is told its own events, `logged` is in the log already."""
+
+    @property
+    def members(self) -> list[Model]:
+        """The models that may be asked, each once."""
+        return list({id(slot.model): slot.model for slot in self.slots}.values())
+
+    def check(self) -> None:
+        """Have each member look for what it needs, where it has a `check`.
+
+        Raises:
+            UserError: Something is missing.
+        """
+        for model in self.members:
+            getattr(model, "check", lambda: None)()
+
+    def open(self, device: str) -> None:
+        """Have each member load what it needs, where it has an `open`."""
+        for model in self.members:
+            getattr(model, "open", lambda device: None)(device)
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `swarm.models.Model`; `Completion.seconds` is the time of the whole.
+
+        Raises:
+            UserError: Of a request that came to nothing, the first.
+        """
+        return all_of(self.attempt(requests))
+
+    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """See `swarm.models.attempt`."""
+        came = self.run(requests)
+        return [one.final if isinstance(one, Stages) else one for one in came]
+
+    def run(self, requests: Sequence[Request], watch: Watch | None = None) -> list[S | UserError]:
+        """What each request came to, with all that was said on the way; order kept.
+
+        Args:
+            requests: To be answered.
+            watch: Is told of each event.
+        """
+        return in_step(self._scripts(requests, watch), watch or unwatched, self.trace)
+
+    def _scripts(self, requests: Sequence[Request], watch: Watch | None = None) -> list[Script[S]]:
+        logged: set[str] = set()  # a dead member is no news at each of a thousand requests
+        told: Callable[[int, Any], None] = watch or unwatched
+
+        def script(number: int, request: Request) -> Script[S]:
+            return self._script(request, logged, lambda event: told(number, event))
+
+        return [script(number, request) for number, request in enumerate(requests)]
+
+
+class Way(Generic[S]):
+    """One request on its way through a collaboration.
+
+    Args:
+        owner: Whose.
+        request: To be answered.
+        stages: What it comes to, to be filled.
+        logged: Warnings that the log has already, of requests that are on their way together.
+    """
+
+    def __init__(
+        self, owner: Collaboration[S], request: Request, stages: S, logged: set[str]
+    ) -> None:
+        self.owner, self.request, self.stages, self._logged = owner, request, stages, logged
+        self._left_out = 0  # the most exchanges that a prompt had no room for
+        self.started = time.monotonic()
+
+    def written(self, write: Callable[[Turns], Turns]) -> Turns:
+        """What `write` makes of the conversation, or of as much of it as the context has room for.
+
+        Raises:
+            UserError: There is not even room for the last question.
+        """
+        turns, left_out = fitted(turns_of(self.request.prompt), self.owner.context, write)
+        self._left_out = max(self._left_out, left_out)
+        return turns
+
+    def time_left(self, slot: Slot) -> float | None:
+        """Seconds for a call: the slot's, and no more than what is left of the request's."""
+        if self.request.timeout is None:
+            return slot.timeout
+        # A call with no time left fails by itself, as every late one does.
+        left = max(0.001, self.started + self.request.timeout - time.monotonic())
+        return left if slot.timeout is None else min(left, slot.timeout)
+
+    def warn(self, words: str) -> None:
+        """Tell it in the stages, and in the log unless that has it."""
+        if words not in self.stages.warnings:
+            self.stages.warnings.append(words)
+        if words not in self._logged:
+            self._logged.add(words)
+            log.warning("%s", words)
+
+    def ended(self, final: Completion) -> S:
+        """The stages, with the last answer and what all calls took."""
+        if self._left_out:
+            many = f"up to {self._left_out} of the oldest exchanges are"
+            many = "the oldest exchange is" if self._left_out == 1 else many
+            self.warn(f"context={self.owner.context}: {many} left out")
+        calls = [answer.completion for answer in self.stages.answers if answer.completion]
+        self.stages.final = replace(
+            final,
+            prompt_tokens=sum(call.prompt_tokens for call in calls),
+            new_tokens=sum(call.new_tokens for call in calls),
+            cost=sum(call.cost for call in calls),
+            seconds=time.monotonic() - self.started,
+            cached=all(call.cached for call in calls),
+        )
+        return self.stages
+
+
+def sampled(asked: Sequence[tuple[Model, Request]], sample: int) -> list[Request]:
+    """The requests with their samples numbered: a model's that are alike are answers of their own.
+
+    Args:
+        asked: What is asked of whom at one time.
+        sample: Of the collaboration's own request.
+    """
+    alike = [
+        (id(model), request.prompt, request.temperature, request.max_new_tokens)
+        for model, request in asked
+    ]
+    total, seen = Counter(alike), Counter[object]()
+    numbered = []
+    for key, (_, request) in zip(alike, asked, strict=True):
+        numbered.append(replace(request, sample=sample * total[key] + seen[key]))
+        seen[key] += 1
+    return numbered
+
+
+def reasons(came: Iterable[Answer]) -> list[str]:
+    """Who gave no answer and why, each reason once."""
+    counted = Counter(f"{answer.name}: {answer.error}" for answer in came if answer.error)
+    return [why if n == 1 else f"{why} ({n} times)" for why, n in counted.items()]

@@ -1,0 +1,187 @@
+"""A consortium's configuration: all its settings as names and numbers, from wherever they come."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from swarm.collab import Slot
+from swarm.collab.consortium import Consortium
+from swarm.collab.members import Member, gathered, member, member_of
+from swarm.collab.older import OLDER, modern
+from swarm.collab.roles import ROLES, as_role
+from swarm.collab.yamls import content, mapping, path_of, shipped
+from swarm.errors import UserError
+from swarm.models import Completion, Model, Request
+from swarm.models.trace import Trace
+
+__all__ = ["Config", "Member", "build", "member", "preset_names", "read_preset"]
+
+log = logging.getLogger(__name__)
+
+KIND = "consortium"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of a consortium; see `Consortium` for what they do.
+
+    A member that is given twice counts as often as both; a threshold above 1 is a percentage.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    members: tuple[Member, ...]
+    arbiter: Member | None = None
+    strategy: str = "default"
+    confidence_threshold: float = 0.8
+    max_iterations: int = 3
+    min_iterations: int = 1
+    system: str | None = None
+    quorum: int = 1
+    fallback: Member | None = None
+    seed: int = 0
+    context: int | None = None
+    budget: int | None = None
+    max_cost: float | None = None
+    roles: tuple[str, ...] | None = None
+    eliminate: int = 1
+    keep: int = 2
+    similarity: float = 1.0
+
+    def __post_init__(self) -> None:
+        given: Any = self.confidence_threshold
+        if isinstance(given, (int, float)) and not isinstance(given, bool) and 1 < given <= 100:
+            object.__setattr__(self, "confidence_threshold", given / 100)
+        self.check()
+        object.__setattr__(self, "members", gathered(tuple(self.members)))
+
+    def check(self) -> None:
+        """See that a consortium can be made of it, whatever its models are.
+
+        Raises:
+            UserError: A value is not allowed.
+        """
+        build(self, lambda name: NOBODY)
+
+    @classmethod
+    def from_dict(
+        cls,
+        settings: Mapping[str, Any],
+        remark: Callable[[str], None] = lambda words: log.warning("%s", words),
+    ) -> "Config":
+        """The configuration in a mapping: of `to_dict`, a preset or an older program's.
+
+        Args:
+            settings: The mapping.
+            remark: Is told what an older program's has and this toolkit has not.
+
+        Raises:
+            UserError: A key is not known, or a value is not allowed.
+        """
+        keys = [field.name for field in fields(cls)]
+        todays: Any = settings
+        if isinstance(settings, Mapping):
+            todays = {key: value for key, value in settings.items() if key not in OLDER}
+        mapping("the consortium", todays, keys)
+        found, remarks = modern(settings)
+        for words in remarks:
+            remark(words)
+        members = found.get("members")
+        if not isinstance(members, (list, tuple)) or not members:
+            raise UserError("members: name at least one model")
+        found["members"] = tuple(member_of(f"members[{n}]", m) for n, m in enumerate(members))
+        for key in ("arbiter", "fallback"):
+            if found.get(key) is not None:
+                found[key] = member_of(key, found[key])
+        if (roles := found.get("roles")) is not None:
+            if not isinstance(roles, (list, tuple)):
+                raise UserError(f"roles: {roles!r} is no list of roles")
+            found["roles"] = tuple(roles)
+        return cls(**found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; `from_dict` reads it."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found["members"] = [one.to_dict() for one in self.members]
+        for key in ("arbiter", "fallback"):
+            found[key] = found[key].to_dict() if found[key] else None
+        return {**found, "roles": list(self.roles) if self.roles is not None else None}
+
+
+class _Nobody:
+    """Stands where a model will be."""
+
+    def generate(self, requests: list[Request]) -> list[Completion]:
+        raise UserError("nobody is there to answer")
+
+
+NOBODY: Any = _Nobody()
+
+
+def build(
+    config: Config, model_of: Callable[[str], Model], trace: Trace | None = None
+) -> Consortium:
+    """The consortium of a configuration.
+
+    Args:
+        config: Its settings.
+        model_of: Gives the model of a name; it is asked once for each.
+        trace: Where calls are recorded.
+
+    Raises:
+        UserError: A value is not allowed, or `model_of` has no such model.
+    """
+    models: dict[str, Model] = {}
+
+    def slot(one: Member) -> Slot:
+        if one.model not in models:
+            models[one.model] = model_of(one.model)
+        return Slot(models[one.model], one.model, one.temperature, one.max_tokens,
+                    _told(config, one), one.count, one.timeout)  # fmt: skip
+
+    settings = {field.name: getattr(config, field.name) for field in fields(config)}
+    settings["members"] = [slot(one) for one in config.members]
+    settings["roles"] = _roles(config)
+    for key in ("arbiter", "fallback"):
+        settings[key] = slot(settings[key]) if settings[key] else None
+    return Consortium(**settings, trace=trace)
+
+
+def _told(config: Config, one: Member) -> str | None:
+    """What a member is told beside the others: its own system's text, and its role."""
+    role = one.role if config.strategy != "roles" else None
+    return "\n\n".join(text for text in (one.system, role and as_role(role)) if text) or None
+
+
+def _roles(config: Config) -> tuple[str, ...] | None:
+    """The roles of "roles": where a member has one of its own, all are told seat by seat."""
+    if config.strategy != "roles" or not any(one.role for one in config.members):
+        return config.roles
+    others = config.roles or tuple(ROLES)
+    seats = [one.role for one in config.members for _ in range(one.count)]
+    return tuple(role or others[place % len(others)] for place, role in enumerate(seats))
+
+
+def preset_names() -> list[str]:
+    """The presets that ship."""
+    return shipped(KIND)
+
+
+def read_preset(name: str | Path) -> Config:
+    """The configuration of a preset.
+
+    Args:
+        name: One of `preset_names`, or the path of a yaml file.
+
+    Raises:
+        UserError: There is none, or it is not as agreed.
+    """
+    path = path_of(KIND, str(name))
+    found = content(path)
+    try:
+        return Config.from_dict(found)
+    except UserError as error:
+        raise UserError(f"preset {path}: {error}") from None

@@ -1,0 +1,53 @@
+"""Following what goes on: the events of a collaboration, in the thread that asks for them."""
+
+import threading
+from collections.abc import Callable, Generator
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from swarm.collab import Watch
+
+T = TypeVar("T")
+
+
+class Left(Exception):
+    """Nobody follows any more."""
+
+
+def followed(run: Callable[[Watch], T]) -> Generator[tuple[int, Any], None, T]:
+    """Runs in a thread, yields each event with its request's number, and returns what came of it.
+
+    Closing it ends the run at its next event: what was asked is answered, nothing more is asked.
+
+    Args:
+        run: Tells its events to the watch that it is given.
+    """
+    events: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+    left = threading.Event()
+
+    def watch(number: int, event: Any) -> None:
+        if left.is_set():
+            raise Left
+        events.put((True, (number, event)))
+
+    def work() -> None:
+        came: T | BaseException
+        try:
+            came = run(watch)
+        except BaseException as error:
+            came = error
+        events.put((False, came))
+
+    threading.Thread(target=work, name="swarm-followed", daemon=True).start()
+    try:
+        while True:
+            more, event = events.get()
+            if not more:
+                break
+            yield event
+    finally:
+        left.set()
+    if isinstance(event, BaseException):
+        raise event
+    came: T = event
+    return came

@@ -1,0 +1,30 @@
+"""What goes on in a consortium, a line an event."""
+
+from typing import TYPE_CHECKING, Any
+
+from swarm.collab import Answer
+from swarm.collab.verdicts import Iteration
+
+if TYPE_CHECKING:
+    from swarm.collab.consortium import Consortium
+
+
+def line(consortium: "Consortium", event: Any) -> str:
+    """The event in words; empty where it is none to tell."""
+    if isinstance(event, Answer):
+        sample = f" #{event.sample + 1}" if event.sample else ""
+        who = f"iteration {event.layer}, {event.role} {event.name}{sample}"
+        if event.error or event.completion is None:
+            return f"{who}: {event.error}"
+        return f"{who}: {event.completion.seconds:.1f} s, {_tokens(event.completion.new_tokens)}"
+    if isinstance(event, Iteration):
+        sure = event.verdict.confidence
+        words = "unknown" if sure is None else f"{sure:g}"
+        return (
+            f"iteration {event.number} of at most {consortium.max_iterations}: confidence {words}"
+        )
+    return ""
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"

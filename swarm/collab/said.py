@@ -1,0 +1,96 @@
+"""What a model said, apart from what it thought and how sure it was."""
+
+import re
+
+THOUGHT = r"think|thinking|thoughts?|thought_process|thinking_process|scratchpad"
+
+OPENS = re.compile(rf"^[ \t]*<({THOUGHT})>", re.IGNORECASE | re.MULTILINE)
+"""Thoughts begin a line; elsewhere such a tag is what is spoken of."""
+
+ORPHAN = re.compile(
+    r"^[ \t]*</(?:think|thinking)>|</(?:think|thinking)>[ \t]*$", re.IGNORECASE | re.MULTILINE
+)
+"""The end of thoughts that began before the text."""
+
+NUMBER = re.compile(
+    r"(?P<number>-?(?:\d+(?:[.,]\d+)?|[.,]\d+)(?:e[+-]?\d+)?)"
+    r"(?:\s*(?P<percent>%|percent\b|per cent\b)|\s*(?:/|out of)\s*(?P<whole>\d+))?",
+    re.IGNORECASE,
+)
+
+MARKS, OPENED = r"[\s*_`#>(\[\"'-]*", r"[\s*_`(\[\"']*"
+LINE = re.compile(
+    rf"^{MARKS}(?:(?:my|overall|final)\s+)?confidence(?:\s+(?:level|score))?{OPENED}[:=]{OPENED}"
+    rf"(?P<said>{NUMBER.pattern})[\s*_`)\]\"'.]*(?:\([^()\n]*\)?[\s*_`.]*)?$",
+    re.IGNORECASE,
+)
+TAG = re.compile(r"<confidence>\s*([^<>]{0,40}?)\s*</confidence>", re.IGNORECASE)
+AT_THE_END = re.compile(
+    rf"(?<=[\s(\[*_])confidence[*_]*[:=]{OPENED}(?P<said>{NUMBER.pattern})[\s*_`)\].]*\Z",
+    re.IGNORECASE,
+)
+
+
+def without_thoughts(text: str) -> str:
+    """The text without what stands between tags of thoughts.
+
+    Thoughts without an end are all that follows; what ends without a beginning began before the
+    text, as some chat templates have it.
+    """
+    kept, place = [], 0
+    while opening := OPENS.search(text, place):
+        kept.append(text[place : opening.start()])
+        place = _end(text, opening.end(), opening[1])
+    rest = "".join([*kept, text[place:]])
+    closing = None if kept else ORPHAN.search(rest)
+    return rest[closing.end() if closing else 0 :].strip()
+
+
+def _end(text: str, place: int, name: str) -> int:
+    """Where thoughts end that began before `place`; such tags may lie in each other."""
+    depth = 1
+    for tag in re.finditer(rf"<(/?){name}>", text[place:], re.IGNORECASE):
+        depth += -1 if tag[1] else 1
+        if not depth:
+            return place + tag.end()
+    closing = re.search(rf"</{name}>", text[place:], re.IGNORECASE)
+    return place + closing.end() if closing else len(text)
+
+
+def share(said: str) -> float | None:
+    """A confidence from 0 to 1, of what somebody wrote; `None` where it is not clear.
+
+    Read are 0.9, 95%, 9/10 and numbers above 10 up to 100, which are percentages. From above 1 to
+    10 it may be either a percentage or of ten, and beyond 100 or below 0 it is nothing: unknown.
+    """
+    found = NUMBER.search(said)
+    if not found:
+        return None
+    number = float(found["number"].replace(",", "."))
+    whole = 1.0
+    if found["percent"]:
+        whole = 100.0
+    elif found["whole"]:
+        whole = float(found["whole"])
+    elif 10 < number <= 100:
+        whole = 100.0
+    return number / whole if whole and 0 <= number <= whole else None
+
+
+def answer_of(text: str) -> tuple[str, float | None]:
+    """An answer without thoughts and without its confidence, and that confidence.
+
+    It is looked for between tags, in the last and in the first line, and at the text's end.
+    """
+    said = without_thoughts(text)
+    if tags := list(TAG.finditer(said)):
+        last = tags[-1]
+        return f"{said[: last.start()]}{said[last.end() :]}".strip(), share(last[1])
+    lines = said.split("\n")
+    for place in dict.fromkeys((len(lines) - 1, 0)):
+        if found := LINE.match(lines[place]):
+            del lines[place]
+            return "\n".join(lines).strip(), share(found["said"])
+    if found := AT_THE_END.search(said):
+        return said[: found.start()].rstrip(" \t\n([*_"), share(found["said"])
+    return said, None

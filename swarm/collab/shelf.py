@@ -1,0 +1,210 @@
+"""The shelf: saved consortia by name, in the database in llm's folder."""
+
+import json
+import logging
+import re
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from swarm.collab.database import Database, user_folder, usual_folder
+from swarm.collab.yamls import is_path
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from swarm.collab.configs import Config
+
+log = logging.getLogger(__name__)
+
+OLD_FILES = ("logs.db", "consortium_logs.db")
+"""Where llm-consortium kept its own, in llm's folder."""
+
+
+class Imported(NamedTuple):
+    """What came of an import.
+
+    Attributes:
+        put: The names that are on the shelf now.
+        there: The names that were there before, and were left as they are.
+        wrong: Of each name that cannot be taken, why.
+    """
+
+    put: list[str]
+    there: list[str]
+    wrong: dict[str, str]
+
+
+class Shelf:
+    """Saved consortia.
+
+    Args:
+        path: The file; `None` is consortium.db in llm's folder. It is made when something is put.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.database = Database(path)
+
+    def names(self) -> list[str]:
+        """What is there, in the order of names, whether it can be read or not.
+
+        Raises:
+            UserError: The file cannot be used.
+        """
+        with self.database.reading() as rows:
+            return [name for (name,) in rows.execute("SELECT name FROM consortia ORDER BY name")]
+
+    def get(self, name: str) -> "Config":
+        """The configuration of a name.
+
+        Raises:
+            UserError: There is none, or it is not as agreed.
+        """
+        with self.database.reading() as rows:
+            found = rows.execute("SELECT config FROM consortia WHERE name = ?", [name]).fetchone()
+        if found is None:
+            raise UserError(self._unknown(name))
+        return _config(name, found["config"])
+
+    def put(self, name: str, config: "Config", replace: bool = False) -> None:
+        """Save a configuration.
+
+        Args:
+            name: A word; see `checked`.
+            config: What is saved.
+            replace: Whether one of this name may be replaced.
+
+        Raises:
+            UserError: There is one, the name is none, or the file cannot be written.
+        """
+        row = (checked(name), json.dumps(config.to_dict()), _now())
+        how = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE"
+        with self.database.writing() as rows:
+            new = rows.execute(f"{how} INTO consortia VALUES (?, ?, ?)", row).rowcount
+        if not new:
+            raise UserError(f"{name}: there is a consortium of this name; remove or replace it")
+
+    def remove(self, name: str) -> None:
+        """Forget a configuration; its runs are kept.
+
+        Raises:
+            UserError: There is none.
+        """
+        if name not in self.names():
+            raise UserError(self._unknown(name))
+        with self.database.writing() as rows:
+            rows.execute("DELETE FROM consortia WHERE name = ?", [name])
+
+    def import_from(self, path: str | Path) -> Imported:
+        """Save what an older program's file has and the shelf has not; the file is only read.
+
+        Raises:
+            UserError: The file cannot be read, or the shelf not written.
+        """
+        old = Path(path).expanduser()
+        try:
+            found = _saved(old)
+        except sqlite3.Error as error:
+            raise UserError(f"{old} cannot be read as an older program's file: {error}") from None
+        came = Imported([], [], {})
+        here = set(self.names())
+        for name, text in found.items():
+            if name in here:
+                came.there.append(name)
+                continue
+            try:
+                self.put(name, _config(name, text))
+                came.put.append(name)
+            except UserError as error:
+                came.wrong[name] = str(error)
+        return came
+
+    def foreign(self) -> dict[Path, list[str]]:
+        """Files of older programs with names that the shelf has not, and those names.
+
+        A file that cannot be read is none.
+        """
+        here = set(self.names())
+        # The later of the older programs kept to the usual folder whatever LLM_USER_PATH said.
+        files = [*(user_folder() / name for name in OLD_FILES), usual_folder() / OLD_FILES[1]]
+        found = {}
+        for file in dict.fromkeys(files):
+            try:
+                names = [name for name in _saved(file) if name not in here]
+            except (sqlite3.Error, UserError):
+                continue
+            if names:
+                found[file] = names
+        return found
+
+    def _unknown(self, name: str) -> str:
+        names = self.names()
+        near = get_close_matches(str(name), names, 1)
+        meant = f"did you mean {near[0]}? There" if near else "there"
+        others = f"{meant} are {', '.join(names)}" if names else "none is saved"
+        return f"{name}: no consortium is saved by this name; {others}"
+
+
+def checked(name: str) -> str:
+    """A name by which a consortium can be asked for.
+
+    Raises:
+        UserError: It could be read as something else.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+@-]*", name) or is_path(name):
+        raise UserError(f"{name!r} is no name for a consortium: take letters, digits, . - and _")
+    return name
+
+
+def config_of(name: str) -> "Config":
+    """The configuration of a saved consortium, of a preset, or in a yaml file.
+
+    Raises:
+        UserError: There is none, or it is not as agreed.
+    """
+    from swarm.collab.configs import preset_names, read_preset
+
+    shelf = Shelf()
+    saved = shelf.names() if not is_path(name) else []
+    if name in saved:
+        return shelf.get(name)
+    names = preset_names()
+    if name in names or is_path(name):
+        return read_preset(name)
+    near = get_close_matches(name, [*saved, *names], 1)
+    meant = f"did you mean {near[0]}? Saved" if near else "saved"
+    raise UserError(
+        f"consortium {name!r}: there is none of this name; {meant} are {', '.join(saved) or 'none'}"
+        f", presets are {', '.join(names)}, and your own yaml goes by its path, as in ./mine.yaml"
+    )
+
+
+def _config(name: str, text: str) -> "Config":
+    from swarm.collab.configs import Config
+
+    try:
+        return Config.from_dict(json.loads(text), lambda words: log.warning("%s: %s", name, words))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{name}: what is saved is not JSON: {error}") from None
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def _saved(old: Path) -> dict[str, str]:
+    """The rows of an older program's file.
+
+    Raises:
+        UserError: There is no such file.
+        sqlite3.Error: It has no such table, or is something else.
+    """
+    if not old.is_file():
+        raise UserError(f"{old}: there is no such file")
+    name = f"{old.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(name, timeout=5, uri=True)) as rows:
+        return dict(rows.execute("SELECT name, config FROM consortium_configs ORDER BY name"))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,72 @@
+"""Presets of a kind: the yaml files of its folder in conf, and the user's own."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.places import conf_folder
+
+
+def shipped(kind: str) -> list[str]:
+    """The presets of a kind that ship."""
+    return sorted(path.stem for path in (conf_folder() / kind).glob("*.yaml"))
+
+
+def is_path(name: str) -> bool:
+    """Whether a preset's name is the path of a file."""
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
+def path_of(kind: str, name: str) -> Path:
+    """The file of a preset.
+
+    Args:
+        name: One of `shipped`, or a path.
+
+    Raises:
+        UserError: None that ships has this name.
+    """
+    if is_path(name):
+        return Path(name).expanduser()
+    names = shipped(kind)
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        meant = f"did you mean {near[0]}? There" if near else "there"
+        raise UserError(
+            f"preset {name!r}: there is none of this name; {meant} are {', '.join(names)}, "
+            "and your own yaml by its path, as in ./mine.yaml"
+        )
+    return conf_folder() / kind / f"{name}.yaml"
+
+
+def content(path: Path) -> Any:
+    """What a yaml holds.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"preset {path} cannot be read: {why}") from None
+
+
+def mapping(place: str, value: Any, allowed: Sequence[str]) -> dict[str, Any]:
+    """A mapping of nothing but the keys that are allowed.
+
+    Raises:
+        UserError: It is something else, or has another key.
+    """
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: {value!r} is no mapping of {', '.join(allowed)}")
+    for key in value:
+        if key not in allowed:
+            near = get_close_matches(str(key), allowed, 1)
+            meant = f"did you mean {near[0]}? Keys" if near else "keys"
+            raise UserError(f"{place}: {key!r} is not known; {meant}: {', '.join(allowed)}")
+    return dict(value)

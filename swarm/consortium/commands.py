@@ -1,0 +1,96 @@
+"""The group of commands behind `llm consortium` and `python -m swarm.consortium`."""
+
+import sys
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import click
+
+from swarm.errors import UserError
+from swarm.printing import harmless, on_terminal
+
+COMMANDS = {
+    "run": ("running", "run"),
+    "save": ("saving", "save"),
+    "list": ("saving", "listed"),
+    "show": ("saving", "show"),
+    "info": ("saving", "show"),
+    "remove": ("saving", "remove"),
+    "export": ("saving", "export"),
+    "import": ("saving", "imported"),
+    "runs": ("past", "runs"),
+    "run-info": ("past", "run_info"),
+    "leaderboard": ("past", "leaderboard"),
+    "compare": ("comparing", "compare"),
+    "strategies": ("saving", "strategies"),
+}
+"""A command's name, and the module of this package and the function that it is."""
+
+
+class Told(click.ClickException):
+    """A user's mistake, with its code."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__(harmless(str(error)))
+        self.exit_code = error.code  # type: ignore[misc]
+
+
+class Commands(click.Group):
+    """A group whose first word may be left out, which then is `run`; modules load when used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order in which they are told."""
+        return [name for name in COMMANDS if name != "info"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name]
+        found: click.Command = getattr(import_module(f"swarm.consortium.{module}"), name)
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `run` before what begins with no command.
+
+        Raises:
+            click.UsageError: The first word is nearly a command.
+        """
+        first = args[0] if args else ""
+        if first in ctx.help_option_names or (not args and on_terminal(sys.stdin)):
+            return super().parse_args(ctx, ["--help"])
+        if first not in COMMANDS:
+            if near := get_close_matches(first, COMMANDS, 1, 0.75):
+                raise click.UsageError(
+                    f"{first}: did you mean the command {near[0]}? To ask just that: "
+                    f"{ctx.command_path} run {first}",
+                    ctx,
+                )
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Do it; a user's mistake is one line, and an interrupt is told by its code."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise Told(error) from None
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            ctx.exit(130)
+
+
+@click.command(cls=Commands, name="consortium")
+def consortium() -> None:
+    """Ask several models, and let an arbiter make one answer of theirs.
+
+    The command run may be left out:
+
+    \b
+      llm consortium "Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o
+      llm consortium save council -m gpt-4o -m qwen2:7b --arbiter gpt-4o
+      llm -m council "Why is the sky blue?"
+
+    Without llm the same commands are python -m swarm.consortium.
+    """

@@ -1,0 +1,191 @@
+"""Consortia as models of the llm package: for `llm -m NAME`, its Python API, and its log."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import llm
+from llm.migrations import migrate
+from llm.parts import StreamEvent, TextPart
+from pydantic import Field
+
+from swarm.collab import Watch
+from swarm.collab.configs import Config, build
+from swarm.consortium.asking import MAX_TOKENS, Question, ask, followed_lines
+from swarm.consortium.members import Members
+from swarm.errors import UserError
+from swarm.models import Message
+
+Events = Generator[StreamEvent, None, None]
+
+
+class Options(llm.Options):
+    """What `-o` sets for one question, over what was saved."""
+
+    confidence_threshold: float | None = Field(None, ge=0, le=100, description="0.8, or 80")
+    max_iterations: int | None = Field(None, ge=1)
+    min_iterations: int | None = Field(None, ge=1)
+    strategy: str | None = Field(None, description="How one answer is made of many")
+    system_prompt: str | None = Field(None, description="What members are told; as -s")
+    temperature: float | None = Field(None, ge=0, description="Of members that say none")
+    max_tokens: int | None = Field(None, ge=1, description="New tokens of one answer")
+    timeout: float | None = Field(None, gt=0, description="Seconds for all of it")
+    seed: int | None = Field(None, ge=0)
+    quorum: int | None = Field(None, ge=1, description="So many members have to answer")
+    budget: int | None = Field(None, ge=1, description="The most calls")
+    max_cost: float | None = Field(None, ge=0)
+    eliminate: int | None = Field(None, ge=1)
+    keep: int | None = Field(None, ge=1)
+    similarity: float | None = Field(None, ge=0, le=1)
+
+
+OF_REQUEST = {"temperature": "temperature", "max_tokens": "max_new_tokens", "timeout": "timeout",
+              "seed": "seed"}  # fmt: skip
+"""Options that belong to what is asked, and what a request calls them."""
+
+
+class _Saved:
+    """What the two kinds of model share.
+
+    Args:
+        name: The model's.
+        config: The consortium's settings.
+    """
+
+    def __init__(self, name: str, config: Config) -> None:
+        self.model_id, self.config = name, config
+
+    def __str__(self) -> str:
+        return f"Consortium: {self.model_id}"
+
+    def _question(self, prompt: llm.Prompt) -> Question:
+        """What a prompt of llm's asks.
+
+        Raises:
+            UserError: An option is not allowed, or there is no such member.
+        """
+        given = {key: value for key, value in dict(prompt.options).items() if value is not None}
+        asked = {OF_REQUEST[key]: given[key] for key in given if key in OF_REQUEST}
+        changes = {key: given[key] for key in given if hasattr(self.config, key)}
+        turns, system = _turns(prompt)
+        if system := given.get("system_prompt") or system:
+            changes["system"] = system
+        config = replace(self.config, **changes)
+        consortium = build(config, Members().model)
+        consortium.check()
+        asked.setdefault("max_new_tokens", MAX_TOKENS)
+        return Question(self.model_id, config, consortium, turns, asked)
+
+    def _events(self, prompt: llm.Prompt, response: Any) -> Events:
+        """What goes on as reasoning, and the answer; the response gets what came of it.
+
+        Raises:
+            llm.ModelError: There is no answer.
+        """
+        try:
+            lines = followed_lines(self._question(prompt))
+            found = yield from _told(lines, prompt.hide_reasoning)
+        except UserError as error:
+            raise llm.ModelError(str(error)) from None
+        _finish(response, found)
+        yield StreamEvent(type="text", chunk=found["synthesis"]["synthesis"])
+
+
+class ConsortiumModel(_Saved, llm.Model):
+    """A saved consortium, asked and waited for."""
+
+    can_stream = True
+    Options = Options  # type: ignore[assignment]
+
+    def execute(
+        self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
+    ) -> Iterator[Any]:
+        """See llm's documentation of models in plugins."""
+        yield from self._events(prompt, response)
+
+
+class AsyncConsortiumModel(_Saved, llm.AsyncModel):
+    """A saved consortium for programs that wait for other things, too."""
+
+    can_stream = True
+    Options = Options  # type: ignore[assignment]
+
+    async def execute(
+        self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: Any
+    ) -> AsyncGenerator[Any, None]:
+        """See llm's documentation of models in plugins."""
+        events = self._events(prompt, response)
+        while (event := await asyncio.to_thread(next, events, None)) is not None:
+            yield event
+
+
+def _told(
+    lines: Generator[str, None, dict[str, Any]], hidden: bool
+) -> Generator[StreamEvent, None, dict[str, Any]]:
+    """The lines as reasoning."""
+    while True:
+        try:
+            words = next(lines)
+        except StopIteration as end:
+            found: dict[str, Any] = end.value
+            return found
+        if not hidden:
+            yield StreamEvent(type="reasoning", chunk=f"{words}\n")
+
+
+def _turns(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
+    """The conversation with the question at its end, and what the system says."""
+    system = [prompt.system] if prompt.system else []
+    turns = []
+    for message in prompt.messages:
+        text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+        if message.role != "system":
+            turns.append(Message(message.role, text))
+        elif text not in system and not prompt.system:
+            system.append(text)
+    return tuple(turns), "\n\n".join(system)
+
+
+def _finish(response: Any, found: dict[str, Any]) -> None:
+    """Give llm what it logs beside the text."""
+    meta = found["metadata"]
+    details = {key: meta[key] for key in ("calls", "iteration_count", "cost")}
+    response.set_usage(
+        input=meta["prompt_tokens"], output=meta["completion_tokens"], details=details
+    )
+    response.response_json = found
+
+
+class _Once(llm.Model):
+    """A consortium that the command `llm consortium` has made, for the one turn that is logged."""
+
+    def __init__(self, question: Question, watch: Watch) -> None:
+        self.model_id = question.name or "consortium"
+        self.question, self.watch = question, watch
+
+    def execute(
+        self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
+    ) -> Iterator[str]:
+        """Ask as the command was told to."""
+        found = ask(self.question, self.watch)
+        _finish(response, found)
+        yield found["synthesis"]["synthesis"]
+
+
+def logged(question: Question, watch: Watch) -> dict[str, Any]:
+    """The result of a question, which is logged as llm logs a prompt, unless its log is off.
+
+    Raises:
+        UserError: There is no answer.
+    """
+    model = _Once(question, watch)
+    response = model.prompt(question.turns[-1].content, system=question.config.system)
+    response.text()
+    if not (llm.user_dir() / "logs-off").exists():
+        import sqlite_utils
+
+        log = sqlite_utils.Database(llm.user_dir() / "logs.db")
+        migrate(log)
+        response.log_to_db(log)
+    return response.response_json or {}

@@ -1,0 +1,256 @@
+"""The options by which a consortium is described, and the configuration that they come to."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from swarm.collab.configs import Config, Member, member, read_preset
+from swarm.collab.consortium import STRATEGIES
+from swarm.collab.shelf import config_of
+from swarm.consortium.members import Members
+from swarm.errors import UserError
+from swarm.models.llm import LLM
+from swarm.models.providers import Providers
+
+Command = Callable[..., Any]
+
+DIRECT = (
+    "confidence_threshold", "max_iterations", "min_iterations", "strategy", "quorum", "seed",
+    "context", "budget", "max_cost", "eliminate", "keep", "similarity",
+)  # fmt: skip
+"""Options that a configuration has under the same name."""
+
+
+class Start(NamedTuple):
+    """The configuration that was asked for.
+
+    Attributes:
+        config: Its settings.
+        name: Under which it is saved, or the preset's; `None` where it is of the options alone.
+        origin: Where it comes from, in words.
+    """
+
+    config: Config
+    name: str | None
+    origin: str
+
+
+class Threshold(click.ParamType):
+    """A confidence: 0.8, 80 or 80%."""
+
+    name = "confidence"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """As a share."""
+        try:
+            number = float(str(value).strip().removesuffix("%"))
+        except ValueError:
+            number = -1.0
+        percent = number > 1 or str(value).strip().endswith("%")
+        if not 0 <= number <= 100:
+            self.fail(f"{value!r} is no confidence; write 0.8, 80 or 80%", param, ctx)
+        return number / 100 if percent else number
+
+
+def options(*made: Command) -> Callable[[Command], Command]:
+    """A decorator that adds them, told in this order."""
+
+    def decorate(function: Command) -> Command:
+        for one in reversed(made):
+            function = one(function)
+        return function
+
+    return decorate
+
+
+ABOVE = click.FloatRange(0, min_open=True)
+FROM_0, FROM_1, SHARE = click.IntRange(0), click.IntRange(1), click.FloatRange(0, 1)
+
+who = options(
+    click.option("-m", "--model", "--models", "models", multiple=True, metavar="MODEL",
+                 help="A member: NAME, NAME:3 for three answers, NAME,temperature=1,role=critic; "
+                 "may be repeated."),
+    click.option("-n", "--count", type=FROM_1, help="Answers of each member that says no number."),
+    click.option("--arbiter", "--arbiter-model", metavar="MODEL", help="Judges, and makes one "
+                 "answer of theirs."),
+    click.option("--fallback", metavar="MODEL", help="Arbitrates where the arbiter fails."),
+)  # fmt: skip
+
+how = options(
+    click.option("--strategy", "--judging-method", type=click.Choice(STRATEGIES),
+                 help="How one answer is made of many; `strategies` tells of each."),
+    click.option("--confidence-threshold", type=Threshold(), help="Ends it when the arbiter is so "
+                 "sure: 0.8, 80 or 80%."),
+    click.option("--max-iterations", type=FROM_1, help="The most iterations."),
+    click.option("--min-iterations", "--minimum-iterations", type=FROM_1,
+                 help="The fewest iterations."),
+    click.option("--system", metavar="TEXT|FILE", help="What all of them are told first."),
+    click.option("--role", "roles", multiple=True, metavar="ROLE", help="Of strategy roles: one "
+                 "by name or in words; may be repeated."),
+    click.option("--eliminate", type=FROM_1, help="Of elimination: how many leave each time."),
+    click.option("--keep", type=FROM_1, help="Of elimination: how many stay at least."),
+    click.option("--similarity", type=SHARE, help="Of vote: how alike answers have to be, to "
+                 "count as the same."),
+    click.option("--quorum", type=FROM_1, help="So many members have to answer."),
+    click.option("--context", type=FROM_1, metavar="TOKENS", help="The most that is sent at once."),
+    click.option("--seed", type=FROM_0, help="Of sampling, and of the order of answers."),
+    click.option("--budget", type=FROM_1, metavar="CALLS", help="The most calls of a question."),
+    click.option("--max-cost", type=ABOVE, help="Begins no iteration when so much is spent, in "
+                 "the prices' currency."),
+)  # fmt: skip
+
+asked = options(
+    click.option("--temperature", type=click.FloatRange(0), help="Of members that say none."),
+    click.option("--max-tokens", type=FROM_1, help="New tokens of one answer."),
+    click.option("--timeout", type=ABOVE, metavar="SECONDS", help="Of one answer."),
+)  # fmt: skip
+
+begin = click.option(
+    "--consortium", metavar="NAME", help="A saved one, a preset or a yaml to begin with."
+)
+
+places = options(
+    click.option("--base", help="The base of local names: an option of conf/model or a folder."),
+    click.option("--pool", metavar="FOLDER", help="The experts of local names."),
+    click.option("--device", help="Where local models run: cpu, cuda, cuda:1."),
+    click.option("--providers", type=click.Path(path_type=Path), help="Endpoints of your own."),
+)  # fmt: skip
+
+
+def members_of(given: Mapping[str, Any]) -> Members:
+    """The models that names stand for.
+
+    Raises:
+        UserError: The file of providers is not as agreed.
+    """
+    local = {key: given[key] for key in ("base", "pool", "device") if given.get(key)}
+    providers = Providers.load(given["providers"]) if given.get("providers") else None
+    return Members(providers, **local)
+
+
+def start(
+    given: Mapping[str, Any], members: Members, of_each: Sequence[str] = ("timeout",)
+) -> Start:
+    """What the options come to: a saved one or a preset, and over it what was said.
+
+    Args:
+        given: The options by their names.
+        members: Knows which names are models.
+        of_each: Options that become each model's own, where it says nothing.
+
+    Raises:
+        UserError: Something is not known, or not allowed.
+    """
+    origin = _origin(given)
+    changes: dict[str, Any] = {key: given[key] for key in DIRECT if given.get(key) is not None}
+    if given.get("models"):
+        count = given.get("count") or 1
+        changes["members"] = tuple(member(m, members.known, count) for m in given["models"])
+    elif given.get("count"):
+        raise UserError("--count has no effect without -m; name the members", 2)
+    for key in ("arbiter", "fallback"):
+        if given.get(key):
+            changes[key] = one_of(key, given[key], members)
+    if given.get("roles"):
+        changes["roles"] = tuple(given["roles"])
+        changes.setdefault("strategy", "roles")
+    if given.get("system") is not None:
+        changes["system"] = text_of(given["system"])
+    if origin is None:
+        if "arbiter" not in changes:
+            changes["arbiter"] = _arbiter(changes)
+        made = Start(Config(**changes), None, "as the options say")
+    else:
+        made = origin._replace(config=replace(origin.config, **changes))
+    _of_use(given, made.config.strategy)
+    each = {key: given[key] for key in of_each if given.get(key) is not None}
+    return made._replace(config=_each(made.config, each))
+
+
+def _of_use(given: Mapping[str, Any], strategy: str) -> None:
+    """See that no option is without effect.
+
+    Raises:
+        UserError: One is.
+    """
+    for key, of in (("eliminate", "elimination"), ("keep", "elimination"), ("similarity", "vote")):
+        if given.get(key) is not None and strategy != of:
+            raise UserError(f"--{key} has no effect with strategy {strategy}; add --strategy {of}",
+                            2)  # fmt: skip
+
+
+def _origin(given: Mapping[str, Any]) -> Start | None:
+    """Where the options begin; `None` where they say it all."""
+    if name := given.get("consortium"):
+        return Start(config_of(name), name, f"consortium {name}")
+    if given.get("models"):
+        return None
+    classic = read_preset("classic")
+    there = all(_there(one.model) for one in (*classic.members, *_some(classic.arbiter)))
+    name, why = ("classic", "has") if there else ("local", "has not")
+    return Start(read_preset(name), name, f"preset {name}, as llm {why} classic's models and keys")
+
+
+def _arbiter(changes: Mapping[str, Any]) -> Member | None:
+    """Who arbitrates where nobody was named: the first program's arbiter, else the first member."""
+    usual = read_preset("classic").arbiter
+    if changes.get("strategy") == "vote":
+        return None
+    return usual if usual and _there(usual.model) else Member(changes["members"][0].model)
+
+
+def _there(name: str) -> bool:
+    """Whether llm knows a model and has its key."""
+    try:
+        LLM(name).check()
+    except UserError:
+        return False
+    return True
+
+
+def one_of(option: str, spec: str, members: Members) -> Member:
+    """A single model that an option names.
+
+    Raises:
+        UserError: It is several.
+    """
+    found = member(spec, members.known)
+    if found.count > 1:
+        raise UserError(f"--{option} {spec}: it is asked once; leave the number out", 2)
+    return found
+
+
+def _each(config: Config, each: Mapping[str, Any]) -> Config:
+    """With what the options say of every model that says nothing of its own."""
+    if not each:
+        return config
+
+    def said(one: Member | None) -> Member | None:
+        new = {key: value for key, value in each.items() if one and getattr(one, key) is None}
+        return replace(one, **new) if one else None
+
+    members = tuple(one for one in map(said, config.members) if one)
+    return replace(config, members=members, arbiter=said(config.arbiter),
+                   fallback=said(config.fallback))  # fmt: skip
+
+
+def _some(one: Member | None) -> list[Member]:
+    return [one] if one else []
+
+
+def text_of(given: str) -> str | None:
+    """A text, or what the file of this name holds; blanks are none.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    try:
+        is_file = "\n" not in given and len(given) < 1024 and os.path.isfile(given)
+        text = Path(given).read_text(encoding="utf-8") if is_file else given
+    except (OSError, ValueError) as error:
+        raise UserError(f"--system {given}: the file cannot be read: {error}") from None
+    return text.strip() or None

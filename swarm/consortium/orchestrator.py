@@ -1,0 +1,117 @@
+"""A consortium in a Python program: `create_consortium(...)` and `orchestrate(prompt)`."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from swarm.collab.configs import Config, build, member
+from swarm.consortium.asking import MAX_TOKENS, Question, ask
+from swarm.consortium.members import Members
+from swarm.errors import UserError
+from swarm.models import Message
+
+OLDER = {"minimum_iterations": "min_iterations", "judging_method": "strategy"}
+"""What arguments were called by older programs."""
+
+
+def create_consortium(
+    models: Sequence[str],
+    confidence_threshold: float = 0.8,
+    max_iterations: int = 3,
+    min_iterations: int = 1,
+    arbiter: str | None = None,
+    system_prompt: str | None = None,
+    default_count: int = 1,
+    raw: bool = False,
+    strategy: str = "default",
+    log: bool = False,
+    temperature: float | None = None,
+    max_tokens: int = MAX_TOKENS,
+    members: Members | None = None,
+    **settings: Any,
+) -> "Orchestrator":
+    """A consortium that answers prompts, with the argument names of llm-consortium.
+
+    Args:
+        models: Who answers: a name, or with a count and options as in "gpt-4o:2,temperature=1".
+        confidence_threshold, max_iterations, min_iterations, strategy: See `Consortium`; a
+            threshold may be 0.8 or 80. `minimum_iterations` and `judging_method` are older names.
+        arbiter: Who judges; only the strategy "vote" does without.
+        system_prompt: What members are told; `None` is a text of the house.
+        default_count: Answers of each model that says no number.
+        raw: Whether results have the arbiter's replies word by word, too.
+        log: Whether runs are recorded in consortium.db in llm's folder, failed ones too.
+        temperature: Of calls that say none; `None` leaves it to each model.
+        max_tokens: New tokens of an answer that says nothing of it.
+        members: Finds the models; `None`: `Members()`.
+        **settings: All else that a `Config` has, such as `quorum` or `roles`.
+
+    Raises:
+        UserError: A value is not allowed, or a model, a package or a key is missing.
+    """
+    given = {"confidence_threshold": confidence_threshold, "max_iterations": max_iterations,
+             "min_iterations": min_iterations, "strategy": strategy}  # fmt: skip
+    for old, new in OLDER.items():
+        if old in settings:
+            given[new] = settings.pop(old)
+    if isinstance(models, str) or not models:
+        raise UserError(f"models={models!r}: must be a list of names, one at least")
+    found = members or Members()
+    config = Config.from_dict({
+        **given, **settings, "system": system_prompt,
+        "members": [member(one, found.known, default_count) for one in models],
+        "arbiter": None if arbiter is None else member(arbiter, found.known),
+    })  # fmt: skip
+    return Orchestrator(config, found, raw, log, temperature, max_tokens)
+
+
+class Orchestrator:
+    """Puts prompts to a consortium; each is answered for itself, several may be under way at once.
+
+    Args:
+        config: The consortium's settings.
+        members: Finds its models.
+        raw, log, temperature, max_tokens: See `create_consortium`.
+
+    Attributes:
+        consortium: The model behind it.
+
+    Raises:
+        UserError: A model, a package or a key is missing.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        members: Members | None = None,
+        raw: bool = False,
+        log: bool = False,
+        temperature: float | None = None,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        self.config, self.raw, self.log = config, raw, log
+        self.asked = {"temperature": temperature, "max_new_tokens": max_tokens}
+        self.consortium = build(config, (members or Members()).model)
+        self.consortium.check()
+
+    def orchestrate(self, prompt: str | Sequence[Message]) -> dict[str, Any]:
+        """What the consortium came to; see `swarm.collab.outcome.result`.
+
+        Works beside a running event loop, as in a notebook, which then waits.
+
+        Args:
+            prompt: The question, or a conversation of which it is the last turn.
+
+        Raises:
+            UserError: There is no answer.
+        """
+        turns = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
+        found = ask(Question(None, self.config, self.consortium, turns, self.asked, self.log))
+        if not self.raw:
+            for verdict in (found["synthesis"], *(one["synthesis"] for one in found["iterations"])):
+                verdict.pop("raw_arbiter_response", None)
+        return found
+
+    async def aorchestrate(self, prompt: str | Sequence[Message]) -> dict[str, Any]:
+        """As `orchestrate`, while the event loop goes on."""
+        return await asyncio.to_thread(self.orchestrate, prompt)

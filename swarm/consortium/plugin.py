@@ -1,0 +1,59 @@
+"""The plugin of the llm command: the group `llm consortium`, and saved consortia as models."""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import llm
+
+if TYPE_CHECKING:
+    import click
+
+
+@llm.hookimpl
+def register_commands(cli: "click.Group") -> None:
+    """Add the group; what a command needs is loaded when it is used."""
+    from swarm.consortium.commands import consortium
+
+    cli.add_command(consortium)
+
+
+@llm.hookimpl(trylast=True)
+def register_models(register: Callable[..., None], model_aliases: Iterable[Any]) -> None:
+    """Register every saved consortium whose name no other model has.
+
+    Whatever is wrong with them is no more than a warning: an error would end every llm command.
+    """
+    try:
+        from swarm.collab.shelf import Shelf
+
+        shelf = Shelf()
+        if not (names := shelf.names()):
+            return
+        from swarm.consortium.models_of_llm import AsyncConsortiumModel, ConsortiumModel
+    except Exception as error:
+        return _warn(f"the saved consortia cannot be used: {error}")
+    taken = {one.model.model_id for one in model_aliases if one.model}
+    taken |= {alias for one in model_aliases for alias in one.aliases}
+    for name in names:
+        if name in taken:
+            _warn(f"the consortium {name} is no model here, as another model has its name")
+            continue
+        try:
+            config = shelf.get(name)
+            register(ConsortiumModel(name, config), AsyncConsortiumModel(name, config))
+        except Exception as error:
+            _warn(f"the consortium {name} cannot be used: {error}")
+
+
+warned: set[str] = set()
+"""What was told: llm asks for its models several times in one command."""
+
+
+def _warn(words: str) -> None:
+    """Tell a person; the answers' stream stays clean."""
+    from swarm.printing import harmless
+
+    if words not in warned:
+        warned.add(words)
+        print(f"warning: model-swarms: {harmless(' '.join(words.split()))}", file=sys.stderr)

@@ -1,0 +1,179 @@
+"""The command that asks a consortium: `llm consortium "..."`."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarm.collab import Watch
+from swarm.collab.configs import build
+from swarm.collab.progress import line
+from swarm.consortium import telling
+from swarm.consortium.asking import MAX_TOKENS, Question, ask
+from swarm.consortium.options import asked, begin, how, members_of, options, places, start, who
+from swarm.errors import UserError
+from swarm.files import write_json
+from swarm.models import Message
+from swarm.models.trace import Trace
+from swarm.printing import Remarks, harmless, on_terminal, standard
+
+Answering = Callable[[Question, Watch], dict[str, Any]]
+
+shown = options(
+    click.option("--output", type=click.Path(path_type=Path), help="Write the result there, as "
+                 "JSON."),
+    click.option("--raw", is_flag=True, help="Show what every member and the arbiter said, too."),
+    click.option("--json", "as_json", is_flag=True, help="Show the result as JSON."),
+    click.option("--quiet", is_flag=True, help="No progress and no summary."),
+    click.option("--dry-run", is_flag=True, help="Tell what would be asked, and ask nobody."),
+    click.option("--trace", type=click.Path(path_type=Path), help="Write every call there, as JSON "
+                 "lines."),
+    click.option("--no-log", is_flag=True, help="Keep no record of it."),
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@who
+@how
+@asked
+@begin
+@click.option("--stdin/--no-stdin", default=True, help="Whether standard input belongs to the "
+              "prompt; default yes.")  # fmt: skip
+@shown
+@places
+@click.pass_context
+def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
+    """Ask a consortium, and show its answer."""
+    standard()
+    notes = Notes(given["quiet"])
+    text = None if given["dry_run"] and not prompt else question(prompt, given["stdin"])
+    _writable(given["output"])
+    members = members_of(given)
+    begun = start(given, members)
+    consortium = build(begun.config, members.model)
+    notes(f"{begun.origin}: {telling.summary(begun.config)}")
+    for warning in telling.doubts(begun.config):
+        notes.warn(warning)
+    if text is None or given["dry_run"]:
+        click.echo(harmless(consortium.plan().words))
+        return
+    consortium.check()
+    if members.local:
+        notes("the models of this machine are loaded when they are first asked")
+    if given["trace"]:
+        consortium.trace = Trace(given["trace"], {"consortium": begun.config.to_dict()})
+    turns = (Message("user", text),)
+    put = Question(
+        begun.name, begun.config, consortium, turns, of_request(given), not given["no_log"]
+    )
+    result = answered(put, notes, _answering(ctx, put.recorded))
+    _show(result, given, notes)
+
+
+class Notes:
+    """Tells what is not the answer: progress and warnings, to standard error.
+
+    Args:
+        quiet: Warnings alone.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.remarks = Remarks()
+        logging.getLogger("swarm").addHandler(self.remarks)
+
+    def __call__(self, words: str) -> None:
+        """Tell it."""
+        if not self.quiet:
+            click.echo(harmless(words), err=True)
+
+    def warn(self, words: str) -> None:
+        """Tell it, whatever was said of being quiet."""
+        click.echo(f"warning: {harmless(words)}", err=True)
+
+
+def question(prompt: str | None, stdin: bool) -> str:
+    """The prompt, and below it what stands in standard input.
+
+    Raises:
+        UserError: There is neither.
+    """
+    piped = "" if not stdin or sys.stdin is None or on_terminal(sys.stdin) else sys.stdin.read()
+    text = "\n\n".join(part.strip() for part in (prompt, piped) if part and part.strip())
+    if not text:
+        raise UserError('the prompt is empty; give one, as in llm consortium "Why?"', 2)
+    return text
+
+
+def _writable(file: Path | None) -> None:
+    """See that the result can be written, before anybody is asked.
+
+    Raises:
+        UserError: It cannot.
+    """
+    if file is None:
+        return
+    folder = file.expanduser().absolute().parent
+    if file.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"--output {file}: no file can be written there; choose another place")
+
+
+def of_request(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request says beside its prompt."""
+    found = {key: given[key] for key in ("temperature", "seed") if given.get(key) is not None}
+    return {**found, "max_new_tokens": given.get("max_tokens") or MAX_TOKENS}
+
+
+def answered(put: Question, notes: Notes, logged: Answering = ask) -> dict[str, Any]:
+    """The result; what goes on is told meanwhile, and what should be known at the end.
+
+    Args:
+        put: What is asked.
+        notes: Where it is told.
+        logged: Asks, and may log it elsewhere.
+
+    Raises:
+        UserError: There is no answer.
+    """
+
+    def watch(number: int, event: Any) -> None:
+        if words := line(put.consortium, event):
+            notes(words)
+
+    try:
+        return logged(put, watch)
+    finally:
+        for remark in dict.fromkeys(notes.remarks.take()):
+            notes.warn(remark)
+
+
+def _answering(ctx: click.Context, recorded: bool) -> Answering:
+    """How it is asked: under llm so that it stands in its log, too."""
+    if not (ctx.parent and ctx.parent.parent and recorded):
+        return ask
+    from swarm.consortium.models_of_llm import logged
+
+    return logged
+
+
+def _show(result: dict[str, Any], given: Mapping[str, Any], notes: Notes) -> None:
+    """The answer to standard output, and beside it what was asked for."""
+    if given["as_json"]:
+        click.echo(json.dumps(result, indent=1))
+    else:
+        click.echo(harmless(result["synthesis"]["synthesis"]))
+    lines = telling.about(result)
+    if given["raw"] and not given["as_json"]:
+        for words in (*lines, *telling.everything(result)):
+            click.echo(harmless(words))
+    else:
+        for words in lines:
+            notes(words)
+    if given["output"]:
+        write_json(given["output"].expanduser(), result)

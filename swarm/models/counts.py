@@ -1,0 +1,26 @@
+"""How often a model is asked, where its name says so: "qwen2:7b:3"."""
+
+from swarm.errors import UserError
+
+MOST = 99
+"""Samples that a name may ask for."""
+
+
+def counted(name: str) -> tuple[str, int]:
+    """A name, and how often its model is asked: "qwen2:7b:3" is ("qwen2:7b", 3).
+
+    A last part of digits alone is a number of samples; other tags belong to the name, and
+    "name:8:1" says that 8 is one too.
+
+    Raises:
+        UserError: The number is not from 1 to `MOST`.
+    """
+    head, colon, tail = name.rpartition(":")
+    if not colon or not (tail.isascii() and tail.isdigit()):
+        return name, 1
+    if not head or not 1 <= int(tail) <= MOST:
+        raise UserError(
+            f"{name}: a model is asked from 1 to {MOST} times; if :{tail} belongs to its name, "
+            f"write {name}:1"
+        )
+    return head, int(tail)

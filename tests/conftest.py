@@ -5,6 +5,7 @@ import os
 # Before torch is imported: no network, and no threads fighting over tiny matrices.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from collections import Counter
@@ -12,6 +13,10 @@ from pathlib import Path
 
 import pytest
 import tiny
+import warm
+
+# What a test starts as a user would has its heavy imports from a fork; warm.COLD is without.
+warm.use(warm.python())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,19 +1,25 @@
 """Kills a search at random moments until it ends by itself: kills.py FOLDER ARGUMENTS...
 
-The heavy imports are done once here; every attempt is a fork, so that a kill costs no start-up.
+Imports and the composing of the configuration are done once here; every attempt is a fork, so that
+a kill costs no start-up.
 Prints how many rounds the state held at each kill.
 """
 
+import gc
 import json
 import os
 import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
-from swarm.cli import run_entry
-from swarm.search import main
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from swarm.places import conf_folder
+from swarm.search import build
 
 KILLS = 16
 
@@ -24,18 +30,21 @@ def rounds(folder: Path) -> int:
     return len(json.loads(state.read_text())["rounds"]) if state.is_file() else 0
 
 
-def attempt(arguments: list[str]) -> int:
+def attempt(search: DictConfig) -> int:
     """Start the search in a child; gives its process id."""
     child = os.fork()
     if child:
         return child
-    sys.argv[1:] = arguments
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    code = 1
     try:
-        run_entry(main)
-        os._exit(0)
-    except SystemExit as end:
-        os._exit(int(end.code or 0))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        run, config = build(search)
+        run.search(config)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def wait(child: int, seconds: float) -> int | None:
@@ -49,11 +58,11 @@ def wait(child: int, seconds: float) -> int | None:
     return None
 
 
-def lab(folder: Path, arguments: list[str]) -> list[int]:
+def lab(folder: Path, search: DictConfig) -> list[int]:
     """Kill the search KILLS times at random moments, then let it end."""
     moments, seen = random.Random(5), []
     for _ in range(KILLS):
-        child, wanted = attempt(arguments), rounds(folder) + moments.choice((0, 1, 1))
+        child, wanted = attempt(search), rounds(folder) + moments.choice((0, 1, 1))
         deadline = time.monotonic() + 60
         while rounds(folder) < wanted and time.monotonic() < deadline:
             if (status := wait(child, 0.005)) is not None:
@@ -64,7 +73,7 @@ def lab(folder: Path, arguments: list[str]) -> list[int]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         seen.append(rounds(folder))
-    _, status = os.waitpid(attempt(arguments), 0)
+    _, status = os.waitpid(attempt(search), 0)
     return finish(status, seen)
 
 
@@ -84,4 +93,7 @@ if __name__ == "__main__":
     import swarm.run  # noqa: F401
 
     torch.set_num_threads(1)
-    print(json.dumps(lab(Path(sys.argv[1]), sys.argv[2:])))
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        asked = compose("search", overrides=sys.argv[2:])
+    gc.freeze()
+    print(json.dumps(lab(Path(sys.argv[1]), asked)))

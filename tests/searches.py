@@ -64,18 +64,20 @@ def environment(**more: str) -> dict[str, str]:
     }
 
 
-def start(command: list[str], **more: Any) -> "subprocess.Popen[str]":
-    """Begin `python -m swarm.search` with these arguments."""
+def start(command: list[str], python: str | None = None, **more: Any) -> "subprocess.Popen[str]":
+    """Begin `python -m swarm.search` with these arguments; `python` may be warm.COLD."""
     return subprocess.Popen(
-        [sys.executable, "-m", "swarm.search", *command],
+        [python or sys.executable, "-m", "swarm.search", *command],
         cwd=ROOT, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
     )  # fmt: skip
 
 
-def run(command: list[str], timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+def run(
+    command: list[str], timeout: float = 120, python: str | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Run `python -m swarm.search` to its end."""
-    process = start(command)
+    process = start(command, python)
     out, err = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 

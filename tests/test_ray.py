@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import searches
 import test_executors
+import warm
 
 from swarm.errors import UserError
 from swarm.executors import packing
@@ -91,7 +92,7 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
         command = searches.arguments(
             tmp_path, tiny_llama, tiny_pool, kind, executor=kind, **more, **keys
         )
-        search = searches.start(command)
+        search = searches.start(command, warm.COLD)
         folder = tmp_path / "search" / kind
         if kind == "processes":
             kill_one(search, folder, lambda pid=search.pid: processes({pid}, "spawn_main"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import searches
+import warm
 
 from swarm.record import Record
 
@@ -32,7 +33,7 @@ def test_random_kills_change_nothing(tmp_path: Path, tiny_llama: Path, tiny_pool
     rounds = json.loads(result.stdout.splitlines()[-1])
     assert len(rounds) >= 10, f"only {len(rounds)} kills before the search ended"
     assert len(set(rounds)) >= 5, f"the kills fell on few moments: {rounds}"
-    assert searches.run(plain).returncode == 0
+    assert searches.run(plain, python=warm.COLD).returncode == 0
     first, second = (searches.tree(tmp_path / "search" / name) for name in ("plain", "killed"))
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
@@ -87,7 +88,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     small = tmp_path / "small"
     small.mkdir()
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "run")
-    search = [sys.executable, "-m", "swarm.search", *command, f"folder={small}"]
+    search = [warm.COLD, "-m", "swarm.search", *command, f"folder={small}"]
     script = (
         f'mount -t tmpfs -o size=150k none {small} && "$@"; code=$?; ls -A {small}/run; exit $code'
     )

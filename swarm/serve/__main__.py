@@ -1,0 +1,28 @@
+"""Serve models by name, as OpenAI does: python -m swarm.serve."""
+
+import sys
+from collections.abc import Sequence
+
+from swarm.errors import UserError
+from swarm.printing import harmless
+from swarm.serve.arguments import read
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; a user's mistake is one line, and its code is given back."""
+    try:
+        given = read(sys.argv[1:] if arguments is None else arguments)
+        from swarm.serve.server import run
+
+        run(given)
+        return 0
+    except UserError as error:
+        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

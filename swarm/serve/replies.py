@@ -1,0 +1,118 @@
+"""Completions as OpenAI writes them: whole, or as the chunks of a stream."""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from swarm.models import Completion, Delta, Token
+from swarm.serve.refusals import Refused
+
+LOWEST = -9999.0
+"""The log probability that OpenAI writes for a token that cannot be; JSON has no infinity."""
+
+TOO_LONG = ("context_length_exceeded", "string_above_max_length")
+FILTERED = ("content_filter", "content_policy_violation")
+"""Words of endpoints for why a text ended, see `Completion.finish`."""
+
+
+class Reply:
+    """The answer to one request: its samples, and what they are called.
+
+    Args:
+        model: The served model's name.
+        logprobs: Whether the log probabilities of tokens are wanted.
+        usage: Whether a stream tells what it used.
+    """
+
+    def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
+        self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self.model, self.logprobs, self.usage = model, logprobs, usage
+
+    def whole(self, samples: Sequence[Completion]) -> dict[str, Any]:
+        """All samples at once.
+
+        Raises:
+            Refused: One of them is none, or has no log probabilities though they are wanted.
+        """
+        choices = [self._choice(number, one) for number, one in enumerate(samples)]
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage(samples)}
+
+    def _choice(self, number: int, sample: Completion) -> dict[str, Any]:
+        message = {"role": "assistant", "content": sample.text, "refusal": None}
+        if sample.reasoning:
+            message["reasoning_content"] = sample.reasoning
+        return {"index": number, "message": message, **self._end(sample)}
+
+    def begin(self, number: int) -> bytes:
+        """The event that opens a sample."""
+        return self._chunk(number, {"role": "assistant", "content": ""})
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """The event of a piece; of one without any text, nothing."""
+        told = {"reasoning_content": delta.reasoning, "content": delta.text}
+        told = {key: text for key, text in told.items() if text}
+        return self._chunk(number, told) if told else b""
+
+    def end(self, number: int, sample: Completion) -> bytes:
+        """The event that closes a sample; log probabilities come with it.
+
+        Raises:
+            Refused: As `whole`.
+        """
+        return self._chunk(number, {}, **self._end(sample))
+
+    def close(self, samples: Sequence[Completion]) -> bytes:
+        """The events that close the stream."""
+        done = b"data: [DONE]\n\n"
+        if not self.usage:
+            return done
+        head = self._head("chat.completion.chunk")
+        return event({**head, "choices": [], "usage": usage(samples)}) + done
+
+    def _chunk(self, number: int, delta: dict[str, str], **end: Any) -> bytes:
+        ended = end or {"finish_reason": None, "logprobs": None}
+        choice = {"index": number, "delta": delta, **ended}
+        later = {"usage": None} if self.usage else {}
+        return event({**self._head("chat.completion.chunk"), "choices": [choice], **later})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _end(self, sample: Completion) -> dict[str, Any]:
+        if sample.finish in TOO_LONG:
+            raise Refused(f"{self.model}: the messages are too long for it", 400, "messages",
+                          sample.finish)  # fmt: skip
+        if self.logprobs and sample.text and not sample.tokens:
+            raise Refused(f"logprobs: {self.model} does not tell them", 400, "logprobs")
+        told = {"content": [_token(one) for one in sample.tokens]} if self.logprobs else None
+        return {"finish_reason": finish(sample.finish), "logprobs": told}
+
+
+def finish(word: str) -> str:
+    """Why a text ended, as OpenAI says it; a model that does not say has come to its end."""
+    return "content_filter" if word in FILTERED else "length" if word == "length" else "stop"
+
+
+def usage(samples: Sequence[Completion]) -> dict[str, Any]:
+    """Tokens of all calls that the samples took, and their cost where it is known."""
+    prompt = sum(one.prompt_tokens for one in samples)
+    new = sum(one.new_tokens for one in samples)
+    told = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    cost = sum(one.cost for one in samples)
+    return {**told, "cost": cost} if cost else told
+
+
+def event(content: Any) -> bytes:
+    """One event of a stream."""
+    return b"data: " + json.dumps(content, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
+
+
+def _token(token: Token) -> dict[str, Any]:
+    return {**_likely(token.text, token.logprob), "top_logprobs": [_likely(*t) for t in token.top]}
+
+
+def _likely(text: str, logprob: float) -> dict[str, Any]:
+    told = list(text.encode("utf-8", "replace"))
+    return {"token": text, "logprob": max(logprob, LOWEST), "bytes": told}

@@ -1,0 +1,157 @@
+"""The server's process: finds the models, binds the address, answers until it is told to end."""
+
+import errno
+import os
+import socket
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from swarm.errors import UserError
+from swarm.models import Model
+from swarm.models.trace import Trace
+from swarm.printing import harmless
+from swarm.serve.arguments import KEY, loopback
+from swarm.serve.served import everything, traced, wanted
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+GRACE = 5
+"""Seconds for those who are told that the server ends to hear it."""
+
+
+def run(given: Namespace) -> None:
+    """Serve until an interrupt.
+
+    Raises:
+        UserError: The models, the address or a package is not there.
+        KeyboardInterrupt: At its end.
+    """
+    _packages()
+    models = _models(given)
+    bound = bind(given.host, given.port)
+    with bound:
+        if given.trace:
+            models = traced(models, Trace(given.trace, {"serve": list(models)}))
+        if given.preload:
+            _preload(models, given.device)
+        for line in greeting(url(bound), list(models), given):
+            print(harmless(line), flush=True)
+        server(models, given.key, loopback(given.host), given.concurrency, given.queue,
+               given.max_tokens).run([bound])  # fmt: skip
+
+
+def server(
+    models: Mapping[str, Model],
+    key: str | None = None,
+    local: bool = True,
+    concurrency: int = 32,
+    queue: int = 256,
+    longest: int = 1024,
+) -> "Server":
+    """A server of models by name, to be run on a socket; see `swarm.serve.application.Service`."""
+    import uvicorn
+
+    from swarm.serve.application import Service
+    from swarm.serve.guard import Guard
+    from swarm.serve.underway import Line
+
+    line = Line(concurrency, queue)
+    service = Service(models, Guard(key, local), line, longest)
+
+    class Telling(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """Who is being answered hears that it ends, and not just a lost connection."""
+            line.stop()
+            await super().shutdown(sockets)
+
+    return Telling(uvicorn.Config(
+        service.app, log_config=None, log_level="warning", access_log=False, lifespan="off",
+        server_header=False, timeout_graceful_shutdown=GRACE, ws="none",
+    ))  # fmt: skip
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        UserError: It cannot.
+    """
+    try:
+        kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=kind, backlog=2048)
+    except (OSError, UnicodeError) as error:
+        more = (
+            "; --port 0 takes a free one" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
+        )
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{host}:{port} cannot be bound: {why}{more}") from None
+
+
+def url(bound: socket.socket) -> str:
+    """Where clients find a server that is bound."""
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def greeting(url: str, names: list[str], given: Namespace) -> list[str]:
+    """What is said at the start: where, what, and how to ask."""
+    variable = given.api_key_env or KEY
+    sent = f' -H "Authorization: Bearer ${variable}"' if given.key else ""
+    body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    lines = [f"serving {len(names)} models at {url}" + (f", key in {variable}" if sent else "")]
+    lines += [f"  {name}" for name in names]
+    if not given.preload and any(name.startswith("local/") for name in names):
+        lines.append("models of this machine are loaded at the first question; --preload does it "
+                     "at the start")  # fmt: skip
+    return [*lines, f"curl {url}/chat/completions -H 'Content-Type: application/json'{sent} "
+            f"-d '{body}'", "Ctrl-C ends it"]  # fmt: skip
+
+
+def _models(given: Namespace) -> dict[str, Model]:
+    """What is to be served.
+
+    Raises:
+        UserError: A name that was given is none, or there is nothing.
+    """
+    from swarm.models.providers import Providers
+    from swarm.roster import Roster
+    from swarm.roster.local import Locals
+
+    own: dict[str, Any] = {
+        name: getattr(given, name) for name in ("base", "pool", "device") if getattr(given, name)
+    }
+    cache: Literal["default"] | None = None if given.no_cache else "default"
+    roster = Roster(Providers.load(given.providers), cache=cache, **own)
+    if given.model:
+        return wanted(roster, list(dict.fromkeys(given.model)))
+    found, left_out = everything(roster, Locals(**own).names())
+    if left_out:
+        print(harmless(f"not served, as a key or a file is missing or the model is left open: "
+                       f"{', '.join(left_out)} (--model NAME says what)"))  # fmt: skip
+    if not found:
+        raise UserError("there is no model to serve; --model NAME names one, see docs/models.md")
+    return found
+
+
+def _preload(models: Mapping[str, Model], device: str | None) -> None:
+    from swarm.engine.device import chosen_device
+
+    place = chosen_device(device)
+    print(f"loading the models of this machine on {place}", flush=True)
+    for model in models.values():
+        if opened := getattr(model, "open", None):
+            opened(place)
+
+
+def _packages() -> None:
+    # Waiting threads that spin take the time of whoever else computes; read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is missing: pip install 'model-swarms[serve]' brings what a server needs"
+        ) from None

@@ -1,0 +1,236 @@
+"""The plugin of the llm command: its cost, and saved consortia as models of llm."""
+
+import asyncio
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import debaters
+import llm
+import pytest
+import searches
+import talkers
+from click.testing import CliRunner, Result
+from llm.cli import cli
+from llm.plugins import load_plugins, pm
+
+from swarm.collab.configs import Config
+from swarm.collab.members import member
+from swarm.collab.shelf import Shelf
+from swarm.consortium import plugin
+from swarm.consortium.runs import Runs
+
+BLUE, GREEN, DEAD = (f"function/debaters:{name}" for name in ("blue", "green", "dead"))
+JUDGE = "function/debaters:judge"
+COUNCIL = Config((member(BLUE), member(GREEN)), member(JUDGE), max_iterations=1)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh folder of llm's that does not exist yet, and the plugin in its place."""
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
+    for key in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOGETHER_API_KEY"):
+        monkeypatch.delenv(key, raising=False)
+    debaters.heard.clear()
+    plugin.warned.clear()
+    load_plugins()
+    assert plugin in pm.get_plugins()
+    yield tmp_path / "llm"
+
+
+def typed(*words: str, stdin: str = "") -> Result:
+    """What `llm` says."""
+    return CliRunner().invoke(cli, words, input=stdin)
+
+
+def fine(*words: str, stdin: str = "") -> Result:
+    done = typed(*words, stdin=stdin)
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    return done
+
+
+def logs() -> list[dict[str, Any]]:
+    """llm's log, the oldest first."""
+    found = json.loads(fine("logs", "-n", "0", "--json").stdout)
+    return sorted(found, key=lambda turn: turn["id"])
+
+
+def process(*words: str, python: tuple[str, ...] = ()) -> Any:
+    """The llm command in a process of its own."""
+    tests = str(Path(__file__).parent)
+    environment = searches.environment(PYTHONPATH=f"{searches.ROOT}:{tests}", TALKER_KEY="")
+    environment["LLM_USER_PATH"] = str(Path(tests)) if "--version" in words else words[-1]
+    given = words if "--version" in words else words[:-1]
+    command = [sys.executable, *python, "-m", "llm", *given]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, input="")
+
+
+def test_the_plugin_costs_llm_next_to_nothing() -> None:
+    done = process("--version", python=("-X", "importtime"))
+    assert done.returncode == 0 and ", version" in done.stdout
+    times = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", done.stderr)
+    own = {name: int(alone) for alone, _, _, name in times if name.startswith("swarm")}
+    assert "swarm.consortium.commands" in own and sum(own.values()) < 100_000
+    assert set(own) <= {"swarm", "swarm.errors", "swarm.printing", "swarm.consortium",
+                        "swarm.consortium.commands", "swarm.consortium.plugin"}  # fmt: skip
+    loaded = {name.split(".")[0] for *_, name in times}
+    assert not loaded & {"torch", "transformers", "hydra", "omegaconf", "rich"}
+
+
+def test_the_real_command_with_a_fresh_folder(home: Path) -> None:
+    Shelf().put("council", COUNCIL)
+    done = process("-m", "council", "Why?", str(home), python=("-X", "importtime"))
+    assert (done.returncode, done.stdout) == (0, "answer 1\n")
+    assert f"member {GREEN}: 0.0 s" in done.stderr
+    assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)
+    with sqlite3.connect(home / "logs.db") as log:
+        assert log.execute("SELECT model FROM turns").fetchall() == [("council",)]
+
+
+def test_a_conversation_goes_on_and_all_of_them_know_it(home: Path) -> None:
+    Shelf().put("council", COUNCIL)
+    assert fine("-m", "council", "My name is Ada.").stdout == "answer 1\n"
+    debaters.heard.clear()
+    assert fine("-c", "Who am I?").stdout == "answer 1\n"
+    assert {name for name, _ in debaters.heard} == {"blue", "green", "judge"}
+    for name, text in debaters.heard:
+        assert "My name is Ada." in text and "answer 1" in text and "Who am I?" in text, name
+    first, second = logs()
+    assert first["conversation_id"] == second["conversation_id"]
+    assert [run["prompt"] for run in Runs().list()] == ["Who am I?", "My name is Ada."]
+    debaters.heard.clear()
+    fine("-m", "council", "Who am I?")
+    assert not any("Ada" in text for _, text in debaters.heard)
+
+
+def test_system_and_options_are_applied(home: Path) -> None:
+    Shelf().put("council", Config(COUNCIL.members, COUNCIL.arbiter, system="Old words."))
+    fine("-m", "council", "Why?", "-s", "Speak as a pirate.", "-o", "min_iterations", "2",
+         "-o", "confidence_threshold", "10")  # fmt: skip
+    blue = [text for name, text in debaters.heard if name == "blue"]
+    assert len(blue) == 2 and all("Speak as a pirate." in text for text in blue)
+    assert "Old words." not in str(debaters.heard)
+    assert any(name == "judge" and "Speak as a pirate." in text for name, text in debaters.heard)
+    debaters.heard.clear()
+    fine("-m", "council", "Why?", "-o", "strategy", "vote", "-o", "max_iterations", "1")
+    assert "Old words." in debaters.heard[0][1] and Runs().list()[0]["strategy"] == "vote"
+    for option, told in (
+        (("strategy", "nope"), "strategy='nope' is not one of default"),
+        (("budget", "1"), "the first iteration takes 3 calls"),
+        (("max_iterations", "0"), "max_iterations"),
+        (("colour", "1"), "colour"),
+    ):
+        done = typed("-m", "council", "Why?", "-o", *option)
+        assert done.exit_code == 1 and told in done.stderr and done.stdout.strip() == ""
+
+
+def test_progress_is_reasoning_and_the_result_is_in_the_log(home: Path) -> None:
+    Shelf().put("council", COUNCIL)
+    done = fine("-m", "council", "Why?")
+    assert "iteration 1 of at most 1: confidence 0.6" in done.stderr
+    assert "iteration" not in fine("-m", "council", "Why?", "-R").stderr
+    assert fine("-m", "council", "Why?", "--no-stream").stdout == "answer 3\n"
+    turn = logs()[0]
+    assert turn["response"] == "answer 1" and f"member {BLUE}" in turn["reasoning"]
+    assert turn["response_json"]["synthesis"]["dissent"] == "one says green"
+    assert json.loads(turn["token_details"])["calls"] == 3
+
+
+def test_async_and_the_python_api(home: Path) -> None:
+    Shelf().put("council", COUNCIL)
+    assert fine("-m", "council", "Why?", "--async").stdout == "answer 1\n"
+
+    async def ask() -> tuple[str, int, dict[str, Any]]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        response = llm.get_async_model("council").prompt("Why?")
+        text = await response.text()
+        ticking.cancel()
+        return text, ticks, await response.json() or {}
+
+    text, ticks, found = asyncio.run(ask())
+    assert text == "answer 2" and ticks > 3 and found["metadata"]["calls"] == 3
+    talk = llm.get_model("council").conversation()
+    talk.prompt("My name is Ada.").text()
+    debaters.heard.clear()
+    assert talk.prompt("Who am I?").text() == "answer 1" and "Ada" in debaters.heard[0][1]
+
+
+def test_nobody_answers(home: Path) -> None:
+    Shelf().put("council", Config((member(f"{DEAD}:2"),), member(JUDGE)))
+    for words in (("-m", "council"), ("-m", "council", "--async")):
+        done = typed(*words, "Why?")
+        assert done.exit_code == 1 and "0 of 2 members answered" in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.output and done.stdout.strip() == ""
+    assert {run["status"] for run in Runs().list()} == {"failed"}
+
+
+def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
+    words = ("consortium", "Why?", "-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
+    assert fine(*words, "--max-iterations", "1").stdout == "answer 1\n"
+    (turn,) = logs()
+    assert (turn["model"], turn["prompt"], turn["response"]) == ("consortium", "Why?", "answer 1")
+    assert turn["response_json"]["model_responses"][0]["model"] == BLUE
+    fine(*words, "--max-iterations", "1", "--no-log")
+    fine("logs", "off")
+    fine(*words, "--max-iterations", "1")
+    assert len(logs()) == 1 and len(Runs().list()) == 2
+
+
+def test_names_of_other_models_are_left_to_them(home: Path) -> None:
+    Shelf().put("talker", COUNCIL)
+    with talkers.in_llm(talkers.llm_model()):
+        done = fine("-m", "talker", "hi")
+        assert done.stdout == "user: hi\n"
+        assert done.stderr.count("the consortium talker is no model here") == 1
+        done = typed("consortium", "save", "talker", "-m", BLUE, "--arbiter", JUDGE, "--replace")
+        assert done.exit_code == 1 and "llm has a model of this name" in done.stderr
+    assert fine("-m", "talker", "hi").stdout == "answer 1\n"
+
+
+def test_a_tag_is_part_of_a_name_that_llm_knows(home: Path) -> None:
+    with talkers.in_llm(talkers.llm_model("qwen2:7b"), talkers.llm_model("x:8")):
+        done = fine("consortium", "--dry-run", "-m", "qwen2:7b", "-m", "x:8", "-m", "x:8:2",
+                    "--arbiter", "qwen2:7b")  # fmt: skip
+        assert "members qwen2:7b, x:8 x 3; arbiter qwen2:7b" in done.stdout
+        fine("consortium", "save", "council", "-m", "qwen2:7b:2", "-m", BLUE, "--arbiter", JUDGE)
+        assert fine("-m", "council", "Why?", "-o", "max_iterations", "1").stdout == "answer 1\n"
+        last = next(text for name, text in debaters.heard if name == "judge")
+        assert last.count("user: Why?") >= 2 and "qwen2" not in last
+
+
+def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
+    Shelf().put("inner", COUNCIL)
+    fine("consortium", "save", "outer", "-m", "inner", "-m", BLUE, "--arbiter", JUDGE)
+    assert fine("-m", "outer", "Why?", "-o", "max_iterations", "1").stdout == "answer 2\n"
+    Shelf().put("inner", Config((member("outer"),), member(JUDGE)), replace=True)
+    done = typed("-m", "outer", "Why?")
+    assert done.exit_code == 1 and "contains itself" in done.stderr
+
+
+def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
+    Shelf().put("council", COUNCIL)
+    Shelf().put("bad", COUNCIL)
+    with sqlite3.connect(home / "consortium.db") as rows:
+        rows.execute("UPDATE consortia SET config = '{\"members\": []}' WHERE name = 'bad'")
+    done = fine("-m", "council", "Why?")
+    assert done.stdout == "answer 1\n" and done.stderr.count("the consortium bad cannot be") == 1
+    for file in home.glob("consortium.db*"):
+        file.unlink()
+    (home / "consortium.db").write_bytes(b"no database" * 100)
+    plugin.warned.clear()
+    done = fine("models")
+    assert "OpenAI Chat: gpt-4o" in done.stdout
+    assert done.stderr.count("the saved consortia cannot be used") == 1

@@ -1,0 +1,526 @@
+"""The server as OpenAI's own client meets it: answers, pieces, errors, keys, clients that go."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+import talkers
+from serving import Slow, Told, served
+from talking import Streamer, slot
+
+from swarm.collab import Slot
+from swarm.collab.consortium import Consortium
+from swarm.collab.moa import MixtureOfAgents
+from swarm.errors import UserError
+from swarm.models import Completion, Message, Request, Token, stream
+from swarm.models.failures import BadRequest, RateLimited, ServerFault, TimedOut, Unreachable
+from swarm.models.function import Function
+from swarm.models.providers import Providers
+from swarm.roster import Roster
+from swarm.serve.guard import LARGEST
+from swarm.serve.parameters import HARMLESS, NEUTRAL, read
+from swarm.serve.refusals import Refused
+
+HI: Any = [{"role": "user", "content": "hi"}]
+KEY = "sk-served-0123456789"
+
+
+# Each client of its own would read the machine's certificates again.
+HTTP = httpx.Client()
+
+
+@cache
+def client(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+
+
+def post(url: str, body: Any = None, **how: Any) -> httpx.Response:
+    """A request as a program without a client of its own sends it."""
+    asked = {"model": "function/pieces", "messages": HI, **(body or {})}
+    return HTTP.post(f"{url}/chat/completions", **{"json": asked, **how})
+
+
+def until(what: Any) -> None:
+    """Wait until it is so."""
+    end = time.monotonic() + 10
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+THOUGHT = Completion("Blue.", (), 7, 2, cost=0.25, reasoning="Light scatters.", finish="length")
+TOKENS = (Token("Bl", -0.5, (("Bl", -0.5), ("Gr", -1.0))), Token("ué", float("-inf"), ()))
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    models = {
+        "function/pieces": Function(talkers.pieces),
+        "moa/thinks": Told(THOUGHT),
+        "openai/gpt": Told(Completion("Blué", (), 1, 2, tokens=TOKENS)),
+        "a/twice": Told(Completion("1")),
+        "b/twice": Told(Completion("2")),
+    }
+    with served(models) as found:
+        yield found
+
+
+def test_models(url: str) -> None:
+    asked = client(url)
+    names = [model.id for model in asked.models.list()]
+    assert names == ["function/pieces", "moa/thinks", "openai/gpt", "a/twice", "b/twice"]
+    assert asked.models.retrieve("moa/thinks").owned_by == "model-swarms"
+    assert asked.models.retrieve("thinks").id == "moa/thinks"
+    assert HTTP.get(url.replace("/v1", "/health")).json() == {"status": "ok"}
+    with pytest.raises(openai.NotFoundError, match="did you mean moa/thinks") as caught:
+        asked.models.retrieve("moa/think")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError, match=r"did you mean a/twice or b/twice"):
+        asked.chat.completions.create(model="twice", messages=HI)
+
+
+def test_an_answer_is_whole(url: str) -> None:
+    answer = client(url).chat.completions.create(model="thinks", messages=HI)
+    assert answer.object == "chat.completion" and answer.model == "moa/thinks"
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "Blue.")
+    assert choice.message.reasoning_content == "Light scatters."
+    assert choice.finish_reason == "length" and choice.logprobs is None
+    assert answer.usage.model_dump(exclude_none=True) == {
+        "prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "cost": 0.25,
+    }  # fmt: skip
+
+
+def test_roles_and_parts(url: str) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    turns: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": talkers.ODD},
+        {"role": "assistant", "content": "aye", "refusal": None, "tool_calls": None},
+        {"role": "user", "content": parts},
+    ]
+    answer = client(url).chat.completions.create(model="pieces", messages=turns)
+    odd = f"user: {talkers.ODD} / system: Be brief."
+    assert answer.choices[0].message.content == f"user: one\ntwo / assistant: aye / {odd}"
+
+
+def test_stop_holds_for_every_sample(url: str) -> None:
+    asked: Any = {"model": "pieces", "messages": HI, "n": 2, "stop": [" h", "?"]}
+    answer = client(url).chat.completions.create(**asked)
+    assert [choice.message.content for choice in answer.choices] == ["user:", "user:"]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    chunks = list(client(url).chat.completions.create(**asked, stream=True))
+    for n in range(2):
+        own = [c.choices[0] for c in chunks if c.choices[0].index == n]
+        assert "".join(one.delta.content or "" for one in own) == "user:"
+        assert own[0].delta.role == "assistant" and own[-1].finish_reason == "stop"
+
+
+def test_what_is_asked_arrives() -> None:
+    model = Told(Completion("a"), Completion("b"), Completion("c"))
+    with served({"local/m": model}, longest=77) as url:
+        ask = client(url).chat.completions.create
+        answer = ask(model="m", messages=HI, n=3, temperature=0.5, seed=4, max_tokens=9, stop="!")
+        assert [choice.message.content for choice in answer.choices] == ["a", "b", "c"]
+        ask(model="m", messages=HI, max_completion_tokens=5, extra_headers={"x": "y"})
+        ask(model="m", messages=HI, user="u", store=False, metadata={"a": "b"}, top_p=1)
+    for n, heard in enumerate(sorted(model.heard[:3], key=lambda one: one.sample)):
+        assert heard.prompt == (Message("user", "hi"),)
+        assert (heard.sample, heard.temperature, heard.seed) == (n, 0.5, 4)
+        assert (heard.max_new_tokens, heard.stop, heard.top_logprobs) == (9, ("!",), 0)
+    assert [one.max_new_tokens for one in model.heard[3:]] == [5, 77]
+    assert model.heard[-1].temperature is None and model.heard[-1].seed is None
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_log_probabilities(url: str, streamed: bool) -> None:
+    ask = client(url).chat.completions.create
+    asked: Any = {"messages": HI, "logprobs": True, "top_logprobs": 2, "stream": streamed}
+    came = ask(model="gpt", **asked)
+    choice = list(came)[-1].choices[0] if streamed else came.choices[0]
+    first, second = choice.logprobs.content
+    assert (first.token, first.logprob, first.bytes) == ("Bl", -0.5, [66, 108])
+    assert [(one.token, one.logprob) for one in first.top_logprobs] == [("Bl", -0.5), ("Gr", -1)]
+    assert second.logprob == -9999.0 and bytes(second.bytes).decode() == "ué"
+    with pytest.raises(openai.APIError, match="thinks does not tell them") as caught:
+        list(ask(model="thinks", **asked))
+    assert caught.value.param == "logprobs"
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "messages": {"messages": []},
+    "messages.[0].role": {"messages": [{"role": "tool", "content": "x"}]},
+    "messages.[0].content": {"messages": [{"role": "user"}]},
+    "messages.[0].content.[0]": {
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+    },
+    "messages.[0].content.[0].text": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]
+    },
+    "messages.[0].name": {"messages": [{"role": "user", "content": "x", "name": "Bo"}]},
+    "messages.[0].tool_calls": {
+        "messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]
+    },
+    "model": {"model": 3},
+    "temperature": {"temperature": -1},
+    "max_tokens": {"max_tokens": 3, "max_completion_tokens": 4},
+    "max_completion_tokens": {"max_completion_tokens": 0},
+    "n": {"n": 129},
+    "seed": {"seed": 1.5},
+    "stop": {"stop": [""]},
+    "stream": {"stream": "yes"},
+    "stream_options": {"stream_options": {"include_usage": True}},
+    "logprobs": {"logprobs": 5},
+    "top_logprobs": {"top_logprobs": 2},
+    "top_p": {"top_p": 0.9},
+    "frequency_penalty": {"frequency_penalty": 0.1},
+    "presence_penalty": {"presence_penalty": 0.1},
+    "logit_bias": {"logit_bias": {"50256": -100}},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "modalities": {"modalities": ["audio"]},
+    "tools": {"tools": [{"type": "function"}]},
+    "functions": {"functions": [{"name": "f"}]},
+    "tool_choice": {"tool_choice": "required"},
+    "function_call": {"function_call": {"name": "f"}},
+    "reasoning_effort": {"reasoning_effort": "high"},
+    "top_k": {"top_k": 5},
+}
+
+
+@pytest.mark.parametrize("parameter", WRONG)
+def test_what_cannot_be_done_is_refused_by_name(parameter: str, url: str) -> None:
+    came = post(url, WRONG[parameter])
+    assert came.status_code == 400
+    error = came.json()["error"]
+    assert error["param"] == parameter and error["type"] == "invalid_request_error"
+    assert error["message"].lstrip("'").startswith(parameter) and "\n" not in error["message"]
+
+
+def test_every_parameter_without_effect_is_let_through() -> None:
+    assert set(NEUTRAL) <= set(WRONG)
+    body = {"model": "m", "messages": HI, **dict.fromkeys(HARMLESS, "x"), "top_k": None}
+    for name, values in NEUTRAL.items():
+        for value in values:
+            assert read({**body, name: value}, 5).request == Request((Message("user", "hi"),), 5)
+
+
+def test_bodies_that_are_none(url: str) -> None:
+    kind = {"Content-Type": "application/json"}
+    deep = b"[" * 100_000
+    for content, words in (
+        (b"{", "is not JSON"), (b"\xff", "is not JSON"), (deep, "is not JSON"), (b"[]", "JSON obj"),
+        (b'{"temperature": NaN}', "NaN is no number"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+    ):  # fmt: skip
+        came = post(url, json=None, content=content, headers=kind)
+        assert came.status_code == 400 and words in came.json()["error"]["message"]
+    assert (
+        post(url, json=None, content=b"{}", headers={"Content-Type": "text/plain"}).status_code
+        == 415
+    )
+    large = post(url, json=None, content=bytes(LARGEST + 1), headers=kind)
+    assert large.status_code == 413 and large.json()["error"]["type"] == "invalid_request_error"
+    for path, method, status in (("/v1/none", "GET", 404), ("/v1/models", "DELETE", 405)):
+        came = HTTP.request(method, url.replace("/v1", path))
+        assert came.status_code == status and path in came.json()["error"]["message"]
+    assert HTTP.get(url.replace("/v1", "/docs")).status_code == 404
+
+
+def test_pieces_come_when_they_are_made() -> None:
+    model = Slow(["one ", "two ", "three"])
+    with served({"local/slow": model}) as url:
+        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        model.go.release()
+        chunks = iter(client(url).chat.completions.create(model="slow", messages=HI, **options))
+        assert next(chunks).choices[0].delta.role == "assistant"
+        assert next(chunks).choices[0].delta.content == "one "
+        assert model.given == 1
+        model.go.release(2)
+        rest = list(chunks)
+    assert [c.choices[0].delta.content for c in rest[:2]] == ["two ", "three"]
+    assert rest[2].choices[0].finish_reason == "stop"
+    assert rest[3].choices == [] and rest[3].usage.total_tokens == 5 and len(rest) == 4
+    assert {c.usage for c in rest[:3]} == {None} and len({c.id for c in rest}) == 1
+
+
+def test_thoughts_are_streamed_apart(url: str) -> None:
+    chunks = client(url).chat.completions.create(model="thinks", messages=HI, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(d.content or "" for d in deltas) == "Blue."
+    assert "".join(getattr(d, "reasoning_content", "") for d in deltas) == "Light scatters."
+
+
+def test_many_at_once_with_the_async_client() -> None:
+    lock, live, peak = threading.Lock(), 0, 0
+
+    def count(prompt: Any) -> str:
+        nonlocal live, peak
+        with lock:
+            live += 1
+            peak = max(peak, live)
+        time.sleep(0.02)
+        with lock:
+            live -= 1
+        return prompt[-1].content[::-1]
+
+    async def ask(url: str) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as asked:
+
+            async def one(n: int) -> str:
+                turns: Any = [{"role": "user", "content": f"number {n}"}]
+                if n % 2:
+                    came = await asked.chat.completions.create(model="count", messages=turns)
+                    return came.choices[0].message.content or ""
+                chunks = await asked.chat.completions.create(
+                    model="count", messages=turns, stream=True
+                )
+                return "".join([c.choices[0].delta.content or "" async for c in chunks])
+
+            return await asyncio.gather(*map(one, range(20)))
+
+    with served({"function/count": Function(count, concurrency=20)}, concurrency=4) as url:
+        assert asyncio.run(ask(url)) == [f"number {n}"[::-1] for n in range(20)]
+    assert peak == 4
+
+
+def asked(url: str, **body: Any) -> socket.socket:
+    """A connection on which a chat completion was asked for; closing it is going away."""
+    where = httpx.URL(url)
+    made = socket.create_connection((where.host, where.port))
+    data = json.dumps({"messages": HI, **body}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {where.host}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    made.sendall(head.encode() + data)
+    return made
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_who_goes_away_ends_the_answer(streamed: bool) -> None:
+    model = Slow()
+    with served({"local/slow": model}) as url:
+        with asked(url, model="slow", stream=streamed, n=2) as client_socket:
+            model.go.release(2)
+            until(lambda: model.given == 2)
+            if streamed:
+                assert client_socket.recv(1000).startswith(b"HTTP/1.1 200")
+        until(lambda: all(one.decided and one.decided("") for one in model.heard))
+        model.go.release(50)
+        until(lambda: model.live == 0)
+        assert len(model.heard) == 2 and model.given <= 4
+        assert post(url, {"model": "none"}).status_code == 404
+
+
+def test_who_goes_away_ends_the_members_that_can_be_told() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    class Local:
+        """Asks after each token whether to go on, as a model of this machine does."""
+
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            """See `swarm.models.Model`."""
+            begun.set()
+            until(lambda: all(one.decided and one.decided("so far") for one in requests))
+            over.set()
+            return [Completion("so far") for _ in requests]
+
+    member = Slot(Local(), "member")
+    with served({"moa/m": MixtureOfAgents([member], member)}) as url:
+        with asked(url, model="m"):
+            assert begun.wait(10) and not over.wait(0.05)
+        assert over.wait(10)
+
+
+def test_the_line() -> None:
+    model, other = Slow(), Told(Completion("x"))
+    with served({"local/slow": model, "f/f": other}, concurrency=1, queue=2) as url:
+        with asked(url, model="slow"):
+            until(lambda: model.heard)
+            replies: list[httpx.Response] = []
+            with asked(url, model="slow"):  # waits, and leaves the line below
+                both = [threading.Thread(target=lambda: replies.append(post(url, {"model": "f"})))
+                        for _ in range(2)]  # fmt: skip
+                for one in both:
+                    one.start()
+                until(lambda: replies)
+                assert replies[0].json()["error"]["type"] == "rate_limit_error"
+                assert replies[0].headers["Retry-After"] == "1"
+                assert len(model.heard) == 1 and not other.heard
+        until(lambda: model.heard[0].decided and model.heard[0].decided(""))
+        model.go.release()  # its thread sees at its next piece that nobody waits
+        for one in both:
+            one.join(10)
+    assert replies[1].json()["choices"][0]["message"]["content"] == "x"
+    assert len(model.heard) == 1
+
+
+FAILED = [
+    (UserError("no room"), 502, False),
+    (BadRequest("at box: 400"), 400, False),
+    (RateLimited("at box: 429", 7.0), 429, True),
+    (TimedOut("at box: late"), 504, True),
+    (ServerFault("at box: 503"), 502, True),
+    (Unreachable("at box: nobody"), 502, True),
+    (ZeroDivisionError("secret"), 500, False),
+    (Refused("no"), 400, False),
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("error", "status", "again"), FAILED, ids=lambda one: type(one).__name__)
+def test_failures(error: Exception, status: int, again: bool, streamed: bool, caplog: Any) -> None:
+    with served({"moa/m": Told(error), "local/m": Told(UserError("too long"))}) as url:
+        came = post(url, {"model": "moa/m", "stream": streamed})
+        assert post(url, {"model": "local/m"}).status_code == 400
+    told = came.json()["error"]
+    assert came.status_code == status and "secret" not in came.text
+    assert came.headers["x-should-retry"] == ("true" if again else "false")
+    assert ("Retry-After" in came.headers) == (status == 429)
+    assert set(told) == {"message", "type", "param", "code"}
+    assert told["message"] in caplog.text or status < 500
+
+
+def test_a_stream_that_breaks_off_says_so() -> None:
+    broken = Streamer("s", "half ", UserError("it broke off"))
+    with served({"moa/s": broken}) as url:
+        chunks = client(url).chat.completions.create(model="s", messages=HI, stream=True)
+        said = ""
+        with pytest.raises(openai.APIError, match="it broke off"):
+            for chunk in chunks:
+                said += chunk.choices[0].delta.content or ""
+        assert said == "half "
+        assert "[DONE]" not in post(url, {"model": "s", "stream": True}).text
+
+
+def test_a_text_that_is_too_long_for_an_endpoint() -> None:
+    empty = Completion("", finish="context_length_exceeded")
+    filtered = Completion("", finish="content_policy_violation")
+    with served({"a/long": Told(empty), "a/bad": Told(filtered)}) as url:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client(url).chat.completions.create(model="long", messages=HI)
+        assert caught.value.code == "context_length_exceeded"
+        answer = client(url).chat.completions.create(model="bad", messages=HI)
+        assert answer.choices[0].finish_reason == "content_filter"
+
+
+def test_the_key(capfd: Any) -> None:
+    with served({"a/m": Told(Completion("x"))}, key=KEY) as url:
+        assert client(url, KEY).chat.completions.create(model="m", messages=HI).choices
+        for wrong in ("", KEY[:-1], f"{KEY}x", "ü"):
+            told = {"Authorization": f"Bearer {wrong}".encode()} if wrong else {}
+            came = post(url, headers=told)
+            assert came.status_code == 401 and came.json()["error"]["code"] == "invalid_api_key"
+            assert HTTP.get(f"{url}/models", headers=told).status_code == 401
+            assert KEY not in came.text
+        assert post(url, headers={"Authorization": f"Basic {KEY}"}).status_code == 401
+        assert HTTP.get(url.replace("/v1", "/health")).status_code == 200
+        assert HTTP.get(f"{url}/models", headers={"Host": "box", "Authorization": f"bearer {KEY}"})
+    assert KEY not in "".join(capfd.readouterr())
+
+
+def test_pages_of_other_origins_are_kept_out(url: str) -> None:
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", ""):
+        assert HTTP.get(f"{url}/models", headers={"Host": host}).status_code in (400, 403)
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "LOCALHOST"):
+        assert HTTP.get(f"{url}/models", headers={"Host": host}).status_code == 200
+    came = post(url, headers={"Origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in came.headers
+    with served({"a/m": Told(Completion("x"))}, local=False) as other:
+        assert HTTP.get(f"{other}/models", headers={"Host": "box"}).status_code == 200
+
+
+def test_who_is_answered_hears_that_the_server_ends() -> None:
+    model = Slow()
+    said: list[str] = []
+    begun = threading.Event()
+
+    def ask(url: str) -> None:
+        chunks = client(url).chat.completions.create(model="slow", messages=HI, stream=True)
+        try:
+            for chunk in chunks:
+                said.append(chunk.choices[0].delta.content or "")
+                begun.set()
+        except openai.APIError as error:
+            said.append(str(error))
+
+    with served({"local/slow": model}) as url:
+        thread = threading.Thread(target=ask, args=[url])
+        thread.start()
+        model.go.release()
+        assert begun.wait(10)
+    thread.join(10)
+    model.go.release()
+    assert said[0] == "" and "is being stopped" in said[-1]
+
+
+def test_our_own_model_of_an_endpoint_talks_to_it(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("OUR_KEY", KEY)
+    models = {"f/pieces": Function(talkers.pieces), "moa/thinks": Told(THOUGHT)}
+    with served(models, key=KEY) as url:
+        file = tmp_path / "providers.yaml"
+        file.write_text(json.dumps({"ours": {"base_url": url, "api_key_env": "OUR_KEY"}}))
+        roster = Roster(Providers.load(file), cache=None)
+        asked = [Request(f"number {n}", max_new_tokens=9) for n in range(8)]
+        answers = roster.model("ours/f/pieces").generate(asked)
+        assert [one.text for one in answers] == [f"user: number {n}" for n in range(8)]
+        model = roster.model("ours/moa/thinks")
+        (whole,) = model.generate([asked[0]])
+        assert (whole.text, whole.reasoning, whole.finish) == (
+            "Blue.", "Light scatters.", "length",
+        )  # fmt: skip
+        assert (whole.prompt_tokens, whole.new_tokens) == (7, 2)
+        pieces = list(stream(roster.model("ours/f/pieces"), asked[0]))
+        assert len(pieces) > 3 and "".join(one.text for one in pieces) == "user: number 0"
+        with pytest.raises(UserError, match="is not served here"):
+            roster.model("ours/none").generate([asked[0]])
+
+
+def test_a_consortium_tells_how_it_goes() -> None:
+    said = Consortium(
+        [slot("a", "Paris"), slot("b", "Paris"), slot("c", "Rome")], None, "vote", max_iterations=1
+    )
+    with served({"consortium/mine": said}) as url:
+        ask = client(url).chat.completions.create
+        deltas = [c.choices[0].delta for c in ask(model="mine", messages=HI, stream=True)]
+        answer = ask(model="mine", messages=HI)
+    told = [n for n, one in enumerate(deltas) if getattr(one, "reasoning_content", None)]
+    first = next(n for n, one in enumerate(deltas) if one.content)
+    assert len(told) >= 3 and max(told) < first and deltas[first].content == "Paris"
+    assert answer.choices[0].message.content == "Paris" and answer.usage.total_tokens == 39
+    assert answer.usage.cost == 1.5
+
+
+def test_models_of_this_machine(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "two.yaml"
+    preset.write_text(json.dumps({"proposers": ["local/amber", "local/birch"],
+                                  "aggregator": "local/base",
+                                  "prompt": {"text": "Say it:"}}))  # fmt: skip
+    roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
+    names = ["local/base", "local/amber", f"moa/{preset}"]
+    models = {name: roster.model(name) for name in names}
+    asked: Any = {"messages": HI, "max_tokens": 6, "temperature": 1.0, "seed": 3}
+    with served(models) as url:
+        ask = client(url).chat.completions.create
+        answer = ask(model="amber", n=3, logprobs=True, top_logprobs=2, **asked)
+        texts = [choice.message.content for choice in answer.choices]
+        alone = [Request((Message("user", "hi"),), 6, temperature=1.0, seed=3, sample=n)
+                 for n in range(3)]  # fmt: skip
+        assert texts == [one.text for one in models["local/amber"].generate(alone)]
+        assert len(set(texts)) == 3 and answer.usage.completion_tokens <= 18
+        told = answer.choices[0].logprobs.content
+        assert len(told[0].top_logprobs) == 2 and "".join(t.token for t in told) == texts[0]
+        chunks = list(ask(model=f"moa/{preset}", stream=True, **asked))
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        (whole,) = models[f"moa/{preset}"].generate([alone[0]])
+        assert said == whole.text and len(chunks) > 3
+        long: Any = [{"role": "user", "content": "word " * 5000}]
+        with pytest.raises(openai.BadRequestError, match="max_position_embeddings"):
+            ask(model="base", messages=long)

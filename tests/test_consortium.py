@@ -157,7 +157,8 @@ def test_settings_of_slots_and_request() -> None:
     deliberation(Consortium([member], arbiter), max_new_tokens=20, **settings)
     (asked, *_), (judged,) = speaker(member).heard, speaker(arbiter).heard
     assert (asked.temperature, asked.max_new_tokens, asked.stop) == (0.0, 7, ("END",))
-    assert (judged.temperature, judged.stop, judged.decided, judged.seed) == (0.5, (), None, 4)
+    assert (judged.temperature, judged.stop, judged.seed) == (0.5, (), 4)
+    assert judged.decided is not None and not judged.decided("5")  # that holds for answers
     assert judged.max_new_tokens > 500
 
 
@@ -427,6 +428,18 @@ def test_who_stops_following_ends_what_comes_next() -> None:
     for thread in set(threading.enumerate()) - threads:
         thread.join(5)
     assert speaker(arbiter).heard == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_nobody_is_asked_once_nobody_waits(nested: bool) -> None:
+    gone = threading.Event()
+    member, arbiter = slot("a", lambda _: gone.set() or "A"), judge(0.9)
+    made = Consortium([member], arbiter)
+    if nested:
+        made = Consortium([Slot(made, "inner")], arbiter)
+    with pytest.raises(UserError, match="nobody waits"):
+        deliberation(made, decided=lambda _: gone.is_set())
+    assert len(speaker(member).heard) == 1 and speaker(arbiter).heard == []
 
 
 def test_what_the_run_raises_is_raised_where_it_is_followed() -> None:

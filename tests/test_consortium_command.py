@@ -130,6 +130,10 @@ def test_raw_shows_what_all_said_and_nothing_steers_the_terminal() -> None:
         (["Why?", "-n", "2"], "--count has no effect without -m"),
         (["Why?", "-m", BLUE, "--arbiter", f"{JUDGE}:2"], "it is asked once"),
         (["Why?", "-m", "nobody", "--arbiter", JUDGE], "nobody: nothing says where this model is"),
+        (["Why?", "-m", "gpt-4oo", "--arbiter", JUDGE], "gpt-4oo: there is no such model; did you"),
+        (["Why?", *TWO, "--dry-run", "--json"], "--json has no effect with --dry-run"),
+        (["Why?", *TWO, "--raw", "--json"], "--raw has no effect with --json"),
+        (["Why?", *TWO, "--system", "no/rules.txt"], "no/rules.txt: there is no such file"),
         (["Why?", "more", *TWO], "unexpected extra argument"),
         (["show", "nobody"], "there is none of this name"),
         (["remove", "nobody"], "no consortium is saved by this name"),
@@ -245,6 +249,10 @@ def test_saved_ones_are_kept_replaced_exported_and_removed() -> None:
     assert Shelf().get("council").max_iterations == 7
     fine("export", "council", "--output", "mine.yaml")
     assert yaml.safe_load(Path("mine.yaml").read_text())["max_iterations"] == 7
+    fine("save", "above", "-m", "council", "-m", BLUE, "--arbiter", JUDGE)
+    done = typed("save", "council", "-m", "above", "--arbiter", JUDGE, "--replace")
+    assert done.exit_code == 1 and "council would contain itself, by above" in done.stderr
+    fine("remove", "above")
     fine("remove", "council")
     fine("import", "mine.yaml", "--name", "again")
     assert Shelf().names() == ["again"] and Shelf().get("again").members[0].model == BLUE

@@ -41,7 +41,8 @@ def test_pick_one_gives_the_chosen_answer_word_by_word(seed: int) -> None:
     arbiter = by_choice(lambda answers: f"Answer {number_of(text, answers)}.")
     found = deliberation(Consortium(members, arbiter, "pick-one", seed=seed))
     assert found.final.text == text and len(found.answers) == 4
-    assert found.iterations[0].verdict.confidence is None
+    verdict = found.iterations[0].verdict
+    assert verdict.confidence is None and verdict.ranking == (1,)
     assert "<synthesis>" not in heard(arbiter)[0]
     (request,) = speaker(arbiter).heard
     assert request.decided is not None and request.decided("2\n") and not request.decided("well")

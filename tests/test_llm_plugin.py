@@ -6,7 +6,8 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,19 @@ import debaters
 import llm
 import pytest
 import searches
+import sqlite_utils
 import talkers
 from click.testing import CliRunner, Result
 from llm.cli import cli
+from llm.migrations import migrate
+from llm.parts import ToolCallPart, ToolResultPart
 from llm.plugins import load_plugins, pm
 
 from swarm.collab.configs import Config
 from swarm.collab.members import member
 from swarm.collab.shelf import Shelf
 from swarm.consortium import plugin
+from swarm.consortium.asking import apart
 from swarm.consortium.runs import Runs
 
 BLUE, GREEN, DEAD = (f"function/debaters:{name}" for name in ("blue", "green", "dead"))
@@ -30,8 +35,18 @@ JUDGE = "function/debaters:judge"
 COUNCIL = Config((member(BLUE), member(GREEN)), member(JUDGE), max_iterations=1)
 
 
+@pytest.fixture(scope="module")
+def empty_log(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """llm's log with its tables, which take time to make."""
+    file = tmp_path_factory.mktemp("log") / "logs.db"
+    log = sqlite_utils.Database(file)
+    migrate(log)
+    log.close()
+    return file.read_bytes()
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh folder of llm's that does not exist yet, and the plugin in its place."""
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
     for key in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOGETHER_API_KEY"):
@@ -40,7 +55,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     plugin.warned.clear()
     load_plugins()
     assert plugin in pm.get_plugins()
-    yield tmp_path / "llm"
+    return tmp_path / "llm"
+
+
+@pytest.fixture
+def home(fresh: Path, empty_log: bytes) -> Path:
+    """A folder of llm's that has been in use."""
+    fresh.mkdir()
+    (fresh / "logs.db").write_bytes(empty_log)
+    return fresh
 
 
 def typed(*words: str, stdin: str = "") -> Result:
@@ -60,35 +83,35 @@ def logs() -> list[dict[str, Any]]:
     return sorted(found, key=lambda turn: turn["id"])
 
 
-def process(*words: str, python: tuple[str, ...] = ()) -> Any:
-    """The llm command in a process of its own."""
-    tests = str(Path(__file__).parent)
-    environment = searches.environment(PYTHONPATH=f"{searches.ROOT}:{tests}", TALKER_KEY="")
-    environment["LLM_USER_PATH"] = str(Path(tests)) if "--version" in words else words[-1]
-    given = words if "--version" in words else words[:-1]
-    command = [sys.executable, *python, "-m", "llm", *given]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, input="")
+WORDS = """
+import sys
+from llm.cli import cli
+cli(["--version"], standalone_mode=False)
+print("=== asked", file=sys.stderr)
+cli(["-m", "council", "Why?"])
+"""
 
 
-def test_the_plugin_costs_llm_next_to_nothing() -> None:
-    done = process("--version", python=("-X", "importtime"))
-    assert done.returncode == 0 and ", version" in done.stdout
-    times = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", done.stderr)
+def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(fresh: Path) -> None:
+    Shelf().put("council", COUNCIL)
+    paths = f"{searches.ROOT}:{Path(__file__).parent}"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", WORDS], capture_output=True, text=True, input="",
+        env=searches.environment(PYTHONPATH=paths, LLM_USER_PATH=str(fresh)),
+    )  # fmt: skip
+    version, answer = done.stdout.splitlines()
+    assert done.returncode == 0 and "version" in version and answer == "answer 1"
+    before, after = done.stderr.split("=== asked\n")
+    times = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", before)
     own = {name: int(alone) for alone, _, _, name in times if name.startswith("swarm")}
     assert "swarm.consortium.commands" in own and sum(own.values()) < 100_000
     assert set(own) <= {"swarm", "swarm.errors", "swarm.printing", "swarm.consortium",
                         "swarm.consortium.commands", "swarm.consortium.plugin"}  # fmt: skip
     loaded = {name.split(".")[0] for *_, name in times}
-    assert not loaded & {"torch", "transformers", "hydra", "omegaconf", "rich"}
-
-
-def test_the_real_command_with_a_fresh_folder(home: Path) -> None:
-    Shelf().put("council", COUNCIL)
-    done = process("-m", "council", "Why?", str(home), python=("-X", "importtime"))
-    assert (done.returncode, done.stdout) == (0, "answer 1\n")
-    assert f"member {GREEN}: 0.0 s" in done.stderr
+    assert not loaded & {"hydra", "omegaconf", "rich"}
     assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)
-    with sqlite3.connect(home / "logs.db") as log:
+    assert f"member {GREEN}: 0.0 s" in after
+    with sqlite3.connect(fresh / "logs.db") as log:
         assert log.execute("SELECT model FROM turns").fetchall() == [("council",)]
 
 
@@ -168,6 +191,32 @@ def test_async_and_the_python_api(home: Path) -> None:
     assert talk.prompt("Who am I?").text() == "answer 1" and "Ada" in debaters.heard[0][1]
 
 
+def test_a_program_that_is_stopped_waits_for_no_member() -> None:
+    begun, late = time.monotonic(), threading.Event()
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(apart(late.wait, 20), 0.05))
+    late.set()
+    assert time.monotonic() - begun < 10
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(apart(divmod, 1, 0))
+
+
+def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:
+    Shelf().put("council", COUNCIL)
+    fine("-m", "council", "Why?")
+    debaters.heard.clear()
+    for words in (("-m", "council"), ("-c",)):
+        done = typed(*words, " ")
+        assert done.exit_code == 1 and "Error: the prompt is empty" in done.stderr
+    assert not debaters.heard
+    tools = [llm.user("What time is it?"), llm.assistant(ToolCallPart(name="clock")),
+             llm.tool_message(ToolResultPart(name="clock", output="12")),
+             llm.assistant("Noon."), llm.user("Sure?")]  # fmt: skip
+    assert llm.get_model("council").prompt(messages=tools).text() == "answer 1"
+    blue = next(text for name, text in debaters.heard if name == "blue")
+    assert blue.endswith("user: What time is it?\nassistant: Noon.\nuser: Sure?")
+
+
 def test_nobody_answers(home: Path) -> None:
     Shelf().put("council", Config((member(f"{DEAD}:2"),), member(JUDGE)))
     for words in (("-m", "council"), ("-m", "council", "--async")):
@@ -215,9 +264,11 @@ def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
     Shelf().put("inner", COUNCIL)
     fine("consortium", "save", "outer", "-m", "inner", "-m", BLUE, "--arbiter", JUDGE)
     assert fine("-m", "outer", "Why?", "-o", "max_iterations", "1").stdout == "answer 2\n"
-    Shelf().put("inner", Config((member("outer"),), member(JUDGE)), replace=True)
-    done = typed("-m", "outer", "Why?")
-    assert done.exit_code == 1 and "contains itself" in done.stderr
+    fine("aliases", "set", "other", "outer")
+    for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
+        Shelf().put("inner", Config((member(name),), member(JUDGE)), replace=True)
+        done = typed("-m", "outer", "Why?")
+        assert done.exit_code == 1 and "contains itself" in done.stderr, name
 
 
 def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
@@ -227,6 +278,9 @@ def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
         rows.execute("UPDATE consortia SET config = '{\"members\": []}' WHERE name = 'bad'")
     done = fine("-m", "council", "Why?")
     assert done.stdout == "answer 1\n" and done.stderr.count("the consortium bad cannot be") == 1
+    (home / "logs.db").write_bytes(b"no database" * 100)
+    done = fine("consortium", "Why?", "--consortium", "council")
+    assert done.stdout == "answer 2\n" and "llm's log does not have it: file is no" in done.stderr
     for file in home.glob("consortium.db*"):
         file.unlink()
     (home / "consortium.db").write_bytes(b"no database" * 100)

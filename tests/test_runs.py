@@ -157,6 +157,20 @@ def test_in_a_vote_all_that_agree_win() -> None:
     assert all(row["judged"] == 1 and row["borda"] is None for row in board.values())
 
 
+def test_who_is_picked_wins() -> None:
+    settings = config(members=["a", "b"], strategy="pick-one")
+    Runs().add(None, settings, came(settings, {"a": "yes", "b": "no", "c": "1"}))
+    board = Runs().leaderboard()
+    assert sorted((row["judged"], row["wins"]) for row in board) == [(1, 0), (1, 1)]
+
+
+def test_half_a_character_costs_no_answer() -> None:
+    settings = Config.from_dict({"members": ["a"], "strategy": "vote"})
+    number = Runs().add(None, settings, came(settings, {"a": "so \ud800"}, "why \udc80"))
+    found = Runs().get(number)
+    assert found["answer"] == found["answers"][0]["text"] == "so ?"
+
+
 def test_where_nobody_is_chosen_nobody_wins_or_loses() -> None:
     settings = config(max_iterations=1)
     Runs().add(None, settings, came(settings, SAYS))
@@ -227,6 +241,7 @@ def test_the_arguments_of_older_programs() -> None:
         members=[f"{VOICE}:1", "function/talkers:pieces:3"], arbiter=VOICE, strategy="rank",
         confidence_threshold=0.99, max_iterations=4, min_iterations=2, system="Be brief.", quorum=2,
     )  # fmt: skip
+    assert create_consortium([VOICE], arbiter=VOICE, system="Be kind.").config.system == "Be kind."
 
 
 @pytest.mark.parametrize(
@@ -268,6 +283,28 @@ def test_a_run_that_fails_is_recorded_where_that_is_wanted() -> None:
         made.orchestrate("fail")
     (run,) = Runs().list()
     assert run["status"] == "failed" and "it cannot be done" in run["error"]
+
+
+def test_who_is_cancelled_asks_no_further() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def says(request: Request) -> str:
+        begun.set()
+        go.wait(5)
+        return "A"
+
+    made, member = create_consortium([VOICE], arbiter=VOICE), Speaker("a", says)
+    made.consortium = build(config(members=["a"], arbiter="a"), lambda name: member)
+
+    async def leave() -> None:
+        task = asyncio.create_task(made.aorchestrate("why?"))
+        await asyncio.to_thread(begun.wait, 5)
+        task.cancel()
+        await asyncio.wait([task])
+        go.set()
+
+    asyncio.run(leave())  # waits for the thread
+    assert len(member.heard) == 1
 
 
 def test_it_works_beside_a_running_loop() -> None:

@@ -220,6 +220,8 @@ def test_bodies_that_are_none(url: str) -> None:
         (b"{", "is not JSON"), (b"\xff", "is not JSON"), (deep, "is not JSON"), (b"[]", "JSON obj"),
         (b'{"temperature": NaN}', "NaN is no number"),
         (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+        (b'{"model": "m", "messages": [{"role": [], "content": "x"}]}', "has to be one of"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "x", "\\ud800": 1}]}', "[0].?"),
     ):  # fmt: skip
         came = post(url, json=None, content=content, headers=kind)
         assert came.status_code == 400 and words in came.json()["error"]["message"]
@@ -233,6 +235,13 @@ def test_bodies_that_are_none(url: str) -> None:
         came = HTTP.request(method, url.replace("/v1", path))
         assert came.status_code == status and path in came.json()["error"]["message"]
     assert HTTP.get(url.replace("/v1", "/docs")).status_code == 404
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_half_a_character_costs_no_answer(streamed: bool) -> None:
+    with served({"function/half": Told(Completion("so \ud800"))}) as url:
+        came = post(url, {"model": "half", "messages": HI, "stream": streamed})
+    assert came.status_code == 200 and '"so ?"' in came.text
 
 
 def test_pieces_come_when_they_are_made() -> None:

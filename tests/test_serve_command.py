@@ -17,6 +17,7 @@ from typing import Any
 import openai
 import pytest
 import searches
+import warm
 
 from swarm.errors import UserError
 from swarm.roster import Roster
@@ -192,7 +193,7 @@ def by_llm(url: str, environment: dict[str, str], folder: Path, expected: str) -
     yaml = page().split("```yaml\n")[1].split("```")[0].replace(USUAL, url)
     (folder / "extra-openai-models.yaml").write_text(yaml)
     (folder / "keys.json").write_text(json.dumps({"swarm": SECRET}))
-    llm = shutil.which("llm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    llm = shutil.which("llm", path=f"{Path(warm.COLD).parent}{os.pathsep}{os.environ['PATH']}")
     assert llm, "llm is not installed"
     done = subprocess.run([llm, "-m", "swarm-base", "Hello"], env=environment, text=True,
                           capture_output=True, stdin=subprocess.DEVNULL, timeout=60)  # fmt: skip

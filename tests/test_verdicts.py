@@ -2,9 +2,11 @@
 
 import json
 import random
+import time
 
 import pytest
 
+from swarm.collab.course import pick
 from swarm.collab.reading import areas, ranking, verdict
 from swarm.collab.said import answer_of, share, without_thoughts
 from swarm.collab.verdicts import Verdict
@@ -260,7 +262,7 @@ def test_thoughts(text: str, rest: str) -> None:
         ("Answer: **D**", ("choice", "D")),
         ("I take (b).", ("choice", "B")), ("B) Paris", ("choice", "B")),
         ("vitamin B", ("text", "vitamin b")),
-        ("so 3 + 4 = 7.0", ("number", "7")), ("It is 1,200", ("number", "1.2E+3")),
+        ("so 3 + 4 = 7.0", ("number", "7")), ("It is 1,200", ("number", "1200")),
         ("The  Capital is: PARIS!", ("text", "capital is paris")), ("!?", ("text", "!?")),
         ("It was built in 1889.\nParis", ("text", "it was built in 1889 paris")),
     ],
@@ -276,3 +278,23 @@ def test_groups_are_complete_and_keep_the_order() -> None:
     chain = ["abcdefgh", "abcdefxy", "abcdwvxy"]
     assert groups(chain, 0.7) == [[0, 1], [2]] and groups(chain, 0.4) == [[0, 1, 2]]
     assert groups(["100001", "100002"], 0.1) == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["9" * 5000, f"{'9' * 5000} > 1 > 2", "." * 50_000 + "a", f"{' ' * 50_000}1{' ' * 50_000}\n3",
+     f"x<confidence>{' ' * 50_000}y", "<think>\n<think>\n</think>\n" * 4000,
+     f'<rank position="{"1" * 5000}">2</rank>'],
+    ids=lambda reply: reply[:12].strip(),
+)  # fmt: skip
+def test_no_reply_takes_long_or_breaks_it(reply: str) -> None:
+    began = time.process_time()
+    answer_of(reply)
+    assert ranking(reply, [1, 2, 3]) in (None, [2, 1, 3]) and pick(reply, 3) in (None, 1, 2)
+    assert verdict(reply) is None and key_of(reply)
+    assert time.process_time() - began < 3
+
+
+def test_long_numbers_are_compared_to_their_last_digit() -> None:
+    assert groups([str(2**200), str(2**200 + 1), f"{2**200}.0"]) == [[0, 2], [1]]
+    assert groups(["-0", "0", "0.00", "100", "1"]) == [[0, 1, 2], [3], [4]]

@@ -86,7 +86,8 @@ class Collaboration(ABC, Generic[S]):
         told: Callable[[int, Any], None] = watch or unwatched
 
         def script(number: int, request: Request) -> Script[S]:
-            return self._script(request, logged, lambda event: told(number, event))
+            own = self._script(request, logged, lambda event: told(number, event))
+            return heeding(own, request)
 
         return [script(number, request) for number, request in enumerate(requests)]
 
@@ -150,6 +151,24 @@ class Way(Generic[S]):
             cached=all(call.cached for call in calls),
         )
         return self.stages
+
+
+def heeding(script: Script[S], request: Request) -> Script[S]:
+    """The script, which asks no more once the request is decided whatever is said.
+
+    Raises:
+        UserError: It is.
+    """
+    answers: Any = None
+    while True:
+        try:
+            calls = script.send(answers)
+        except StopIteration as end:
+            stages: S = end.value
+            return stages
+        if request.decided and request.decided(""):
+            raise UserError("nobody waits for the answer any more")
+        answers = yield calls
 
 
 def sampled(asked: Sequence[tuple[Model, Request]], sample: int) -> list[Request]:

@@ -16,7 +16,7 @@ from swarm.models import Completion, Request
 if TYPE_CHECKING:
     from swarm.collab.moa import MixtureOfAgents
 
-PICK = re.compile(r"\W*(?:answer|number)?\W*(\d+)(?=\D)", re.IGNORECASE)
+PICK = re.compile(r"\W*(?:(?:answer|number)\W*)?(\d{1,9})(?=\D)", re.IGNORECASE)
 """The number with which a ranker's reply begins, once it is written to its end."""
 
 PICK_TOKENS = 16
@@ -196,7 +196,8 @@ def pick(text: str, count: int) -> int | None:
     It is the number with which the reply begins, or else the only possible one in it.
     """
     begins = PICK.match(f"{text} ")
-    named = {int(begins[1])} if begins else {int(found) for found in re.findall(r"\d+", text)}
+    found = [begins[1]] if begins else re.findall(r"(?<!\d)\d{1,9}(?!\d)", text)
+    named = {int(number) for number in found}
     possible = {number for number in named if 1 <= number <= count}
     return possible.pop() if len(possible) == 1 else None
 

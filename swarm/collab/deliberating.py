@@ -122,6 +122,13 @@ class Deliberating(Way[Deliberation]):
             **asked,
         )
 
+    def enough(self, read: Callable[[str], bool] | None = None) -> Callable[[str], bool] | None:
+        """When a reply about answers is: where `read` says so, or nobody waits for it any more."""
+        decided = self.request.decided
+        if decided is None:
+            return read
+        return lambda text: decided("") or bool(read and read(text))
+
     def _request(self, seat: "Seat", number: int) -> Request:
         own = self.consortium.system
         system = MEMBER if own is None else own

@@ -32,7 +32,7 @@ MOST, MOST_TAGS, NEAR = 10, 200, 40
 """A reply may be full of what it should have once: so many JSON keys and braces before each are
 looked at, so many tags, and so many characters beside one."""
 
-RANK = re.compile(r"<rank\s+position\s*=\s*['\"]?(\d+)['\"]?\s*>[^\d<]*(\d+)", re.IGNORECASE)
+RANK = re.compile(r"<rank\s+position\s*=\s*['\"]?(\d{1,9})['\"]?\s*>[^\d<]*(\d+)", re.IGNORECASE)
 
 BULLET = re.compile(r"^\s*(?:[-*•–+]|\d+[.)])\s+")
 
@@ -254,7 +254,7 @@ def _order(text: str, labels: Sequence[int]) -> list[int]:
     # A line for each: behind a place in the list there may be the answer's number.
     last = []
     for row in rows:
-        listed = re.match(r"\s*\W*\d+\s*[.):]\D*?(\d+)", row)
+        listed = re.match(r"\W*\d+\s*[.):]\D*?(\d+)", row)
         named = re.search(r"(?:answer|response)\W*(\d+)", row, re.IGNORECASE)
         plain = re.fullmatch(r"\W*(\d+)\W*", row)
         if match := listed or plain or named:
@@ -264,5 +264,6 @@ def _order(text: str, labels: Sequence[int]) -> list[int]:
 
 def _clear(numbers: Sequence[str], labels: Sequence[int]) -> list[int]:
     """The numbers, if each is a label and none is there twice."""
-    found = [int(number) for number in numbers]
-    return found if len(set(found)) == len(found) and set(found) <= set(labels) else []
+    found = [int(number) for number in numbers if len(number) < 10]
+    clear = len(set(found)) == len(numbers) and set(found) <= set(labels)
+    return found if clear else []

@@ -12,6 +12,9 @@ ORPHAN = re.compile(
 )
 """The end of thoughts that began before the text."""
 
+MOST = 100
+"""Thoughts that are looked for; each is sought to the text's end."""
+
 NUMBER = re.compile(
     r"(?P<number>-?(?:\d+(?:[.,]\d+)?|[.,]\d+)(?:e[+-]?\d+)?)"
     r"(?:\s*(?P<percent>%|percent\b|per cent\b)|\s*(?:/|out of)\s*(?P<whole>\d+))?",
@@ -24,7 +27,7 @@ LINE = re.compile(
     rf"(?P<said>{NUMBER.pattern})[\s*_`)\]\"'.]*(?:\([^()\n]*\)?[\s*_`.]*)?$",
     re.IGNORECASE,
 )
-TAG = re.compile(r"<confidence>\s*([^<>]{0,40}?)\s*</confidence>", re.IGNORECASE)
+TAG = re.compile(r"<confidence>([^<>]{0,80})</confidence>", re.IGNORECASE)
 AT_THE_END = re.compile(
     rf"(?<=[\s(\[*_])confidence[*_]*[:=]{OPENED}(?P<said>{NUMBER.pattern})[\s*_`)\].]*\Z",
     re.IGNORECASE,
@@ -37,8 +40,9 @@ def without_thoughts(text: str) -> str:
     Thoughts without an end are all that follows; what ends without a beginning began before the
     text, as some chat templates have it.
     """
-    kept, place = [], 0
-    while opening := OPENS.search(text, place):
+    kept: list[str] = []
+    place = 0
+    while len(kept) < MOST and (opening := OPENS.search(text, place)):
         kept.append(text[place : opening.start()])
         place = _end(text, opening.end(), opening[1])
     rest = "".join([*kept, text[place:]])

@@ -16,7 +16,7 @@ from swarm.models import Request
 if TYPE_CHECKING:
     from swarm.collab.deliberating import Deliberating
 
-UNBOUND: dict[str, Any] = {"stop": (), "top_logprobs": 0, "decided": None}
+UNBOUND: dict[str, Any] = {"stop": (), "top_logprobs": 0}
 """What holds for an answer does not hold for what is written about answers."""
 
 
@@ -69,7 +69,7 @@ class Sitting:
         read: Callable[[str], Any],
         form: str,
         most: int,
-        **asked: Any,
+        enough: Callable[[str], bool] | None = None,
     ) -> Generator[list[Call], list[Answer], Reply | None]:
         """Ask the arbiter, and once more where its reply cannot be read; or else the fallback.
 
@@ -78,6 +78,7 @@ class Sitting:
             read: Reads a reply; `None` if it cannot.
             form: What a reply should look like.
             most: New tokens.
+            enough: Whether of a reply there is all that is read.
 
         Returns:
             `None` if nobody replied.
@@ -93,7 +94,9 @@ class Sitting:
                 return None
             for text in (consortium.system, slot.system):  # what holds for the answer, too
                 turns = told(turns, text or None)
-            request = self.way.request_of(slot, turns, most, **{**UNBOUND, **asked})
+            request = self.way.request_of(
+                slot, turns, most, decided=self.way.enough(enough), **UNBOUND
+            )
             said = yield from self._ask(slot, role, request)
             if not said or not without_thoughts(said):
                 continue

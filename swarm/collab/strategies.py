@@ -59,11 +59,12 @@ def pick_one(sitting: Sitting, labels: Sequence[int] = ()) -> Judging:
 
     most = max(sitting.way.request.max_new_tokens, PICK_TOKENS)
     write = sitting.writing(PICK, labels)
-    reply = yield from sitting.consult(write, read, PICK_FORM, most, decided=picked)
+    reply = yield from sitting.consult(write, read, PICK_FORM, most, picked)
     if reply is None or reply.found is None:
         places = [sitting.labels[label] for label in labels]
         return sitting.own(reply, [place for place in sitting.surest() if place in places])
-    return Verdict(sitting.text(reply.found), how=reply.how, raw=reply.text)
+    place = (sitting.labels[reply.found],)
+    return Verdict(sitting.text(reply.found), ranking=place, how=reply.how, raw=reply.text)
 
 
 def rank(sitting: Sitting) -> Judging:
@@ -97,7 +98,7 @@ def vote(sitting: Sitting) -> Judging:
         return first
     labels = [label for label, place in sitting.labels.items() if place in tied]
     chosen = yield from pick_one(sitting, labels)
-    return replace(first, synthesis=chosen.synthesis, how=chosen.how, raw=chosen.raw, ranking=())
+    return replace(chosen, confidence=share, analysis=first.analysis)
 
 
 def peer_review(sitting: Sitting) -> Judging:
@@ -139,7 +140,9 @@ def _reviewing(sitting: Sitting, shown: Mapping[int, Sequence[int]]) -> list[Cal
     for label, others in shown.items():
         seat = way.seats[sitting.labels[label]]
         turns = told(way.written(sitting.writing(REVIEW, others)), seat.slot.system)
-        asked.append((seat, way.request_of(seat.slot, turns, most, **UNBOUND)))
+        asked.append(
+            (seat, way.request_of(seat.slot, turns, most, decided=way.enough(), **UNBOUND))
+        )
     numbered = sampled([(seat.slot.model, request) for seat, request in asked], way.request.sample)
     return [
         way.call(seat.slot, request, sitting.number, "reviewer", seat.sample)

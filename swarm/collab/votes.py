@@ -26,7 +26,11 @@ def key_of(text: str) -> tuple[str, str]:
     if choice := CHOICE.search(last):
         return "choice", (choice["end"] or choice["begin"]).upper()
     if numbers := NUMBER.findall(last):
-        return "number", str(Decimal(numbers[-1].replace(",", "")).normalize())
+        number = Decimal(numbers[-1].replace(",", ""))
+        exact = f"{number:f}"  # `normalize` would round a long one
+        return "number", (
+            exact.rstrip("0").rstrip(".") if "." in exact else exact
+        ) if number else "0"
     plain = unicodedata.normalize("NFKC", text).casefold()
     words = re.sub(r"\W+", " ", ARTICLES.sub(" ", plain)).strip()
     return "text", words or text

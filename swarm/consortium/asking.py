@@ -1,9 +1,12 @@
 """One question put to a consortium, and what came of it, as JSON and in the record of runs."""
 
+import asyncio
 import logging
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from swarm.collab import Watch
 from swarm.collab.configs import Config
@@ -16,6 +19,8 @@ from swarm.errors import UserError
 from swarm.models import Message, Request
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_TOKENS = 2048
 """New tokens of an answer, where nothing else is said."""
@@ -81,3 +86,32 @@ def followed_lines(question: Question) -> Generator[str, None, dict[str, Any]]:
             return found
         if told := line(question.consortium, event):
             yield told
+
+
+async def apart(function: Callable[..., T], *given: Any) -> T:
+    """What a function gives, called in a thread for which the end of the program does not wait.
+
+    For that of `asyncio.to_thread` it does: after Ctrl-C, until a slow member has answered.
+    """
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if came.done():
+            return
+        if error is None:
+            came.set_result(value)
+        else:
+            came.set_exception(error)
+
+    def work() -> None:
+        value, wrong = None, None
+        try:
+            value = function(*given)
+        except BaseException as error:
+            wrong = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, value, wrong)
+
+    threading.Thread(target=work, name="swarm-apart", daemon=True).start()
+    return await came

@@ -32,8 +32,7 @@ from swarm.printing import harmless, standard
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.option("--no-log", is_flag=True, help="Keep no record of what the judge said.")
 @places
-@click.pass_context
-def compare(ctx: click.Context, prompt: str | None, **given: Any) -> None:
+def compare(prompt: str | None, **given: Any) -> None:
     """Ask several models the same.
 
     Their answers are shown with seconds, tokens and cost.

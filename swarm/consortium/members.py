@@ -1,10 +1,12 @@
 """The models that a consortium's members are: those of the llm package first, then all others."""
 
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from swarm.collab.shelf import Shelf
+from swarm.errors import UserError
 from swarm.models import Model
 from swarm.models.cache import Cache
 from swarm.models.providers import Providers
@@ -54,22 +56,29 @@ class Members(Roster):
 
     def known(self, name: str) -> bool:
         """Whether a model has just this name, so that no part of it is a count."""
-        first, slash, _ = name.partition("/")
-        if slash and first in KINDS and first != "llm":
-            return False  # and llm, which takes its time to load, is not asked
-        bare = name.removeprefix("llm/")
-        return bare in self._of_llm or bare in self._saved
+        bare = _bare(name)
+        return bare is not None and (bare in self._of_llm or bare in self._saved)
 
     def _found(self, name: str) -> Model:
-        first, slash, rest = name.partition("/")
-        other = slash and first in KINDS and first != "llm"
-        bare = rest if slash and first == "llm" else name
-        if other:
+        bare = _bare(name)
+        if bare is None:
             return super()._found(name)
         found = self._of_llm.get(bare)
-        if bare in self._saved and (found is None or type(found).__module__.startswith(OURS)):
-            return self.model(f"consortium/{bare}")
-        return self._llm(bare) if found is not None else super()._found(name)
+        if found is None:
+            saved = bare in self._saved
+            return self.model(f"consortium/{bare}") if saved else self._elsewhere(name)
+        if type(found).__module__.startswith(OURS):  # whose name is another one, by an alias
+            return self.model(f"consortium/{found.model_id}")
+        return self._llm(bare)
+
+    def _elsewhere(self, name: str) -> Model:
+        try:
+            return super()._found(name)
+        except UserError:
+            near = get_close_matches(name, [*self._of_llm, *self._saved], 1)
+            if "/" in name or not near:
+                raise
+            raise UserError(f"{name}: there is no such model; did you mean {near[0]}?") from None
 
     @cached_property
     def _of_llm(self) -> "dict[str, LLMModel]":
@@ -83,3 +92,10 @@ class Members(Roster):
     @cached_property
     def _saved(self) -> list[str]:
         return Shelf().names()
+
+
+def _bare(name: str) -> str | None:
+    """A name as llm would have it; `None` of another kind's: llm takes its time to load."""
+    if name.startswith(tuple(f"{kind}/" for kind in KINDS if kind != "llm")):
+        return None
+    return name.removeprefix("llm/")

@@ -1,21 +1,26 @@
 """Consortia as models of the llm package: for `llm -m NAME`, its Python API, and its log."""
 
-import asyncio
+import logging
+import sqlite3
 from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import llm
 from llm.migrations import migrate
 from llm.parts import StreamEvent, TextPart
 from pydantic import Field
+from sqlite_utils import Database
 
 from swarm.collab import Watch
 from swarm.collab.configs import Config, build
-from swarm.consortium.asking import MAX_TOKENS, Question, ask, followed_lines
+from swarm.consortium.asking import MAX_TOKENS, Question, apart, ask, followed_lines
 from swarm.consortium.members import Members
 from swarm.errors import UserError
 from swarm.models import Message
+
+log = logging.getLogger(__name__)
 
 Events = Generator[StreamEvent, None, None]
 
@@ -56,6 +61,11 @@ class _Saved:
     def __init__(self, name: str, config: Config) -> None:
         self.model_id, self.config = name, config
 
+    @cached_property
+    def _members(self) -> Members:
+        """Kept, so that in a conversation the weights of local models are loaded once."""
+        return Members()
+
     def __str__(self) -> str:
         return f"Consortium: {self.model_id}"
 
@@ -63,7 +73,7 @@ class _Saved:
         """What a prompt of llm's asks.
 
         Raises:
-            UserError: An option is not allowed, or there is no such member.
+            UserError: Nothing is asked, an option is not allowed, or there is no such member.
         """
         given = {key: value for key, value in dict(prompt.options).items() if value is not None}
         asked = {OF_REQUEST[key]: given[key] for key in given if key in OF_REQUEST}
@@ -72,7 +82,7 @@ class _Saved:
         if system := given.get("system_prompt") or system:
             changes["system"] = system
         config = replace(self.config, **changes)
-        consortium = build(config, Members().model)
+        consortium = build(config, self._members.model)
         consortium.check()
         asked.setdefault("max_new_tokens", MAX_TOKENS)
         return Question(self.model_id, config, consortium, turns, asked)
@@ -116,7 +126,7 @@ class AsyncConsortiumModel(_Saved, llm.AsyncModel):
     ) -> AsyncGenerator[Any, None]:
         """See llm's documentation of models in plugins."""
         events = self._events(prompt, response)
-        while (event := await asyncio.to_thread(next, events, None)) is not None:
+        while (event := await apart(next, events, None)) is not None:
             yield event
 
 
@@ -135,15 +145,21 @@ def _told(
 
 
 def _turns(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
-    """The conversation with the question at its end, and what the system says."""
+    """The conversation with the question at its end, and what the system says.
+
+    Raises:
+        UserError: Nothing is asked.
+    """
     system = [prompt.system] if prompt.system else []
     turns = []
     for message in prompt.messages:
         text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
         if message.role != "system":
-            turns.append(Message(message.role, text))
+            turns += [Message(message.role, text)] if text.strip() else []  # a tool's has no text
         elif text not in system and not prompt.system:
             system.append(text)
+    if not turns or turns[-1].role != "user":
+        raise UserError("the prompt is empty")
     return tuple(turns), "\n\n".join(system)
 
 
@@ -176,16 +192,19 @@ class _Once(llm.Model):
 def logged(question: Question, watch: Watch) -> dict[str, Any]:
     """The result of a question, which is logged as llm logs a prompt, unless its log is off.
 
+    That it cannot be logged does not cost the answer.
+
     Raises:
         UserError: There is no answer.
     """
     model = _Once(question, watch)
     response = model.prompt(question.turns[-1].content, system=question.config.system)
     response.text()
-    if not (llm.user_dir() / "logs-off").exists():
-        import sqlite_utils
-
-        log = sqlite_utils.Database(llm.user_dir() / "logs.db")
-        migrate(log)
-        response.log_to_db(log)
+    try:
+        if not (llm.user_dir() / "logs-off").exists():
+            turns = Database(llm.user_dir() / "logs.db")
+            migrate(turns)
+            response.log_to_db(turns)
+    except (sqlite3.Error, OSError) as error:
+        log.warning("llm's log does not have it: %s", error)
     return response.response_json or {}

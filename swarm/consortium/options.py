@@ -1,6 +1,7 @@
 """The options by which a consortium is described, and the configuration that they come to."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +243,10 @@ def _some(one: Member | None) -> list[Member]:
     return [one] if one else []
 
 
+PATH = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
+"""What nobody says to a model, but writes to name a file."""
+
+
 def text_of(given: str) -> str | None:
     """A text, or what the file of this name holds; blanks are none.
 
@@ -251,6 +256,8 @@ def text_of(given: str) -> str | None:
     try:
         is_file = "\n" not in given and len(given) < 1024 and os.path.isfile(given)
         text = Path(given).read_text(encoding="utf-8") if is_file else given
+        if not is_file and PATH.fullmatch(given):
+            raise UserError(f"--system {given}: there is no such file; a text has several words")
     except (OSError, ValueError) as error:
         raise UserError(f"--system {given}: the file cannot be read: {error}") from None
     return text.strip() or None

@@ -1,11 +1,13 @@
 """A consortium in a Python program: `create_consortium(...)` and `orchestrate(prompt)`."""
 
-import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from swarm.collab import Watch
 from swarm.collab.configs import Config, build, member
-from swarm.consortium.asking import MAX_TOKENS, Question, ask
+from swarm.collab.following import Left
+from swarm.consortium.asking import MAX_TOKENS, Question, apart, ask
 from swarm.consortium.members import Members
 from swarm.errors import UserError
 from swarm.models import Message
@@ -54,11 +56,11 @@ def create_consortium(
     for old, new in OLDER.items():
         if old in settings:
             given[new] = settings.pop(old)
-    if isinstance(models, str) or not models:
+    if isinstance(models, (str, Mapping)) or not models:
         raise UserError(f"models={models!r}: must be a list of names, one at least")
     found = members or Members()
     config = Config.from_dict({
-        **given, **settings, "system": system_prompt,
+        "system": system_prompt, **given, **settings,
         "members": [member(one, found.known, default_count) for one in models],
         "arbiter": None if arbiter is None else member(arbiter, found.known),
     })  # fmt: skip
@@ -94,24 +96,39 @@ class Orchestrator:
         self.consortium = build(config, (members or Members()).model)
         self.consortium.check()
 
-    def orchestrate(self, prompt: str | Sequence[Message]) -> dict[str, Any]:
+    def orchestrate(
+        self, prompt: str | Sequence[Message], watch: Watch | None = None
+    ) -> dict[str, Any]:
         """What the consortium came to; see `swarm.collab.outcome.result`.
 
         Works beside a running event loop, as in a notebook, which then waits.
 
         Args:
             prompt: The question, or a conversation of which it is the last turn.
+            watch: Is told of each event.
 
         Raises:
             UserError: There is no answer.
         """
         turns = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
-        found = ask(Question(None, self.config, self.consortium, turns, self.asked, self.log))
+        if not turns:
+            raise UserError("the conversation is empty: its last turn is the question")
+        question = Question(None, self.config, self.consortium, turns, self.asked, self.log)
+        found = ask(question, watch)
         if not self.raw:
             for verdict in (found["synthesis"], *(one["synthesis"] for one in found["iterations"])):
                 verdict.pop("raw_arbiter_response", None)
         return found
 
     async def aorchestrate(self, prompt: str | Sequence[Message]) -> dict[str, Any]:
-        """As `orchestrate`, while the event loop goes on."""
-        return await asyncio.to_thread(self.orchestrate, prompt)
+        """As `orchestrate`, while the event loop goes on; cancelled, it begins no further call."""
+        left = threading.Event()
+
+        def watch(number: int, event: Any) -> None:
+            if left.is_set():
+                raise Left
+
+        try:
+            return await apart(self.orchestrate, prompt, watch)
+        finally:
+            left.set()

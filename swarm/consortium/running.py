@@ -52,6 +52,7 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
     """Ask a consortium, and show its answer."""
     standard()
     notes = Notes(given["quiet"])
+    _of_use(given)
     text = None if given["dry_run"] and not prompt else question(prompt, given["stdin"])
     _writable(given["output"])
     members = members_of(given)
@@ -109,6 +110,19 @@ def question(prompt: str | None, stdin: bool) -> str:
     if not text:
         raise UserError('the prompt is empty; give one, as in llm consortium "Why?"', 2)
     return text
+
+
+def _of_use(given: Mapping[str, Any]) -> None:
+    """See that nothing is asked to be shown or kept that there will not be.
+
+    Raises:
+        UserError: An option is without effect.
+    """
+    for key in ("output", "raw", "json", "trace") if given["dry_run"] else ():
+        if given["as_json" if key == "json" else key]:
+            raise UserError(f"--{key} has no effect with --dry-run; leave one of them out", 2)
+    if given["raw"] and given["as_json"]:
+        raise UserError("--raw has no effect with --json, which has it all; leave it out", 2)
 
 
 def _writable(file: Path | None) -> None:

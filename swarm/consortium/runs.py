@@ -184,7 +184,10 @@ def _answers(result: Mapping[str, Any]) -> Iterator[Row]:
 
 def _insert(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
     names, places = ", ".join(row), ", ".join(f":{key}" for key in row)
-    rows.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", row)
+    # Half a character, which a model may write, is nothing that SQLite takes.
+    fine = {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+            for key, value in row.items()}  # fmt: skip
+    rows.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", fine)
 
 
 def _share(wins: int, judged: int) -> Row:

@@ -56,8 +56,7 @@ def save(name: str, over: bool, **given: Any) -> None:
         raise UserError(f"{name}: a consortium of this name is saved; --replace replaces it")
     members = members_of(given)
     config = start(given, members, ("temperature", "max_tokens", "timeout")).config
-    if name in {one.model.removeprefix("consortium/") for one in config.members}:
-        raise UserError(f"{name} would contain itself; choose another name")
+    _see_no_circle(name, config, shelf)
     build(config, members.model)
     shelf.put(name, config, replace=over)
     for warning in telling.doubts(config):
@@ -78,6 +77,25 @@ def _free(name: str) -> None:
     found = llm.get_model_aliases().get(name)
     if found is not None and not type(found).__module__.startswith("swarm.consortium."):
         raise UserError(f"{name}: llm has a model of this name already; choose another one")
+
+
+def _see_no_circle(name: str, config: Config, shelf: Shelf) -> None:
+    """See that a consortium is in none of those that it is made of.
+
+    Raises:
+        UserError: It is.
+    """
+    way, met = [(name, config)], set()
+    while way:
+        inside, one = way.pop()
+        for member in (*one.members, one.arbiter, one.fallback):
+            saved = member.model.removeprefix("llm/").removeprefix("consortium/") if member else ""
+            if saved == name:
+                by = "" if inside == name else f", by {inside}"
+                raise UserError(f"{name} would contain itself{by}; choose another name")
+            if saved in shelf.names() and saved not in met:
+                met.add(saved)
+                way.append((saved, shelf.get(saved)))
 
 
 @click.command("list")

@@ -7,15 +7,16 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
+from swarm.collab.collaboration import Collaboration
 from swarm.models import Completion, Delta, Model
 from swarm.printing import harmless
 from swarm.serve.guard import Guard, body_of
 from swarm.serve.parameters import Asked, read
 from swarm.serve.refusals import Refused, refusal
-from swarm.serve.replies import Reply, event
+from swarm.serve.replies import Reply, event, written
 from swarm.serve.served import named
 from swarm.serve.underway import ClientLeft, Line, answers
 
@@ -76,6 +77,8 @@ class Service:
         """Answer a conversation, at once or piece by piece."""
         asked = read(await body_of(request), self.longest)
         name = named(asked.model, self.models)
+        if asked.request.top_logprobs and isinstance(self.models[name], Collaboration):
+            raise Refused(f"logprobs: {name} is several models and tells none", 400, "logprobs")
 
         async def left() -> None:
             while (await request.receive())["type"] != "http.disconnect":
@@ -85,7 +88,7 @@ class Service:
         reply = Reply(name, asked.request.top_logprobs != 0, asked.usage)
         try:
             if not asked.streamed:
-                return JSONResponse(await _whole(events, asked, reply), headers=NO_STORE)
+                return _json(await _whole(events, asked, reply), headers=NO_STORE)
             # An answer that fails before it begins still has a status of its own.
             first = await anext(events)
         except ClientLeft:
@@ -94,6 +97,10 @@ class Service:
             raise _noted(error, name) from error
         told = _streamed(first, events, asked, reply)
         return StreamingResponse(told, headers=NO_STORE, media_type="text/event-stream")
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(written(content), status, headers, "application/json")
 
 
 async def _whole(events: Events, asked: Asked, reply: Reply) -> dict[str, Any]:
@@ -142,14 +149,14 @@ def _noted(error: Exception, name: str) -> Refused:
 
 async def refused(request: Request, error: Refused) -> Response:
     """An error in OpenAI's shape."""
-    return JSONResponse(error.body, error.status, error.headers)
+    return _json(error.body, error.status, error.headers)
 
 
 async def no_path(request: Request, error: HTTPException) -> Response:
     """A path or a method that is not here."""
     what = f"{request.method} {request.url.path}: {error.detail}"
     told = Refused(what, error.status_code)
-    return JSONResponse(told.body, told.status, {**told.headers, **(error.headers or {})})
+    return _json(told.body, told.status, {**told.headers, **(error.headers or {})})
 
 
 async def broken(request: Request, error: Exception) -> Response:

@@ -9,8 +9,8 @@ from typing import Any
 from swarm.models import Message, Request
 from swarm.serve.refusals import Refused
 
-MOST_SAMPLES, MOST_LOGPROBS = 128, 20
-"""What OpenAI allows of `n` and `top_logprobs`."""
+MOST_SAMPLES, MOST_LOGPROBS = 16, 20
+"""The highest `n`, each a thread while it is answered, and the highest `top_logprobs` of OpenAI."""
 
 HARMLESS = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -112,7 +112,7 @@ def _turns(messages: Any) -> tuple[Message, ...]:
 
 
 def _turn(place: str, turn: Any) -> Message:
-    if not isinstance(turn, dict) or turn.get("role") not in ROLES:
+    if not isinstance(turn, dict) or turn.get("role") not in [*ROLES]:
         raise _wrong(f"{place}.role", f"has to be one of {', '.join(ROLES)}")
     for key, value in turn.items():
         if key not in ("role", "content", *LEFT_ALONE) and value not in (None, [], ""):

@@ -106,7 +106,12 @@ def usage(samples: Sequence[Completion]) -> dict[str, Any]:
 
 def event(content: Any) -> bytes:
     """One event of a stream."""
-    return b"data: " + json.dumps(content, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + written(content) + b"\n\n"
+
+
+def written(content: Any) -> bytes:
+    """JSON; half a character, which a model or a client may write, becomes a question mark."""
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _token(token: Token) -> dict[str, Any]:

@@ -158,4 +158,8 @@ def speak(
             tell(ended)
 
     for asked in enumerate(requests):
-        threading.Thread(target=work, args=asked, name="swarm-serve", daemon=True).start()
+        try:
+            threading.Thread(target=work, args=asked, name="swarm-serve", daemon=True).start()
+        except RuntimeError as error:  # there are too many
+            mail.put_nowait(error)
+            ended()

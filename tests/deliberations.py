@@ -9,7 +9,7 @@ from talking import slot, speaker, whole
 
 from swarm.collab import Slot
 from swarm.collab.consortium import Consortium
-from swarm.collab.verdicts import Deliberation
+from swarm.collab.deliberation.verdicts import Deliberation
 from swarm.errors import UserError
 from swarm.models import Request
 

@@ -19,9 +19,9 @@ from talking import Speaker, slot, speaker, whole
 
 from swarm.collab import Answer, Asked, Slot
 from swarm.collab.consortium import STRATEGIES, Consortium
+from swarm.collab.deliberation.verdicts import Deliberation, Iteration
 from swarm.collab.following import followed
 from swarm.collab.outcome import result
-from swarm.collab.verdicts import Deliberation, Iteration
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Request, stream
 from swarm.models.trace import Trace

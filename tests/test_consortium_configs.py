@@ -9,7 +9,7 @@ import pytest
 from talking import Speaker
 
 from swarm.collab.configs import Config, Member, build, member, preset_names, read_preset
-from swarm.collab.roles import ROLES
+from swarm.collab.deliberation.roles import ROLES
 from swarm.errors import UserError
 from swarm.models import Model, Request
 from swarm.places import conf_folder

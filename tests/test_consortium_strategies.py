@@ -18,7 +18,7 @@ from talking import Speaker, slot, speaker
 
 from swarm.collab import Slot
 from swarm.collab.consortium import Consortium
-from swarm.collab.roles import ROLES
+from swarm.collab.deliberation.roles import ROLES
 from swarm.models import Completion, Request
 
 

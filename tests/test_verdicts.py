@@ -7,10 +7,10 @@ import time
 import pytest
 
 from swarm.collab.course import pick
-from swarm.collab.reading import areas, ranking, verdict
-from swarm.collab.said import answer_of, share, without_thoughts
-from swarm.collab.verdicts import Verdict
-from swarm.collab.votes import groups, key_of
+from swarm.collab.deliberation.reading import areas, ranking, verdict
+from swarm.collab.deliberation.said import answer_of, share, without_thoughts
+from swarm.collab.deliberation.verdicts import Verdict
+from swarm.collab.deliberation.votes import groups, key_of
 
 WHOLE = """<reasoning>weighed</reasoning>
 <synthesis>

@@ -8,9 +8,9 @@ from typing import Any
 
 from swarm.collab import Slot
 from swarm.collab.consortium import Consortium
+from swarm.collab.deliberation.roles import ROLES, as_role
 from swarm.collab.members import Member, gathered, member, member_of
 from swarm.collab.older import OLDER, modern
-from swarm.collab.roles import ROLES, as_role
 from swarm.collab.yamls import content, mapping, path_of, shipped
 from swarm.errors import UserError
 from swarm.models import Completion, Model, Request

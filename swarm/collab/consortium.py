@@ -7,13 +7,13 @@ from typing import Any
 
 from swarm.collab import Slot
 from swarm.collab.collaboration import Collaboration
-from swarm.collab.deliberating import Deliberating
+from swarm.collab.deliberation.deliberating import Deliberating
+from swarm.collab.deliberation.planning import Plan, calls, plan
+from swarm.collab.deliberation.progress import line
+from swarm.collab.deliberation.roles import ROLES, as_role
+from swarm.collab.deliberation.verdicts import Deliberation
 from swarm.collab.following import followed
-from swarm.collab.planning import Plan, calls, plan
-from swarm.collab.progress import line
-from swarm.collab.roles import ROLES, as_role
 from swarm.collab.rounds import Script
-from swarm.collab.verdicts import Deliberation
 from swarm.errors import UserError
 from swarm.models import Delta, Request, Stream
 from swarm.models.trace import Trace
@@ -71,8 +71,8 @@ class Consortium(Collaboration[Deliberation]):
         budget: The most calls for a request; what does not fit any more is not begun. `None` is no
             limit, as of `max_cost`.
         max_cost: Once as much is spent, there is no further iteration.
-        roles: With "roles": names of `swarm.collab.roles.ROLES` or texts, for one member after the
-            other and from the first again; `None` is all of those.
+        roles: With "roles": names of `swarm.collab.deliberation.roles.ROLES` or texts, for one
+            member after the other and from the first again; `None` is all of those.
         eliminate, keep: See "elimination".
         similarity: With "vote": from which likeness on (by difflib, 0 to 1) texts are one answer;
             1: only if they are the same but for case, marks and articles.

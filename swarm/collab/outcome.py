@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from swarm.collab.consortium import Consortium
-from swarm.collab.verdicts import Deliberation, Iteration, Opinion, Verdict
+from swarm.collab.deliberation.verdicts import Deliberation, Iteration, Opinion, Verdict
 
 
 def result(

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from swarm.collab import Watch
 from swarm.collab.configs import Config
 from swarm.collab.consortium import Consortium
+from swarm.collab.deliberation.progress import line
 from swarm.collab.following import followed
 from swarm.collab.outcome import result
-from swarm.collab.progress import line
 from swarm.consortium.runs import Runs
 from swarm.errors import UserError
 from swarm.models import Message, Request

@@ -12,7 +12,7 @@ import click
 
 from swarm.collab import Watch
 from swarm.collab.configs import build
-from swarm.collab.progress import line
+from swarm.collab.deliberation.progress import line
 from swarm.consortium import telling
 from swarm.consortium.asking import MAX_TOKENS, Question, ask
 from swarm.consortium.options import asked, begin, how, members_of, options, places, start, who

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from swarm.collab.configs import Config, build, preset_names, read_preset
-from swarm.collab.roles import ROLES
+from swarm.collab.deliberation.roles import ROLES
 from swarm.collab.shelf import Shelf, config_of
 from swarm.consortium import telling
 from swarm.consortium.options import asked, begin, how, members_of, places, start, who

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from swarm.collab import Answer
-from swarm.collab.verdicts import Iteration
+from swarm.collab.deliberation.verdicts import Iteration
 
 if TYPE_CHECKING:
     from swarm.collab.consortium import Consortium

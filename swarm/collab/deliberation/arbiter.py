@@ -8,9 +8,9 @@ are not.
 import random
 from collections.abc import Sequence
 
+from swarm.collab.deliberation.verdicts import Iteration
 from swarm.collab.history import Turns, told
 from swarm.collab.prompts import below, unused
-from swarm.collab.verdicts import Iteration
 from swarm.models import Message
 
 MEMBER = (

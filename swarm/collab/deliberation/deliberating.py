@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swarm.collab import Answer, Slot
-from swarm.collab.arbiter import MEMBER, again
 from swarm.collab.collaboration import Way, reasons, sampled
+from swarm.collab.deliberation.arbiter import MEMBER, again
+from swarm.collab.deliberation.planning import calls
+from swarm.collab.deliberation.said import answer_of
+from swarm.collab.deliberation.strategies import JUDGES, Sitting
+from swarm.collab.deliberation.verdicts import Deliberation, Iteration, Opinion
 from swarm.collab.history import Turns, told, turns_of
-from swarm.collab.planning import calls
 from swarm.collab.rounds import EMPTY, Call, Script
-from swarm.collab.said import answer_of
-from swarm.collab.strategies import JUDGES, Sitting
-from swarm.collab.verdicts import Deliberation, Iteration, Opinion
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.models.stops import cut

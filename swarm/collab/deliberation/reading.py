@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from swarm.collab.said import share, without_thoughts
-from swarm.collab.verdicts import Verdict
+from swarm.collab.deliberation.said import share, without_thoughts
+from swarm.collab.deliberation.verdicts import Verdict
 
 FIELDS = (
     "reasoning", "synthesis", "analysis", "dissent", "confidence", "refinement_areas",
@@ -51,7 +51,7 @@ def verdict(reply: str) -> Verdict | None:
 
     Tags are read first, then a JSON object, then headings. Of a part that is there twice, the last
     one that is whole counts; tags inside another part are what that speaks of. A confidence is read
-    as by `swarm.collab.said.share`.
+    as by `swarm.collab.deliberation.said.share`.
     """
     said = without_thoughts(reply)
     found: dict[str, Any] = {}

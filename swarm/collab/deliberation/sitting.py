@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from swarm.collab import Answer, Slot
-from swarm.collab.arbiter import judged, repaired, shuffled
+from swarm.collab.deliberation.arbiter import judged, repaired, shuffled
+from swarm.collab.deliberation.said import without_thoughts
+from swarm.collab.deliberation.verdicts import Opinion, Verdict
 from swarm.collab.history import Turns, told
 from swarm.collab.rounds import Call
-from swarm.collab.said import without_thoughts
-from swarm.collab.verdicts import Opinion, Verdict
 from swarm.errors import UserError
 from swarm.models import Request
 
 if TYPE_CHECKING:
-    from swarm.collab.deliberating import Deliberating
+    from swarm.collab.deliberation.deliberating import Deliberating
 
 UNBOUND: dict[str, Any] = {"stop": (), "top_logprobs": 0}
 """What holds for an answer does not hold for what is written about answers."""

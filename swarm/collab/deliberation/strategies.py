@@ -5,7 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from swarm.collab import Answer
-from swarm.collab.arbiter import (
+from swarm.collab.collaboration import sampled
+from swarm.collab.course import PICK_TOKENS, pick, picked
+from swarm.collab.deliberation.arbiter import (
     PARTS,
     PICK,
     PICK_FORM,
@@ -15,15 +17,13 @@ from swarm.collab.arbiter import (
     VERDICT,
     shuffled,
 )
-from swarm.collab.collaboration import sampled
-from swarm.collab.course import PICK_TOKENS, pick, picked
+from swarm.collab.deliberation.reading import ranking, verdict
+from swarm.collab.deliberation.said import without_thoughts
+from swarm.collab.deliberation.sitting import UNBOUND, Sitting
+from swarm.collab.deliberation.verdicts import Verdict
+from swarm.collab.deliberation.votes import groups
 from swarm.collab.history import told
-from swarm.collab.reading import ranking, verdict
 from swarm.collab.rounds import Call
-from swarm.collab.said import without_thoughts
-from swarm.collab.sitting import UNBOUND, Sitting
-from swarm.collab.verdicts import Verdict
-from swarm.collab.votes import groups
 
 VERDICT_TOKENS = 1024
 """How many more than the answer the arbiter may write, for what stands around it."""

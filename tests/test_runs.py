@@ -344,6 +344,8 @@ def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
     assert members.model("mine") is members.model("consortium/mine") is members.model("llm/mine")
     assert [members.known(name) for name in ("x:8", "llm/x:8", "mine", "y:8")] == [1, 1, 1, 0]
     assert isinstance(Roster().model("talker"), OpenAI)
+    anywhere = Roster(cache=None).model("consortium/mine")
+    assert isinstance(anywhere, Consortium) and isinstance(anywhere.members[0], LLM)
     (answer,) = members.model("mine").generate([Request("hi", max_new_tokens=9)])
     assert answer.text and talker.asked
 

@@ -14,6 +14,7 @@ from swarm.models.counts import counted
 from swarm.models.function import Function
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers
+from swarm.roster.bare import Bare
 from swarm.roster.names import default_provider
 
 if TYPE_CHECKING:
@@ -78,6 +79,27 @@ class Roster:
         Raises:
             UserError: There is none, or the name does not say which.
         """
+        return self._model(name)
+
+    def member(self, name: str) -> Model:
+        """The model of a name in a consortium, wherever that is asked.
+
+        A name alone is first what llm knows by it, letter by letter, where that is installed, then
+        a saved consortium; all else is as `model` has it.
+
+        Raises:
+            UserError: As `model`.
+        """
+        full = self._bare.full(name)
+        try:
+            return self._model(full)
+        except UserError:
+            near = self._bare.near(name) if full == name else None
+            if near is None:
+                raise
+            raise UserError(f"{name}: there is no such model; did you mean {near}?") from None
+
+    def _model(self, name: str) -> Model:
         with self._lock:
             if name not in self._models:
                 self._models[name] = self._found(name)
@@ -131,6 +153,10 @@ class Roster:
         return self._locals.model(name)
 
     @cached_property
+    def _bare(self) -> Bare:
+        return Bare()
+
+    @cached_property
     def _locals(self) -> "Locals":
         from swarm.roster.local import Locals
 
@@ -143,13 +169,13 @@ class Roster:
     def _moa(self, name: str) -> Model:
         from swarm.collab.presets import build, read_preset
 
-        return self._made(f"moa/{name}", lambda: build(read_preset(name), self.model))
+        return self._made(f"moa/{name}", lambda: build(read_preset(name), self._model))
 
     def _consortium(self, name: str) -> Model:
         from swarm.collab.configs import build
         from swarm.collab.shelf import config_of
 
-        return self._made(f"consortium/{name}", lambda: build(config_of(name), self.model))
+        return self._made(f"consortium/{name}", lambda: build(config_of(name), self.member))
 
     def _made(self, name: str, make: Callable[[], Model]) -> Model:
         """A model that is made of others, none of which may be it."""

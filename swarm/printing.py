@@ -46,11 +46,21 @@ def standard() -> tuple[TextIO | None, TextIO, TextIO]:
 
 
 class Remarks(logging.Handler):
-    """Gathers what is logged as a warning, to be told where it disturbs nothing."""
+    """Gathers what is logged as a warning, to be told where it disturbs nothing.
+
+    As a context it takes what this toolkit logs meanwhile.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._words: list[str] = []
+
+    def __enter__(self) -> "Remarks":
+        logging.getLogger("swarm").addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("swarm").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one."""

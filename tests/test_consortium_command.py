@@ -1,6 +1,7 @@
 """The commands of a consortium as they are typed; members are functions and an endpoint."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -82,6 +83,22 @@ def test_run_may_be_left_out_and_nearly_a_command_is_asked_about() -> None:
     assert set(COMMANDS) - {"info"} <= set(fine("--help").stdout.split())
 
 
+def test_help_has_the_name_by_which_it_was_called() -> None:
+    told = CliRunner().invoke(consortium, ["--help"], prog_name="python -m swarm.consortium").stdout
+    assert (
+        '  python -m swarm.consortium "Why is the sky blue?"' in told
+        and "llm consortium" not in told
+    )
+
+
+def test_a_dry_run_tells_what_is_left_out_of_an_older_yaml() -> None:
+    Path("old.yaml").write_text(f"models: {{{BLUE}: 2}}\narbiter: {JUDGE}\ncluster_eps: 0.3\n")
+    handlers = logging.getLogger("swarm").handlers[:]
+    done = fine("Why?", "--consortium", "old.yaml", "--dry-run")
+    assert done.stderr.count("warning: cluster_eps=0.3 is left out") == 1
+    assert logging.getLogger("swarm").handlers == handlers
+
+
 def test_standard_input_belongs_to_the_prompt() -> None:
     once = (*TWO, "--max-iterations", "1")
     assert result(*once, stdin="Why?\n")["original_prompt"] == "Why?"
@@ -142,6 +159,9 @@ def test_raw_shows_what_all_said_and_nothing_steers_the_terminal() -> None:
         (["save", "council", "-m", "council", "--arbiter", BLUE], "would contain itself"),
         (["save", "a/b", *TWO], "is no name for a consortium"),
         (["save", "gpt-4o", *TWO], "llm has a model of this name"),
+        (["Why?", *TWO, "--confidence-threshold", "1.5"], "from 0 to 1, or 10 to 100 as percent"),
+        (["run-info", ""], "run-info needs a run's id"),
+        (["import", "nosuch.yaml"], "Error: consortium nosuch.yaml cannot be read: No such file"),
         (["run-info", "12"], "there is no run of this id"),
         (["runs", "--since", "soon"], "is no date"),
         (["compare", "Why?", "-m", BLUE], "two models at least"),
@@ -297,6 +317,9 @@ def test_compare_asks_the_same_and_a_judge_sees_no_names() -> None:
     words = ("compare", "Why?", "-m", BLUE, "-m", GREEN, "-m", DEAD, "--quiet")
     out = fine(*words).stdout
     assert f"--- {BLUE}\nIt is blue." in out and "no power" in out and "answer" not in out
+    told = fine(*words[:-1]).stderr
+    assert f"member {GREEN}: 0.0 s" in told and "tied" not in told and "confidence" not in told
+    assert set(json.loads(fine(*words, "--json").stdout)) == {"original_prompt", "model_responses"}
     assert not Runs().list()
     asked = debaters.heard[0][1]
     assert asked == "user: Why?"

@@ -78,7 +78,6 @@ def test_options_are_asked_for_where_there_are_such(
     with caplog.at_level(logging.WARNING):
         old.generate([Request("hi", temperature=0.3), Request("ho", temperature=0.2)])
     assert sorted(record.getMessage() for record in caplog.records) == [
-        "llm/old: it takes no max_tokens; it answers as it does without",
         "llm/old: it takes no temperature; it answers as it does without",
     ]
 

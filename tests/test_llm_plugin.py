@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,8 @@ def test_system_and_options_are_applied(home: Path) -> None:
     for option, told in (
         (("strategy", "nope"), "strategy='nope' is not one of default"),
         (("budget", "1"), "the first iteration takes 3 calls"),
+        (("keep", "1"), "-o keep has no effect with strategy default; add -o strategy elimination"),
+        (("confidence_threshold", "1.5"), "from 0 to 1, or 10 to 100 as percent"),
         (("max_iterations", "0"), "max_iterations"),
         (("colour", "1"), "colour"),
     ):
@@ -161,7 +164,21 @@ def test_progress_is_reasoning_and_the_result_is_in_the_log(home: Path) -> None:
     turn = logs()[0]
     assert turn["response"] == "answer 1" and f"member {BLUE}" in turn["reasoning"]
     assert turn["response_json"]["synthesis"]["dissent"] == "one says green"
-    assert json.loads(turn["token_details"])["calls"] == 3
+    details = json.loads(turn["token_details"])
+    assert details["calls"] == 3 and details["cost"] is None
+
+
+def test_warnings_stand_in_the_stream_where_they_came_up(home: Path) -> None:
+    Shelf().put("council", replace(COUNCIL, members=(*COUNCIL.members, member(DEAD))))
+    lines = fine("-m", "council", "Why?").stderr.splitlines()
+    (warned,) = (n for n, line in enumerate(lines) if line.startswith("warning: iteration 1: "))
+    assert any(line.startswith(f"iteration 1, member {DEAD}") for line in lines[:warned])
+    assert any("arbiter" in line for line in lines[warned:])
+    assert "".join(lines).count("warning:") == 1 and "warning: " in logs()[0]["reasoning"]
+    dead = Config((member(DEAD),), COUNCIL.arbiter)
+    assert fine("-m", "council", "Why?", "--no-stream").stdout == "answer 2\n"
+    Shelf().put("dead", dead)
+    assert typed("-m", "dead", "Why?").exit_code == 1
 
 
 def test_async_and_the_python_api(home: Path) -> None:

@@ -362,6 +362,11 @@ def test_an_unreadable_choice_takes_the_first(reply: str) -> None:
     ("reply", "number"),
     [("2", 2), (" **2**", 2), ("Answer 2 is best", 2), ("2. Answer 1 is wrong", 2), ("10", 10),
      ("The best is answer 3, by far", 3), ("3 is not as good as 2", 3), ("it is 2, not 1", None),
+     ("The best is answer 2.", 2), ("Number 3 is best", 3), ("I choose 4", 4), ("the best is 5", 5),
+     ('{"answer": 6}', 6), ("__7__", 7),
+     ('{"synthesis":"x","analysis":"A1","confidence":0.9}', None),
+     ("A1 D1", None), ("none of the 2", None), ("2nd", None), ("answer 2nd", None), ("1.5", None),
+     ("Answer A1", None), ("it is 2.5", None), ("The best is answer 2 (sure: 0.9)", 2),
      ("0", None), ("11", None), ("11 of them", None), ("two", None), ("", None)],
 )  # fmt: skip
 def test_which_answer_a_reply_names(reply: str, number: int | None) -> None:

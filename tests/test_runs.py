@@ -17,7 +17,7 @@ from talking import Speaker
 from test_consortium_configs import config
 
 from swarm.collab import create_consortium
-from swarm.collab.configs import Config, build
+from swarm.collab.configs import Config, build, member
 from swarm.collab.consortium import Consortium
 from swarm.collab.outcome import result
 from swarm.collab.shelf import Shelf
@@ -249,7 +249,8 @@ def test_the_arguments_of_older_programs() -> None:
     [
         ({"models": VOICE}, "must be a list of names"),
         ({"models": []}, "must be a list of names"),
-        ({}, "arbiter: strategy=default needs one"),
+        ({"confidence_threshold": 1.5}, "from 0 to 1, or 10 to 100 as percent"),
+        ({"confidence_threshold": 300}, "from 0 to 1, or 10 to 100 as percent"),
         ({"arbiter": f"{VOICE}:2"}, "there is one arbiter"),
         ({"arbiter": VOICE, "quorom": 2}, "'quorom' is not known; did you mean quorum"),
         ({"arbiter": "some-model"}, "some-model: nothing says where this model is"),
@@ -275,6 +276,17 @@ def test_prompts_are_answered_for_themselves_and_unrecorded(folder: Path) -> Non
     without = create_consortium([VOICE], arbiter=VOICE, max_iterations=1).orchestrate("seventeen")
     assert "raw_arbiter_response" not in json.dumps(without)
     assert not (folder / "consortium.db").exists()
+
+
+def test_nothing_is_asked_without_a_question_and_the_first_member_arbitrates_if_need_be() -> None:
+    made = create_consortium([f"{VOICE}:2"], max_iterations=1, confidence_threshold=1)
+    assert made.config.arbiter == member(VOICE) and made.config.confidence_threshold == 1
+    assert create_consortium([VOICE], strategy="vote").config.arbiter is None
+    for prompt in ("", " \n", [], [Message("user", " ")]):
+        with pytest.raises(UserError, match="the prompt is empty"):
+            made.orchestrate(prompt)
+    found = made.orchestrate("seventeen")
+    assert found["metadata"]["cost"] is None and found["model_responses"][0]["cost"] is None
 
 
 def test_a_run_that_fails_is_recorded_where_that_is_wanted() -> None:

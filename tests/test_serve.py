@@ -84,6 +84,8 @@ def test_models(url: str) -> None:
     with pytest.raises(openai.NotFoundError, match="did you mean moa/thinks") as caught:
         asked.models.retrieve("moa/think")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError, match="did you mean moa/thinks"):
+        asked.models.retrieve("thnks")
     with pytest.raises(openai.NotFoundError, match=r"did you mean a/twice or b/twice"):
         asked.chat.completions.create(model="twice", messages=HI)
 

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from swarm.collab.course import pick
-from swarm.collab.deliberation.reading import areas, ranking, verdict
+from swarm.collab.deliberation.rankings import ranking
+from swarm.collab.deliberation.reading import areas, verdict
 from swarm.collab.deliberation.said import answer_of, share, without_thoughts
 from swarm.collab.deliberation.verdicts import Verdict
 from swarm.collab.deliberation.votes import groups, key_of
@@ -74,6 +75,9 @@ def test_the_form_is_read_whole() -> None:
         ("```xml\n<synthesis_output>\n<synthesis>A</synthesis>\n</synthesis_output>\n```", "A",
          None),
         ("<synthesis>A\n<confidence>0.4</confidence>", "A", 0.4),
+        ("<synthesis>never closed <confidence>.7", "never closed", 0.7),
+        ("<synthesis>never closed <analysis>A</analysis> <confidence>.7</confidence>",
+         "never closed", 0.7),
         ("<synthesis>cut off in the", "cut off in the", None),
         # Headings.
         ("Synthesis: Paris\nConfidence: 0.9 (high)", "Paris", 0.9),

@@ -176,8 +176,9 @@ def install(request: dict[str, Any], fds: list[int]) -> None:
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
     if signal.SIGINT not in request["ignored"]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Anew, for what they were opened on was no terminal, or one; stderr is never kept back.
+    # Anew, for what they were opened on was another kind of file.
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def run(words: list[str]) -> int:

@@ -11,7 +11,7 @@ from swarm.collab.consortium import Consortium
 from swarm.collab.deliberation.roles import ROLES, as_role
 from swarm.collab.members import Member, gathered, member, member_of
 from swarm.collab.older import OLDER, modern
-from swarm.collab.yamls import content, mapping, path_of, shipped
+from swarm.collab.yamls import content, is_path, mapping, path_of, shipped
 from swarm.errors import UserError
 from swarm.models import Completion, Model, Request
 from swarm.models.trace import Trace
@@ -27,7 +27,7 @@ KIND = "consortium"
 class Config:
     """The settings of a consortium; see `Consortium` for what they do.
 
-    A member that is given twice counts as often as both; a threshold above 1 is a percentage.
+    A member that is given twice counts as often as both; a threshold from 10 on is a percentage.
 
     Raises:
         UserError: A value is not allowed.
@@ -53,8 +53,8 @@ class Config:
 
     def __post_init__(self) -> None:
         given: Any = self.confidence_threshold
-        if isinstance(given, (int, float)) and not isinstance(given, bool) and 1 < given <= 100:
-            object.__setattr__(self, "confidence_threshold", given / 100)
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            object.__setattr__(self, "confidence_threshold", threshold(given))
         self.check()
         object.__setattr__(self, "members", gathered(tuple(self.members)))
 
@@ -109,6 +109,21 @@ class Config:
         for key in ("arbiter", "fallback"):
             found[key] = found[key].to_dict() if found[key] else None
         return {**found, "roles": list(self.roles) if self.roles is not None else None}
+
+
+def threshold(given: float) -> float:
+    """A confidence as a share; from 10 on it is a percentage.
+
+    Raises:
+        UserError: It may be either, or is nothing.
+    """
+    if 0 <= given <= 1:
+        return given
+    if 10 <= given <= 100:
+        return given / 100
+    raise UserError(
+        f"confidence_threshold={given!r}: must be a number from 0 to 1, or 10 to 100 as percent"
+    )
 
 
 class _Nobody:
@@ -180,8 +195,9 @@ def read_preset(name: str | Path) -> Config:
         UserError: There is none, or it is not as agreed.
     """
     path = path_of(KIND, str(name))
-    found = content(path)
+    what = KIND if is_path(str(name)) else "preset"
+    found = content(path, what)
     try:
         return Config.from_dict(found)
     except UserError as error:
-        raise UserError(f"preset {path}: {error}") from None
+        raise UserError(f"{what} {path}: {error}") from None

@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.collab import Slot
+from swarm.collab import Slot, Watch
 from swarm.collab.collaboration import Collaboration
 from swarm.collab.deliberation.deliberating import Deliberating
 from swarm.collab.deliberation.planning import Plan, calls, plan
 from swarm.collab.deliberation.progress import line
 from swarm.collab.deliberation.roles import ROLES, as_role
-from swarm.collab.deliberation.verdicts import Deliberation
-from swarm.collab.following import followed
-from swarm.collab.rounds import Script
+from swarm.collab.deliberation.verdicts import Deliberation, Opinion
+from swarm.collab.following import changed, followed
+from swarm.collab.rounds import Script, in_step, unwatched
 from swarm.errors import UserError
 from swarm.models import Delta, Request, Stream
 from swarm.models.trace import Trace
@@ -207,19 +207,29 @@ class Consortium(Collaboration[Deliberation]):
         Raises:
             UserError: It came to nothing.
         """
+
+        def reasoning(event: tuple[int, Any]) -> Delta | None:
+            told = line(self, event[1])
+            return Delta(reasoning=f"{told}\n") if told else None
+
         events = followed(lambda watch: self.run([request], watch))
-        while True:
-            try:
-                _, event = next(events)
-            except StopIteration as end:
-                (came,) = end.value
-                break
-            if told := line(self, event):
-                yield Delta(reasoning=f"{told}\n")
+        (came,) = yield from changed(events, reasoning)
         if isinstance(came, UserError):
             raise came
         yield Delta(came.final.text)
         return came.final
+
+    def opinions(self, request: Request, watch: Watch = unwatched) -> list[Opinion]:
+        """What each member says to the request, of which nobody judges.
+
+        Raises:
+            UserError: Too few answered.
+        """
+        way = Deliberating(self, request, set(), lambda event: None)
+        (came,) = in_step([way.opinions(1)], watch, self.trace)
+        if isinstance(came, UserError):
+            raise came
+        return came
 
     def _script(
         self, request: Request, logged: set[str], tell: Callable[[Any], None]

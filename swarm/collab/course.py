@@ -16,8 +16,17 @@ from swarm.models import Completion, Request
 if TYPE_CHECKING:
     from swarm.collab.moa import MixtureOfAgents
 
-PICK = re.compile(r"\W*(?:(?:answer|number)\W*)?(\d{1,9})(?=\D)", re.IGNORECASE)
+PICK = re.compile(r"[\W_]*(?:(?:answer|number)[\W_]*)?(\d{1,9})(?=[\W_])(?![.,]\d)", re.IGNORECASE)
 """The number with which a ranker's reply begins, once it is written to its end."""
+
+FREE = r"(?<![\w.,])\d{1,9}(?![.,]?\w)"
+"""A number that is no part of a word or of another number."""
+
+NAMED = re.compile(
+    r"\b(?:answer|number|response|option|candidate|choice|choose|pick|prefer|select|best|it is)"
+    rf"(?: is)?[\W_]{{1,9}}({FREE})", re.IGNORECASE,
+)  # fmt: skip
+"""A number that is said to be that of an answer."""
 
 PICK_TOKENS = 16
 """A ranker may write as many, even if the answer to the request has to be shorter."""
@@ -193,12 +202,15 @@ class Course(Way[Stages]):
 def pick(text: str, count: int) -> int | None:
     """Which of the answers 1 to `count` a ranker's reply names; `None` where that is unclear.
 
-    It is the number with which the reply begins, or else the only possible one in it.
+    It is the number with which the reply begins, or else the only possible one in it, if that is
+    said to be an answer's: other texts have numbers, too.
     """
     begins = PICK.match(f"{text} ")
-    found = [begins[1]] if begins else re.findall(r"(?<!\d)\d{1,9}(?!\d)", text)
-    named = {int(number) for number in found}
-    possible = {number for number in named if 1 <= number <= count}
+    found = [begins[1]] if begins else re.findall(FREE, text)
+    possible = {number for number in map(int, found) if 1 <= number <= count}
+    if not begins:
+        named = {int(number) for number in NAMED.findall(text)}
+        possible = possible if possible <= named else set()
     return possible.pop() if len(possible) == 1 else None
 
 

@@ -2,11 +2,14 @@
 
 import threading
 from collections.abc import Callable, Generator
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from swarm.collab import Watch
 
+E = TypeVar("E")
+N = TypeVar("N")
 T = TypeVar("T")
 
 
@@ -51,3 +54,21 @@ def followed(run: Callable[[Watch], T]) -> Generator[tuple[int, Any], None, T]:
         raise event
     came: T = event
     return came
+
+
+def changed(
+    events: Generator[E, None, T], change: Callable[[E], N | None]
+) -> Generator[N, None, T]:
+    """Yields what `change` makes of each event, unless that is `None`, and returns as `events`.
+
+    Closing it closes them.
+    """
+    with closing(events):
+        while True:
+            try:
+                event = next(events)
+            except StopIteration as end:
+                came: T = end.value
+                return came
+            if (made := change(event)) is not None:
+                yield made

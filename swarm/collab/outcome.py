@@ -1,6 +1,7 @@
 """The outcome of a consortium as JSON, in the shape that llm-consortium gave it, and more."""
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,8 +15,8 @@ def result(
     """All that came of a request, as JSON values.
 
     "model_responses" and "synthesis" are those of the best iteration; "iterations" has all. A
-    confidence that nobody said is null. Places in a "ranking" are those in the iteration's
-    responses, from 0.
+    confidence that nobody said is null, and so is a cost where no price is known. Places in a
+    "ranking" are those in the iteration's responses, from 0.
 
     Args:
         consortium: Whose.
@@ -39,7 +40,7 @@ def result(
             "calls": len(deliberation.answers),
             "prompt_tokens": final.prompt_tokens,
             "completion_tokens": final.new_tokens,
-            "cost": final.cost,
+            "cost": final.cost or None,
             "seconds": final.seconds,
             "stopped": deliberation.stopped,
             "warnings": list(deliberation.warnings),
@@ -56,6 +57,16 @@ def _iteration(iteration: Iteration, raw: bool) -> dict[str, Any]:
     }
 
 
+def responses(prompt: str, opinions: Sequence[Opinion]) -> dict[str, Any]:
+    """The same of answers of which nobody judged.
+
+    Args:
+        prompt: What was asked, as the user wrote it.
+        opinions: What each member said.
+    """
+    return {"original_prompt": prompt, "model_responses": [_response(one) for one in opinions]}
+
+
 def _response(opinion: Opinion) -> dict[str, Any]:
     """One member's: its answer and confidence, or its error, and what it took."""
     answer = opinion.answer
@@ -66,7 +77,7 @@ def _response(opinion: Opinion) -> dict[str, Any]:
         told |= {"response": opinion.text, "confidence": opinion.confidence}
     if said := answer.completion:
         told |= {"prompt_tokens": said.prompt_tokens, "completion_tokens": said.new_tokens,
-                 "cost": said.cost, "seconds": said.seconds}  # fmt: skip
+                 "cost": said.cost or None, "seconds": said.seconds}  # fmt: skip
     return told
 
 

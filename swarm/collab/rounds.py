@@ -67,10 +67,12 @@ def unwatched(number: int, event: Any) -> None:
 
 
 def in_step(
-    scripts: Sequence[Script[S]], watch: Watch = unwatched, trace: Trace | None = None
-) -> list[S | UserError]:
+    scripts: Sequence[Generator[list[Call], list[Answer], T]],
+    watch: Watch = unwatched,
+    trace: Trace | None = None,
+) -> list[T | UserError]:
     """What the scripts come to, in their order; a round of all of them is asked at once."""
-    done: dict[int, S | UserError] = {}
+    done: dict[int, T | UserError] = {}
     waiting: dict[int, Any] = dict.fromkeys(range(len(scripts)))
     while waiting:
         asked: list[tuple[int, Call]] = []

@@ -84,7 +84,7 @@ class Shelf:
         with self.database.writing() as rows:
             new = rows.execute(f"{how} INTO consortia VALUES (?, ?, ?)", row).rowcount
         if not new:
-            raise UserError(f"{name}: there is a consortium of this name; remove or replace it")
+            raise UserError(f"{name}: there is a consortium of this name; --replace replaces it")
 
     def remove(self, name: str) -> None:
         """Forget a configuration; its runs are kept.

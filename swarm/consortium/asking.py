@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,11 +12,12 @@ from swarm.collab import Watch
 from swarm.collab.configs import Config
 from swarm.collab.consortium import Consortium
 from swarm.collab.deliberation.progress import line
-from swarm.collab.following import followed
+from swarm.collab.following import changed, followed
 from swarm.collab.outcome import result
 from swarm.consortium.runs import Runs
 from swarm.errors import UserError
 from swarm.models import Message, Request
+from swarm.printing import Remarks
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +76,44 @@ def _record(question: Question, found: dict[str, Any], error: str = "") -> None:
         found.setdefault("metadata", {})["run"] = number
 
 
-def followed_lines(question: Question) -> Generator[str, None, dict[str, Any]]:
-    """Gives what goes on, a line an event, and returns the result; closing it asks no further."""
-    events = followed(lambda watch: ask(question, watch))
-    while True:
+def followed_lines(
+    question: Question, with_warnings: bool = True
+) -> Generator[str, None, dict[str, Any]]:
+    """Gives what goes on, and returns the result; closing it asks no further.
+
+    Args:
+        question: What is asked of whom.
+        with_warnings: Whether what this toolkit logs as a warning meanwhile is taken, and told
+            before the event with which it came. Questions under way at once share them.
+
+    Raises:
+        UserError: There is no answer.
+    """
+    remarks, told = Remarks(), set[str]()
+
+    def new() -> list[str]:
+        words = [one for one in dict.fromkeys(remarks.take()) if one not in told]
+        told.update(words)
+        return [f"warning: {one}" for one in words]
+
+    def work(watch: Watch) -> dict[str, Any]:
+        def tell(number: int, event: Any) -> None:
+            words: Any = [*new(), line(question.consortium, event)]
+            watch(number, words)
+
+        return ask(question, tell)
+
+    def joined(event: tuple[int, list[str]]) -> str | None:
+        return "\n".join(filter(None, event[1])) or None
+
+    with remarks if with_warnings else nullcontext():
         try:
-            _, event = next(events)
-        except StopIteration as end:
-            found: dict[str, Any] = end.value
-            return found
-        if told := line(question.consortium, event):
-            yield told
+            found = yield from changed(followed(work), joined)
+        except UserError:
+            yield from new()
+            raise
+        yield from new()
+        return found
 
 
 async def apart(function: Callable[..., T], *given: Any) -> T:

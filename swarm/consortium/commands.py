@@ -70,6 +70,11 @@ class Commands(click.Group):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The help, with examples by the name under which it was called."""
+        self.help = HELP.format(path=ctx.command_path) + (UNDER_LLM if ctx.parent else "")
+        super().format_help_text(ctx, formatter)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Do it; a user's mistake is one line, and an interrupt is told by its code."""
         try:
@@ -81,16 +86,20 @@ class Commands(click.Group):
             ctx.exit(130)
 
 
-@click.command(cls=Commands, name="consortium")
+HELP = """Ask several models, and let an arbiter make one answer of theirs.
+
+The command run may be left out:
+
+\b
+  {path} "Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o
+  {path} save council -m gpt-4o -m qwen2:7b --arbiter gpt-4o
+  {path} "Why is the sky blue?" --consortium council
+"""
+UNDER_LLM = """
+What is saved is a model of llm's, too: llm -m council "Why is the sky blue?"
+"""
+
+
+@click.command(cls=Commands, name="consortium", short_help=HELP.partition("\n")[0])
 def consortium() -> None:
-    """Ask several models, and let an arbiter make one answer of theirs.
-
-    The command run may be left out:
-
-    \b
-      llm consortium "Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o
-      llm consortium save council -m gpt-4o -m qwen2:7b --arbiter gpt-4o
-      llm -m council "Why is the sky blue?"
-
-    Without llm the same commands are python -m swarm.consortium.
-    """
+    """The group; `Commands.format_help_text` tells what it is for."""

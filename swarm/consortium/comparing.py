@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
+from swarm.collab import Watch
 from swarm.collab.configs import Config, build, member
+from swarm.collab.outcome import responses
 from swarm.consortium import telling
-from swarm.consortium.asking import Question
+from swarm.consortium.asking import Question, ask
 from swarm.consortium.options import asked, members_of, one_of, places, text_of
 from swarm.consortium.running import Notes, answered, of_request, question
 from swarm.errors import UserError
-from swarm.models import Message
+from swarm.models import Message, Request
 from swarm.printing import harmless, standard
 
 
@@ -35,7 +37,7 @@ from swarm.printing import harmless, standard
 def compare(prompt: str | None, **given: Any) -> None:
     """Ask several models the same.
 
-    Their answers are shown with seconds, tokens and cost.
+    Their answers are shown with seconds, tokens and cost; without a judge there is no verdict.
     """
     standard()
     notes = Notes(given["quiet"])
@@ -59,12 +61,18 @@ def compare(prompt: str | None, **given: Any) -> None:
     turns = (Message("user", text),)
     recorded = bool(given["judge"]) and not given["no_log"]
     put = Question("compare", config, consortium, turns, of_request(given), recorded)
-    found = answered(put, notes)
+    found = answered(put, notes, ask if given["judge"] else _unjudged)
     if given["as_json"]:
         click.echo(json.dumps(found, indent=1))
         return
     for line in (*_answers(found), *_table(found)):
         click.echo(harmless(line))
+
+
+def _unjudged(put: Question, watch: Watch) -> dict[str, Any]:
+    """What each said, and no verdict."""
+    request = Request(put.turns, **put.asked)
+    return responses(put.turns[-1].content, put.consortium.opinions(request, watch))
 
 
 def _answers(found: Mapping[str, Any]) -> Iterator[str]:
@@ -77,13 +85,11 @@ def _answers(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _table(found: Mapping[str, Any]) -> list[str]:
     """What each took, and where the judge put it; the best first."""
-    responses, ranking = found["model_responses"], found["synthesis"].get("ranking", [])
-    if found["synthesis"]["how"] == "counted":
-        ranking = []
-    order = [*ranking, *(place for place in range(len(responses)) if place not in ranking)]
+    came, ranking = found["model_responses"], found.get("synthesis", {}).get("ranking", [])
+    order = [*ranking, *(place for place in range(len(came)) if place not in ranking)]
     rows = []
     for place in order:
-        one = responses[place]
+        one = came[place]
         rank = ranking.index(place) + 1 if place in ranking else None
         tokens = (one.get("prompt_tokens"), one.get("completion_tokens"))
         rows.append((_name(one), rank, one.get("seconds"), *tokens, telling.money(one.get("cost"))))

@@ -15,8 +15,10 @@ from sqlite_utils import Database
 
 from swarm.collab import Watch
 from swarm.collab.configs import Config, build
+from swarm.collab.following import changed
 from swarm.consortium.asking import MAX_TOKENS, Question, apart, ask, followed_lines
 from swarm.consortium.members import Members
+from swarm.consortium.options import see_use
 from swarm.errors import UserError
 from swarm.models import Message
 
@@ -82,20 +84,24 @@ class _Saved:
         if system := given.get("system_prompt") or system:
             changes["system"] = system
         config = replace(self.config, **changes)
+        see_use(given, config.strategy, "-o ")
         consortium = build(config, self._members.model)
         consortium.check()
         asked.setdefault("max_new_tokens", MAX_TOKENS)
         return Question(self.model_id, config, consortium, turns, asked)
 
-    def _events(self, prompt: llm.Prompt, response: Any) -> Events:
+    def _events(self, prompt: llm.Prompt, stream: bool, response: Any) -> Events:
         """What goes on as reasoning, and the answer; the response gets what came of it.
+
+        Warnings belong to the reasoning; where nobody sees that, they go where all others go.
 
         Raises:
             llm.ModelError: There is no answer.
         """
         try:
-            lines = followed_lines(self._question(prompt))
-            found = yield from _told(lines, prompt.hide_reasoning)
+            seen = stream and not prompt.hide_reasoning
+            lines = followed_lines(self._question(prompt), with_warnings=seen)
+            found = yield from changed(lines, lambda text: _thought(text, prompt.hide_reasoning))
         except UserError as error:
             raise llm.ModelError(str(error)) from None
         _finish(response, found)
@@ -112,7 +118,7 @@ class ConsortiumModel(_Saved, llm.Model):
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
     ) -> Iterator[Any]:
         """See llm's documentation of models in plugins."""
-        yield from self._events(prompt, response)
+        yield from self._events(prompt, stream, response)
 
 
 class AsyncConsortiumModel(_Saved, llm.AsyncModel):
@@ -125,23 +131,14 @@ class AsyncConsortiumModel(_Saved, llm.AsyncModel):
         self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: Any
     ) -> AsyncGenerator[Any, None]:
         """See llm's documentation of models in plugins."""
-        events = self._events(prompt, response)
+        events = self._events(prompt, stream, response)
         while (event := await apart(next, events, None)) is not None:
             yield event
 
 
-def _told(
-    lines: Generator[str, None, dict[str, Any]], hidden: bool
-) -> Generator[StreamEvent, None, dict[str, Any]]:
-    """The lines as reasoning."""
-    while True:
-        try:
-            words = next(lines)
-        except StopIteration as end:
-            found: dict[str, Any] = end.value
-            return found
-        if not hidden:
-            yield StreamEvent(type="reasoning", chunk=f"{words}\n")
+def _thought(text: str, hidden: bool) -> StreamEvent | None:
+    """What goes on as reasoning."""
+    return None if hidden else StreamEvent(type="reasoning", chunk=f"{text}\n")
 
 
 def _turns(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from swarm.collab.configs import Config, Member, member, read_preset
+from swarm.collab.configs import Config, Member, member, read_preset, threshold
 from swarm.collab.consortium import STRATEGIES
 from swarm.collab.shelf import config_of
+from swarm.consortium.judges import in_llm, usual_arbiter
 from swarm.consortium.members import Members
 from swarm.errors import UserError
-from swarm.models.llm import LLM
 from swarm.models.providers import Providers
 
 Command = Callable[..., Any]
@@ -47,14 +47,13 @@ class Threshold(click.ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         """As a share."""
+        text = str(value).strip()
         try:
-            number = float(str(value).strip().removesuffix("%"))
-        except ValueError:
-            number = -1.0
-        percent = number > 1 or str(value).strip().endswith("%")
-        if not 0 <= number <= 100:
-            self.fail(f"{value!r} is no confidence; write 0.8, 80 or 80%", param, ctx)
-        return number / 100 if percent else number
+            number = float(text.removesuffix("%"))
+            return threshold(number / 100 if text.endswith("%") else number)
+        except (ValueError, UserError):
+            self.fail(f"{value!r} is no confidence from 0 to 1, or 10 to 100 as percent; write "
+                      "0.8, 80 or 80%", param, ctx)  # fmt: skip
 
 
 def options(*made: Command) -> Callable[[Command], Command]:
@@ -163,25 +162,31 @@ def start(
         changes["system"] = text_of(given["system"])
     if origin is None:
         if "arbiter" not in changes:
-            changes["arbiter"] = _arbiter(changes)
+            strategy = changes.get("strategy", "default")
+            changes["arbiter"] = usual_arbiter(strategy, changes["members"])
         made = Start(Config(**changes), None, "as the options say")
     else:
         made = origin._replace(config=replace(origin.config, **changes))
-    _of_use(given, made.config.strategy)
+    see_use(given, made.config.strategy)
     each = {key: given[key] for key in of_each if given.get(key) is not None}
     return made._replace(config=_each(made.config, each))
 
 
-def _of_use(given: Mapping[str, Any], strategy: str) -> None:
+def see_use(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
     """See that no option is without effect.
+
+    Args:
+        given: The options by their names.
+        strategy: Of what they come to.
+        flag: How an option is written, before its name.
 
     Raises:
         UserError: One is.
     """
     for key, of in (("eliminate", "elimination"), ("keep", "elimination"), ("similarity", "vote")):
         if given.get(key) is not None and strategy != of:
-            raise UserError(f"--{key} has no effect with strategy {strategy}; add --strategy {of}",
-                            2)  # fmt: skip
+            raise UserError(f"{flag}{key} has no effect with strategy {strategy}; add "
+                            f"{flag}strategy {of}", 2)  # fmt: skip
 
 
 def _origin(given: Mapping[str, Any]) -> Start | None:
@@ -191,26 +196,9 @@ def _origin(given: Mapping[str, Any]) -> Start | None:
     if given.get("models"):
         return None
     classic = read_preset("classic")
-    there = all(_there(one.model) for one in (*classic.members, *_some(classic.arbiter)))
+    there = all(in_llm(one.model) for one in (*classic.members, *_some(classic.arbiter)))
     name, why = ("classic", "has") if there else ("local", "has not")
     return Start(read_preset(name), name, f"preset {name}, as llm {why} classic's models and keys")
-
-
-def _arbiter(changes: Mapping[str, Any]) -> Member | None:
-    """Who arbitrates where nobody was named: the first program's arbiter, else the first member."""
-    usual = read_preset("classic").arbiter
-    if changes.get("strategy") == "vote":
-        return None
-    return usual if usual and _there(usual.model) else Member(changes["members"][0].model)
-
-
-def _there(name: str) -> bool:
-    """Whether llm knows a model and has its key."""
-    try:
-        LLM(name).check()
-    except UserError:
-        return False
-    return True
 
 
 def one_of(option: str, spec: str, members: Members) -> Member:

@@ -8,6 +8,7 @@ from swarm.collab import Watch
 from swarm.collab.configs import Config, build, member
 from swarm.collab.following import Left
 from swarm.consortium.asking import MAX_TOKENS, Question, apart, ask
+from swarm.consortium.judges import usual_arbiter
 from swarm.consortium.members import Members
 from swarm.errors import UserError
 from swarm.models import Message
@@ -37,8 +38,9 @@ def create_consortium(
     Args:
         models: Who answers: a name, or with a count and options as in "gpt-4o:2,temperature=1".
         confidence_threshold, max_iterations, min_iterations, strategy: See `Consortium`; a
-            threshold may be 0.8 or 80. `minimum_iterations` and `judging_method` are older names.
-        arbiter: Who judges; only the strategy "vote" does without.
+            threshold is from 0 to 1, or 10 to 100 as percent. `minimum_iterations` and
+            `judging_method` are older names.
+        arbiter: Who judges; `None`: see `swarm.consortium.judges.usual_arbiter`.
         system_prompt: What members are told; `None` is a text of the house.
         default_count: Answers of each model that says no number.
         raw: Whether results have the arbiter's replies word by word, too.
@@ -59,11 +61,14 @@ def create_consortium(
     if isinstance(models, (str, Mapping)) or not models:
         raise UserError(f"models={models!r}: must be a list of names, one at least")
     found = members or Members()
-    config = Config.from_dict({
-        "system": system_prompt, **given, **settings,
-        "members": [member(one, found.known, default_count) for one in models],
-        "arbiter": None if arbiter is None else member(arbiter, found.known),
-    })  # fmt: skip
+    who = [member(one, found.known, default_count) for one in models]
+    if arbiter is None:
+        judge = usual_arbiter(str(given["strategy"]), who)
+    else:
+        judge = member(arbiter, found.known)
+    config = Config.from_dict(
+        {"system": system_prompt, **given, **settings, "members": who, "arbiter": judge}
+    )
     return Orchestrator(config, found, raw, log, temperature, max_tokens)
 
 
@@ -111,8 +116,9 @@ class Orchestrator:
             UserError: There is no answer.
         """
         turns = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
-        if not turns:
-            raise UserError("the conversation is empty: its last turn is the question")
+        if not turns or not turns[-1].content.strip():
+            raise UserError("the prompt is empty; give a question, or a conversation that ends "
+                            "with it")  # fmt: skip
         question = Question(None, self.config, self.consortium, turns, self.asked, self.log)
         found = ask(question, watch)
         if not self.raw:

@@ -9,6 +9,7 @@ import click
 from swarm.consortium import telling
 from swarm.consortium.options import FROM_1, options
 from swarm.consortium.runs import Runs
+from swarm.errors import UserError
 from swarm.printing import harmless
 
 which = options(
@@ -48,6 +49,8 @@ def run_info(run: str, as_json: bool) -> None:
 
     RUN is its id, or the beginning of it.
     """
+    if not run.strip():
+        raise UserError("run-info needs a run's id, or the beginning of it; `runs` lists them", 2)
     found = Runs().get(run)
     if as_json:
         click.echo(json.dumps(found, indent=1))

@@ -1,7 +1,6 @@
 """The command that asks a consortium: `llm consortium "..."`."""
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -59,6 +58,7 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
     begun = start(given, members)
     consortium = build(begun.config, members.model)
     notes(f"{begun.origin}: {telling.summary(begun.config)}")
+    notes.remark()
     for warning in telling.doubts(begun.config):
         notes.warn(warning)
     if text is None or given["dry_run"]:
@@ -80,14 +80,15 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
 class Notes:
     """Tells what is not the answer: progress and warnings, to standard error.
 
+    It takes what is logged as a warning until the command is over.
+
     Args:
         quiet: Warnings alone.
     """
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
-        self.remarks = Remarks()
-        logging.getLogger("swarm").addHandler(self.remarks)
+        self._remarks = click.get_current_context().with_resource(Remarks())
 
     def __call__(self, words: str) -> None:
         """Tell it."""
@@ -97,6 +98,11 @@ class Notes:
     def warn(self, words: str) -> None:
         """Tell it, whatever was said of being quiet."""
         click.echo(f"warning: {harmless(words)}", err=True)
+
+    def remark(self) -> None:
+        """Tell what was logged as a warning since the last time."""
+        for words in dict.fromkeys(self._remarks.take()):
+            self.warn(words)
 
 
 def question(prompt: str | None, stdin: bool) -> str:
@@ -163,8 +169,7 @@ def answered(put: Question, notes: Notes, logged: Answering = ask) -> dict[str, 
     try:
         return logged(put, watch)
     finally:
-        for remark in dict.fromkeys(notes.remarks.take()):
-            notes.warn(remark)
+        notes.remark()
 
 
 def _answering(ctx: click.Context, recorded: bool) -> Answering:

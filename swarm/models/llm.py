@@ -30,8 +30,9 @@ class LLM(Threaded):
     """Asks a model that `llm` knows; keys and settings are llm's, and nothing is logged there.
 
     What comes before the last turn goes to the model as llm's own conversations do. A temperature,
-    a seed and the most new tokens go to models that have such an option; it is warned once of one
-    that a model has not. Stops are looked for in the text.
+    a seed and the most new tokens go to models that have such an option. It is warned once of a
+    temperature or a seed that a model does not take; the most new tokens, which every request has,
+    are then left to it without a word. Stops are looked for in the text.
 
     Args:
         model: A model's name or alias, as `llm models` lists them.
@@ -152,7 +153,7 @@ class LLM(Threaded):
                 continue
             if name is not None:
                 options[name] = value
-            elif setting not in self._warned:
+            elif setting not in (*self._warned, "max_new_tokens"):
                 self._warned.add(setting)
                 log.warning("%s: it takes no %s; it answers as it does without", self.who, names[0])
         return options

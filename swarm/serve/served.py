@@ -27,7 +27,8 @@ def named(name: str, models: Mapping[str, Model]) -> str:
     short = [one for one in models if one.partition("/")[2] == name]
     if len(short) == 1:
         return short[0]
-    near = short or get_close_matches(name, models, 1)
+    whole = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
+    near = short or [whole[one] for one in get_close_matches(name, whole, 1)]
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     more = f" and {len(models) - SHOWN} more" if len(models) > SHOWN else ""
     there = f"{', '.join(list(models)[:SHOWN])}{more}"

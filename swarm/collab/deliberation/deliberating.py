@@ -77,9 +77,24 @@ class Deliberating(Way[Deliberation]):
     def _iteration(self, number: int) -> Generator[list[Call], list[Answer], Iteration]:
         """One iteration; who does worst in it may have to leave."""
         seats = self.seats
+        opinions = yield from self.opinions(number)
+        sitting = Sitting(self, number, opinions)
+        verdict = yield from JUDGES[self.consortium.strategy](sitting)
+        if self.consortium.strategy == "elimination":
+            stay = sitting.staying(verdict)
+            verdict = replace(verdict, needs_iteration=len(stay) < len(seats))
+            self.seats = [seats[place] for place in stay]
+        return Iteration(number, tuple(opinions), verdict)
+
+    def opinions(self, number: int) -> Generator[list[Call], list[Answer], list[Opinion]]:
+        """What each member says in an iteration.
+
+        Raises:
+            UserError: Too few answered, or what they are told is too long.
+        """
         came = yield self._asked(number)
         self.stages.layers.append(came)
-        opinions = [_opinion(seat, answer) for seat, answer in zip(seats, came, strict=True)]
+        opinions = [_opinion(seat, answer) for seat, answer in zip(self.seats, came, strict=True)]
         answers = [one.answer for one in opinions]
         missing = reasons(answers)
         answered = sum(not answer.error for answer in answers)
@@ -90,13 +105,7 @@ class Deliberating(Way[Deliberation]):
             )
         for reason in missing:
             self.warn(f"iteration {number}: {reason}")
-        sitting = Sitting(self, number, opinions)
-        verdict = yield from JUDGES[self.consortium.strategy](sitting)
-        if self.consortium.strategy == "elimination":
-            stay = sitting.staying(verdict)
-            verdict = replace(verdict, needs_iteration=len(stay) < len(seats))
-            self.seats = [seats[place] for place in stay]
-        return Iteration(number, tuple(opinions), verdict)
+        return opinions
 
     def _asked(self, number: int) -> list[Call]:
         """A call for each member."""

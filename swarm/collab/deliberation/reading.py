@@ -1,4 +1,4 @@
-"""Reading what an arbiter wrote: its verdict, or the order in which it puts answers."""
+"""Reading the verdict that an arbiter wrote."""
 
 import json
 import re
@@ -31,8 +31,6 @@ KEY = re.compile(r'"synthesis"\s*:', re.IGNORECASE)
 MOST, MOST_TAGS, NEAR = 10, 200, 40
 """A reply may be full of what it should have once: so many JSON keys and braces before each are
 looked at, so many tags, and so many characters beside one."""
-
-RANK = re.compile(r"<rank\s+position\s*=\s*['\"]?(\d{1,9})['\"]?\s*>[^\d<]*(\d+)", re.IGNORECASE)
 
 BULLET = re.compile(r"^\s*(?:[-*•–+]|\d+[.)])\s+")
 
@@ -147,7 +145,7 @@ def tagged(text: str) -> Iterator[Block]:
         rest = tags[number:]
         if any(one[2].lower() == name and _begins(text, one) for one in rest):
             continue
-        later = (one.start() for one in rest if _begins(text, one) and one[2].lower() != name)
+        later = (one.start() for one in rest if not one[1] and one[2].lower() != name)
         stop = next(later, len(text))
         yield Block(name, text[tag.end() : stop], tag.start(), stop)
 
@@ -224,46 +222,3 @@ def _headed(text: str) -> dict[str, Any]:
         if _says_something(said):
             found[key] = said
     return found
-
-
-def ranking(reply: str, labels: Sequence[int]) -> list[int] | None:
-    """The order in which a reply puts the answers with these numbers, best first.
-
-    Read are 3 > 1 > 2, a list, lines with a number each, "Answer 3, Answer 1", and tags of ranks;
-    of several orders the last. What the reply leaves out comes behind, in the labels' order.
-    """
-    said = without_thoughts(reply)
-    blocks = re.findall(
-        r"<ranking>((?:(?!<ranking>).)*?)</ranking>", said, re.IGNORECASE | re.DOTALL
-    )
-    for text in (*reversed(blocks), said):
-        if found := _order(text, labels):
-            return [*found, *(label for label in labels if label not in found)]
-    return None
-
-
-def _order(text: str, labels: Sequence[int]) -> list[int]:
-    if ranks := RANK.findall(text):
-        return _clear([number for _, number in sorted(ranks, key=lambda one: int(one[0]))], labels)
-    rows = [row for row in text.split("\n") if re.search(r"\d", row)]
-    for row in reversed(rows):
-        numbers = re.findall(r"\d+", row)
-        whole = len(numbers) == len(labels) > 1 or (len(numbers) > 1 and ">" in row)
-        if whole and (found := _clear(numbers, labels)):
-            return found
-    # A line for each: behind a place in the list there may be the answer's number.
-    last = []
-    for row in rows:
-        listed = re.match(r"\W*\d+\s*[.):]\D*?(\d+)", row)
-        named = re.search(r"(?:answer|response)\W*(\d+)", row, re.IGNORECASE)
-        plain = re.fullmatch(r"\W*(\d+)\W*", row)
-        if match := listed or plain or named:
-            last.append(match[1])
-    return _clear(last[-len(labels) :], labels) if len(last) >= len(labels) else []
-
-
-def _clear(numbers: Sequence[str], labels: Sequence[int]) -> list[int]:
-    """The numbers, if each is a label and none is there twice."""
-    found = [int(number) for number in numbers if len(number) < 10]
-    clear = len(set(found)) == len(numbers) and set(found) <= set(labels)
-    return found if clear else []

@@ -17,7 +17,8 @@ from swarm.collab.deliberation.arbiter import (
     VERDICT,
     shuffled,
 )
-from swarm.collab.deliberation.reading import ranking, verdict
+from swarm.collab.deliberation.rankings import ranking
+from swarm.collab.deliberation.reading import verdict
 from swarm.collab.deliberation.said import without_thoughts
 from swarm.collab.deliberation.sitting import UNBOUND, Sitting
 from swarm.collab.deliberation.verdicts import Verdict

@@ -172,7 +172,7 @@ class Deliberating(Way[Deliberation]):
             if sure is None:
                 return "nobody said how sure it is"
             if sure >= threshold:
-                return f"confidence {sure:g} reached {threshold:g}"
+                return f"confidence {sure:.3g} reached {threshold:g}"
         if iteration.number >= consortium.max_iterations:
             return f"max_iterations={consortium.max_iterations}"
         spent = sum(one.completion.cost for one in self.stages.answers if one.completion)

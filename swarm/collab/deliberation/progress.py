@@ -19,7 +19,7 @@ def line(consortium: "Consortium", event: Any) -> str:
         return f"{who}: {event.completion.seconds:.1f} s, {_tokens(event.completion.new_tokens)}"
     if isinstance(event, Iteration):
         sure = event.verdict.confidence
-        words = "unknown" if sure is None else f"{sure:g}"
+        words = "unknown" if sure is None else f"{sure:.3g}"
         return (
             f"iteration {event.number} of at most {consortium.max_iterations}: confidence {words}"
         )

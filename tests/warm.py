@@ -29,8 +29,11 @@ AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_", "MKL_", "TORCH_", "CUDA_", "PYTHON"
 
 
 def settings() -> dict[str, str]:
-    """The variables that are read while importing; PYTHONPATH can be set later."""
-    late = ("PYTHON", "PYTHONPATH")
+    """The variables that are read while importing, but for those that may come later.
+
+    lm_eval sets the last one in whoever imports it, for downloads.
+    """
+    late = ("PYTHON", "PYTHONPATH", "HF_XET_HIGH_PERFORMANCE")
     return {k: v for k, v in os.environ.items() if k.startswith(AT_IMPORT) and k not in late}
 
 

@@ -1,5 +1,6 @@
 """What every test may ask for: tiny models and pools, made once a session; never write to them."""
 
+import logging
 import os
 
 # Before torch is imported: no network, and no threads fighting over tiny matrices.
@@ -9,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with many slow tests first, so that no worker is left alone with one at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture(autouse=True)
+def fresh_log() -> Iterator[None]:
+    """The log's handlers end with a test: they write to what was standard error in it."""
+    yield
+    log = logging.getLogger("swarm")
+    log.handlers.clear()
+    log.propagate = True
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """A model maps requests to completions; local, remote, mixed or simulated, all are used alike."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from swarm.errors import UserError
 
@@ -34,6 +34,8 @@ class Request:
         sample: Which of several answers to one request, from 0. Greedy answers do not differ by it.
         timeout: Seconds for this answer with all repetitions; `None` is the model's own setting. A
             model that cannot be interrupted may take longer.
+        body: Fields of the request to a chat endpoint, over what the others come to; one of `None`
+            is left out. Whoever sets it has to know that the model is behind one.
     """
 
     prompt: str | tuple[Message, ...]
@@ -46,6 +48,7 @@ class Request:
     top_logprobs: int = 0
     sample: int = 0
     timeout: float | None = None
+    body: Mapping[str, Any] | None = None
 
 
 class Token(NamedTuple):

@@ -51,6 +51,27 @@ class Line:
             future.cancel()
 
 
+async def in_thread(function: Callable[..., T], *given: Any) -> T:
+    """What a function gives that takes its time; the thread does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: Any, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(result) if error is None else done.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = function(*given)
+        except BaseException as raised:
+            error = raised
+        loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done
+
+
 _line: Line | None = None
 _lock = threading.Lock()
 

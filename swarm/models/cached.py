@@ -8,7 +8,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Model, Request, Stream, attempt, stream
 from swarm.models.as_json import completion_as_json, completion_of, request_as_json
-from swarm.models.cache import Cache, key_of
+from swarm.models.cache import Cache, key_of, sample_key
 from swarm.models.trace import all_of
 
 AT_ONCE = 64
@@ -71,16 +71,19 @@ class Cached:
         answer = yield from stream(self.model, whole)
         return self._kept(key, answer)
 
+    def key(self, request: Request) -> str:
+        """Under which, with the sample's number, an answer is kept; greedy ones have number 0."""
+        return key_of("model", self.identity, request_as_json(replace(request, sample=0)))
+
     def _asked(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
         """The requests as the model gets them, each with the key of its answer."""
         seen: Counter[tuple[str, int]] = Counter()
         asked = []
         for request in requests:
-            body = request_as_json(replace(request, sample=0))
-            key = key_of("model", self.identity, body)
+            key = self.key(request)
             sample = 0 if request.temperature == 0 else request.sample + seen[key, request.sample]
             seen[key, request.sample] += 1
-            asked.append((key_of(key, sample), replace(request, sample=sample, decided=None)))
+            asked.append((sample_key(key, sample), replace(request, sample=sample, decided=None)))
         return asked
 
     def _kept(self, key: str, answer: Completion) -> Completion:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from swarm.models import Message, Request
 from swarm.models.address import checked_url
 from swarm.models.asking import Call
-from swarm.models.cache import key_of
+from swarm.models.cache import key_of, sample_key
 
 CHARACTERS_A_TOKEN = 4
 """For the estimate of `Limits.tokens_per_minute`; the server's own count corrects it."""
@@ -57,21 +57,32 @@ def body_of(request: Request, tokens_field: str, fixed: Mapping[str, Any]) -> di
         body["logprobs"] = True
     if request.top_logprobs > 0:
         body["top_logprobs"] = request.top_logprobs
+    if request.body:
+        told = {**body, **request.body}
+        body = {key: value for key, value in told.items() if value is not None}
     return body
 
 
 def wanted(
-    url: str, requests: Sequence[Request], tokens_field: str, fixed: Mapping[str, Any]
+    url: str,
+    requests: Sequence[Request],
+    tokens_field: str,
+    fixed: Mapping[str, Any],
+    greedy_once: bool = True,
 ) -> Iterator[Wanted]:
-    """What is to be had for the requests: of equal greedy ones one answer, else another each."""
+    """What is to be had for the requests: another answer each.
+
+    Args:
+        greedy_once: Equal ones with a temperature of 0 have one answer.
+    """
     seen: Counter[tuple[str, int]] = Counter()
     for request in requests:
         body = body_of(request, tokens_field, fixed)
         key = alike = key_of("chat", url, body)
-        if body.get("temperature") != 0:
+        if body.get("temperature") != 0 or not greedy_once:
             sample = request.sample + seen[key, request.sample]
             seen[key, request.sample] += 1
-            key = key_of(key, sample)
+            key = sample_key(key, sample)
             if "seed" in body:
                 alike, body["seed"] = key, body["seed"] + sample
         yield Wanted(key, alike, body, request.timeout)
@@ -88,6 +99,7 @@ def grouped(answers: Sequence[Wanted], most: int) -> list[list[Wanted]]:
 def call_of(group: Sequence[Wanted], tokens_field: str) -> Call:
     """The request for a group."""
     body, count = group[0].body, len(group)
-    read = sum(len(turn["content"]) for turn in body["messages"]) / CHARACTERS_A_TOKEN
-    tokens = float(read + count * body[tokens_field])
+    # A turn's content may be parts, or nothing where it is a call of tools.
+    read = sum(len(turn.get("content") or "") for turn in body["messages"]) / CHARACTERS_A_TOKEN
+    tokens = float(read + count * body.get(tokens_field, 0))
     return Call(body | ({"n": count} if count > 1 else {}), tokens, group[0].timeout)

@@ -1,7 +1,7 @@
 """Many JSON requests to one server at once: paced, timed, repeated, and without a leaked key."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -53,7 +53,7 @@ class Client:
 
     def named(self, name: str) -> "Client":
         """The same server by another name; both together keep to the limits."""
-        other = object.__new__(Client)
+        other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, name=name, repeated=0)
         return other
 
@@ -62,6 +62,28 @@ class Client:
         """The server, as messages call it."""
         return f"{self.name} ({self.url})"
 
+    def key(self) -> str | None:
+        """What is sent as the key.
+
+        Raises:
+            UserError: There is none in the environment.
+        """
+        return read_key(self.who, self.api_key_env)
+
+    @asynccontextmanager
+    async def asking(
+        self, read: Read[T], refused: Refused[T] | None = None
+    ) -> AsyncIterator[Callable[[int, Call], Awaitable[T]]]:
+        """Make calls one by one, on the event loop of `swarm.models.background.line`.
+
+        What it gives makes one call by its number and its body; see `gather` for the arguments.
+
+        Raises:
+            UserError: There is no key; a call raises its `RequestError`.
+        """
+        async with self._asking(self.key(), read, refused) as (asking, post):
+            yield lambda number, call: asking(post, number, call)
+
     def check(self) -> None:
         """Look for the key, and at the proxy if there is one.
 
@@ -69,7 +91,7 @@ class Client:
             UserError: There is no key, or the proxy has no possible URL.
         """
         proxy_for(self.url)
-        read_key(self.who, self.api_key_env)
+        self.key()
 
     def gather(
         self, calls: Sequence[Call], read: Read[T], refused: Refused[T] | None = None
@@ -117,7 +139,7 @@ class Client:
         Raises:
             RequestError: The call failed for good; the class says how.
         """
-        key = read_key(self.who, self.api_key_env)
+        key = self.key()
 
         async def work(emit: Callable[[P], None]) -> T:
             async with self._asking(key, read, refused) as (asking, post):
@@ -128,7 +150,7 @@ class Client:
     def _run(
         self, calls: Sequence[Call], read: Read[T], refused: Refused[T] | None, together: bool
     ) -> list[T | UserError]:
-        key = read_key(self.who, self.api_key_env)
+        key = self.key()
         return line().run(self._all(calls, read, refused, together, key)) if calls else []
 
     async def _all(

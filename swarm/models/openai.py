@@ -49,6 +49,7 @@ class OpenAI:
             `n`; endpoints that know it count the prompt once. Of no effect with a seed.
         client: Shared with other models of one endpoint, as its limits are; stands for `base_url`,
             `api_key_env` and `limits`. It posts to `swarm.models.chat.chat_url(base_url)`.
+        greedy_once: Whether samples with a temperature of 0 are one; else each is asked for.
 
     Attributes:
         totals: What was asked so far, in this process.
@@ -72,15 +73,14 @@ class OpenAI:
         cache: Cache | None = None,
         samples_at_once: int = 1,
         client: Client | None = None,
+        greedy_once: bool = True,
     ) -> None:
         # Before any message that repeats the URL.
         url = chat_url(base_url)
         if model is not None and (not isinstance(model, str) or not model.strip()):
             raise UserError(f"model={model!r}: must be the name of a model at {base_url}")
-        if tokens_field not in ("max_tokens", "max_completion_tokens"):
-            raise UserError(
-                f"tokens_field={tokens_field!r} is not one of max_tokens, max_completion_tokens"
-            )
+        if tokens_field not in (fields := ("max_tokens", "max_completion_tokens")):
+            raise UserError(f"tokens_field={tokens_field!r} is not one of {', '.join(fields)}")
         if type(samples_at_once) is not int or samples_at_once < 1:
             raise UserError(
                 f"samples_at_once={samples_at_once!r}: must be a whole number from 1 on"
@@ -97,7 +97,7 @@ class OpenAI:
         self.prices = checked_prices(prices)
         name = model or "the model"
         self.client = client.named(name) if client else Client(name, url, api_key_env, limits)
-        self.cache = cache
+        self.cache, self.greedy_once = cache, greedy_once
         self.totals = Totals()
         self._stream_options = True
         self._warned = False
@@ -152,10 +152,10 @@ class OpenAI:
             UserError: As `generate`; also where the endpoint breaks off.
         """
         self.check()
-        asked = self._wanted([request])
+        asked = self.wanted([request])
         for answer in self._kept(asked).values():
             self.totals.cached += 1
-            done = self._completion(answer, cached=True)
+            done = self.completion(answer, cached=True)
             yield Delta(done.text, done.reasoning)
             return done
         before = self.client.repeated
@@ -167,7 +167,7 @@ class OpenAI:
             self._stream_options = False
             answer = yield from self._streamed(asked)
         self._log(1, 1, self.client.repeated - before)
-        return self._completion(answer, cached=False)
+        return self.completion(answer, cached=False)
 
     def _streamed(self, asked: list[Wanted]) -> Generator[Delta, None, Answer]:
         keeping = Keeping(self.cache, self.model)
@@ -178,7 +178,7 @@ class OpenAI:
         return keeping.kept(asked[0].key, answer)
 
     def _answers(self, requests: Sequence[Request], ask: Callable[..., list[Any]]) -> list[Any]:
-        asked = self._wanted(requests)
+        asked = self.wanted(requests)
         kept = self._kept(asked)
         new = {answer.key: answer for answer in asked if answer.key not in kept}
         self.totals.cached += len(asked) - len(new)
@@ -186,7 +186,7 @@ class OpenAI:
         found = {**kept, **self._asked(list(new.values()), ask)}
         self._log(len(asked), len(new), self.client.repeated - before)
         answers = [(found[one.key], one.key in kept) for one in asked]
-        return [a if isinstance(a, UserError) else self._completion(a, old) for a, old in answers]
+        return [a if isinstance(a, UserError) else self.completion(a, old) for a, old in answers]
 
     def _asked(self, new: list[Wanted], ask: Callable[..., list[Any]]) -> dict[str, Any]:
         """Answer or error by key."""
@@ -206,10 +206,12 @@ class OpenAI:
                 found.update(zip((answer.key for answer in group), each, strict=False))
         return {key: keeping.kept(key, answer) for key, answer in found.items()}
 
-    def _wanted(self, requests: Sequence[Request]) -> list[Wanted]:
+    def wanted(self, requests: Sequence[Request]) -> list[Wanted]:
+        """What is to be asked for the requests, and under which keys it is kept."""
         if any(request.choices for request in requests):
             raise self._no_choices()
-        return list(wanted(self.client.url, requests, self.tokens_field, self.fixed))
+        url, field = self.client.url, self.tokens_field
+        return list(wanted(url, requests, field, self.fixed, self.greedy_once))
 
     def _no_choices(self) -> UserError:
         return UserError(
@@ -225,6 +227,10 @@ class OpenAI:
     ) -> tuple[list[Call], Any, Any]:
         """The calls, and what is done with an answer and with a refusal as soon as it is there."""
         calls = [call_of(group, self.tokens_field) for group in groups]
+        return calls, *self.reading(groups, calls, keeping)
+
+    def reading(self, groups: Any, calls: Any, keeping: Keeping) -> tuple[Any, Any]:
+        """What is done with an answer and with a refusal; by number, groups and calls."""
 
         def kept(number: int, answers: list[Answer]) -> list[Answer]:
             for one, answer in zip(groups[number], answers, strict=False):
@@ -248,7 +254,7 @@ class OpenAI:
             empty = {"text": "", "prompt_tokens": 0, "new_tokens": 0, "finish": reason}
             return kept(number, [empty] * len(groups[number]))
 
-        return calls, read, refused
+        return read, refused
 
     def _count(self, answer: Answer) -> None:
         self.totals.add(answer, cost_of(answer, self.prices))
@@ -257,7 +263,8 @@ class OpenAI:
             self._warned = True
             log.warning("%s: the answers are by another model, %s", self.client.who, other)
 
-    def _completion(self, answer: Answer, cached: bool) -> Completion:
+    def completion(self, answer: Answer, cached: bool) -> Completion:
+        """An answer as others have it."""
         told = {**answer, "cost": cost_of(answer, self.prices), "cached": cached}
         return completion_of(told) if "tokens" in told else Completion(**told)
 

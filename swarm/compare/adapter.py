@@ -1,0 +1,98 @@
+"""What a model's requests need that others' do not, put in before they are sent."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from swarm.compare.errors import WrongValue
+
+Selector = Callable[[str], bool]
+Prepare = Callable[[dict[str, Any], str], dict[str, Any]]
+
+REASONING = re.compile(r"(o1|o3|o4|gpt-5)")
+"""What the names of OpenAI's reasoning models begin with, after the vendor's name if any."""
+
+
+def reasons(model: str) -> bool:
+    """Whether it is one of OpenAI's reasoning models, at whatever router."""
+    return bool(REASONING.match(model.rsplit("/", 1)[-1]))
+
+
+def _named(params: dict[str, Any], model: str) -> dict[str, Any]:
+    return {"model": model, **params}
+
+
+def _with_effort(params: dict[str, Any], model: str) -> dict[str, Any]:
+    from swarm.compare.config import Config
+
+    return {"reasoning_effort": Config.reasoning_effort, **params}
+
+
+def _with_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any]:
+    if "max_tokens" not in params:
+        return params
+    others = {key: value for key, value in params.items() if key != "max_tokens"}
+    return {**others, "max_completion_tokens": params["max_tokens"]}
+
+
+def _own() -> list[tuple[Selector, Prepare]]:
+    return [
+        (lambda model: True, _named),
+        (reasons, _with_effort),
+        (reasons, _with_completion_tokens),
+    ]
+
+
+class ModelAdapter:
+    """Handlers that change the parameters of some models' requests.
+
+    They are called when a request is sent and when its answer is looked for in the cache alike: a
+    handler that changes what is sent makes it another request.
+    """
+
+    _handlers = _own()
+
+    @classmethod
+    def register(cls, model_selector: Selector, prepare_function: Prepare) -> None:
+        """Add a handler; all that match are called in the order in which they were added.
+
+        Args:
+            model_selector: Given a model's name, whether the handler is for it.
+            prepare_function: Given the parameters and the model's name, gives the parameters; it
+                may change those that it was given.
+
+        Raises:
+            WrongValue: One of them cannot be called.
+        """
+        if not (callable(model_selector) and callable(prepare_function)):
+            raise WrongValue("ModelAdapter.register: has to be given two functions")
+        cls._handlers.append((model_selector, prepare_function))
+
+    @classmethod
+    def reset(cls) -> None:
+        """Take back what was registered."""
+        cls._handlers = _own()
+
+    @classmethod
+    def prepare(cls, params: dict[str, Any], model: str) -> dict[str, Any]:
+        """The parameters as this model's requests have them.
+
+        Raises:
+            WrongValue: A handler gives something else than parameters.
+        """
+        for selects, prepared in cls._handlers:
+            if selects(model):
+                params = prepared(params, model)
+                if not isinstance(params, dict):
+                    name = getattr(prepared, "__name__", "a handler")
+                    raise WrongValue(f"ModelAdapter: {name} gave {params!r:.60} in place of a dict")
+        return params
+
+    @classmethod
+    def test_request_params(cls, model: str) -> dict[str, Any]:
+        """What is sent to find out whether an endpoint has a model."""
+        params = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "timeout": 30}
+        if not reasons(model):
+            return {**params, "max_tokens": 1}
+        effort = "none" if model.rsplit("/", 1)[-1].startswith("gpt-5.") else "low"
+        return {**params, "max_completion_tokens": 32, "reasoning_effort": effort}

@@ -1,0 +1,49 @@
+"""What a question asks: parameters for one model, and the samples that are wanted of its answer."""
+
+import copy
+from collections.abc import Generator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from swarm.errors import UserError
+from swarm.models import Completion
+
+T = TypeVar("T")
+
+
+class Asked:
+    """What one model is asked; all samples of it have one of these.
+
+    Args:
+        model: Its name.
+        params: As a chat endpoint takes them: "messages", "temperature", "max_tokens" and so on,
+            before `ModelAdapter` has made them this model's.
+    """
+
+    def __init__(self, model: str, params: Mapping[str, Any]) -> None:
+        self.model, self.params = model, params
+
+    @cached_property
+    def api_kwargs(self) -> dict[str, Any]:
+        """What is sent, "model" and "timeout" included; a dictionary of its own."""
+        from swarm.compare.adapter import ModelAdapter
+        from swarm.compare.config import Config
+
+        prepared = ModelAdapter.prepare(copy.deepcopy(dict(self.params)), self.model)
+        return {"timeout": Config.timeout, **prepared}
+
+
+class Want(NamedTuple):
+    """One answer: the n-th sample of what is asked."""
+
+    asked: Asked
+    sample: int = 0
+
+
+Heard = Completion | UserError
+"""What a want comes to."""
+
+Script = Generator[Sequence[Want], list[Heard], T]
+"""How a row, or a few, come to be: yields wants, is sent what each of them came to in their order,
+as often as it likes, and returns its result. Failures are sent, not thrown. Thousands of scripts
+are under way at once (`swarm.compare.running.run`); what several of them want is asked once."""

@@ -1,0 +1,202 @@
+"""Finds out which of the known endpoints has a model, asking only those that may have it."""
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from swarm.compare.client import Client, KeyedClient
+from swarm.compare.errors import NoClientForModel, WrongValue
+from swarm.compare.remembered import forget, remember, remembered
+from swarm.errors import UserError
+from swarm.models.asking import Call
+from swarm.models.pace import Limits
+
+Pair = tuple[str, str, str]
+"""An endpoint: its base_url, a key, and the name of the variable that the key is from."""
+
+ENDPOINTS = {
+    "ANTHROPIC_API_KEY": "https://api.anthropic.com/v1",
+    "OPENAI_API_KEY": "https://api.openai.com/v1",
+    "OPENROUTER_API_KEY": "https://openrouter.ai/api/v1",
+    "TINKER_API_KEY": "https://tinker.thinkingmachines.dev/services/tinker-prod/oai/api/v1",
+}
+"""Where the keys in variables of these names, or of these with _ANYTHING behind, are for."""
+
+MAY_HAVE = {
+    "api.openai.com": re.compile(r"(?!tinker:)[^/]+"),
+    "api.anthropic.com": re.compile(r"claude[^/]*"),
+    "openrouter.ai": re.compile(r"(?!tinker:)[^/]+/.+"),
+    "tinker.thinkingmachines.dev": re.compile(r"tinker:.+|[^/]+/.+"),
+}
+"""By host, what the names of its models look like; any other host may have any model."""
+
+PATIENCE = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
+"""Of looking for a model: an endpoint that is not there costs seconds, not the day."""
+
+
+def pairs_of_environment() -> list[Pair]:
+    """The endpoints whose keys are in the environment, by the names of the variables."""
+    found = []
+    for variable in sorted(os.environ):
+        for prefix, url in ENDPOINTS.items():
+            key = os.environ[variable].strip()
+            if key and (variable == prefix or variable.startswith(f"{prefix}_")):
+                found.append((url, key, variable))
+    return found
+
+
+def may_have(base_url: str, model: str) -> bool:
+    """Whether a model of this name can be at an endpoint."""
+    form = MAY_HAVE.get(urlsplit(base_url).hostname or "")
+    return form is None or form.fullmatch(model) is not None
+
+
+class Places:
+    """Endpoints, and what was found out about who has which model.
+
+    Attributes:
+        pairs: The endpoints; `None` until somebody asks.
+        found: By model, its endpoint or why there is none; of the pairs as they are.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[Pair] | None = None
+        self.found: dict[str, Client | NoClientForModel] = {}
+        self._certain: set[str] = set()
+        self._seen: list[Pair] | None = None
+        self._lock, self._locks = threading.Lock(), dict[str, threading.Lock]()
+
+    def client(self, model: str, certain: bool) -> Client:
+        """Where a model is asked.
+
+        Args:
+            model: Its name.
+            certain: Ask even the only endpoint that may have it; else its first request tells.
+
+        Raises:
+            NoClientForModel: Nobody has it.
+        """
+        pairs = self._checked()
+        with self._lock:
+            lock = self._locks.setdefault(model, threading.Lock())
+        with lock:
+            if model not in self.found or (certain and model not in self._certain):
+                self.found[model] = self._searched(model, pairs, certain)
+            found = self.found[model]
+        if isinstance(found, NoClientForModel):
+            raise found
+        return found
+
+    def candidates(self, model: str) -> list[Pair]:
+        """The endpoints that may have a model, in the order in which they are preferred."""
+        return [pair for pair in self._checked() if may_have(pair[0], model)]
+
+    def answered(self, model: str) -> None:
+        """The model has answered where it was asked."""
+        found = self.found.get(model)
+        if model not in self._certain and isinstance(found, Client):
+            self._certain.add(model)
+            remember(model, self.candidates(model), found)
+
+    def gone(self, model: str) -> None:
+        """The model is not where it was."""
+        self.found.pop(model, None)
+        self._certain.discard(model)
+        forget(model)
+
+    def _checked(self) -> list[Pair]:
+        """The pairs by their variables; what was found out of others is forgotten."""
+        from swarm.compare.config import Config
+
+        pairs = sorted(checked_pairs(Config.url_key_pairs), key=lambda pair: pair[2])
+        with self._lock:
+            if pairs != self._seen:
+                self._seen = pairs
+                self.found.clear()
+                self._certain.clear()
+        return pairs
+
+    def _searched(self, model: str, pairs: list[Pair], certain: bool) -> Client | NoClientForModel:
+        possible = [pair for pair in pairs if may_have(pair[0], model)]
+        if not possible:
+            return NoClientForModel(f"{model}: {_nobody(pairs)}")
+        known = remembered(model, possible)
+        if known is not None:
+            self._certain.add(model)
+            return Client(*known)
+        if len(possible) == 1 and not certain:
+            return Client(*possible[0])
+        return self._probed(model, possible)
+
+    def _probed(self, model: str, possible: list[Pair]) -> Client | NoClientForModel:
+        with ThreadPoolExecutor(len(possible)) as threads:
+            said = list(threads.map(lambda pair: _probe(model, pair), possible))
+        for pair, error in zip(possible, said, strict=True):
+            if error is None:
+                self._certain.add(model)
+                remember(model, possible, Client(*pair))
+                return Client(*pair)
+            _tell(pair, error)
+        return NoClientForModel(
+            f"{model}: none of {len(possible)} endpoints has it; the first one says: {said[0]}"
+        )
+
+
+def checked_pairs(pairs: Any) -> list[Pair]:
+    """`Config.url_key_pairs` as set by somebody.
+
+    Raises:
+        WrongValue: They are no pairs; the message leaves the keys out.
+    """
+    form = "a list of (base_url, key, name of the key's variable)"
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str):
+        raise WrongValue(f"Config.url_key_pairs: has to be {form}")
+    found = []
+    for number, pair in enumerate(pairs):
+        texts = isinstance(pair, tuple | list) and all(isinstance(part, str) for part in pair)
+        if not texts or len(pair) not in (2, 3):
+            raise WrongValue(f"Config.url_key_pairs[{number}]: has to be one of {form}")
+        found.append((pair[0], pair[1], pair[2] if len(pair) == 3 else f"KEY_{number}"))
+    return found
+
+
+def _probe(model: str, pair: Pair) -> UserError | None:
+    """Why an endpoint does not have a model; `None` if it has."""
+    from swarm.compare.adapter import ModelAdapter
+
+    params = dict(ModelAdapter.test_request_params(model))
+    timeout = params.pop("timeout", None)
+    try:
+        client = KeyedClient(model, Client(*pair), PATIENCE)
+        [said] = client.attempt(
+            [Call(params, timeout=timeout)], lambda n, content, s: content["choices"]
+        )
+    except UserError as error:
+        return error
+    return said if isinstance(said, UserError) else None
+
+
+def _tell(pair: Pair, error: UserError) -> None:
+    from swarm.compare.config import Config
+
+    if Config.verbose:
+        print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
+
+
+def _nobody(pairs: list[Pair]) -> str:
+    """Why no endpoint can have a model."""
+    if pairs:
+        hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
+        return (
+            f"no model at {hosts} can have this name; name its place, as in local/rooms or "
+            "PROVIDER/MODEL, or add an endpoint to Config.url_key_pairs"
+        )
+    return (
+        f"nothing says where this model is: set one of {', '.join(ENDPOINTS)}, or "
+        "Config.url_key_pairs; or name the place, as in local/rooms, ollama/NAME or PROVIDER/MODEL"
+    )

@@ -1,0 +1,144 @@
+"""Finds the model of a name: your own, one of this project's kinds, or one at an endpoint."""
+
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare.cache import kept_answers
+from swarm.compare.client import KeyedClient
+from swarm.compare.config import Config, checked_workers
+from swarm.compare.discovery import Places
+from swarm.compare.errors import NoClientForModel, WrongValue
+from swarm.compare.sources import Batches, Endpoint, Source
+from swarm.models import Model
+from swarm.models.cache import Cache
+from swarm.models.cached import Cached
+from swarm.models.openai import OpenAI
+from swarm.models.pace import Limits
+
+if TYPE_CHECKING:
+    from swarm.models.providers import Provider
+
+WHOLE = ("local", "llm", "function", "moa", "consortium")
+"""What a name may begin with that is no endpoint's."""
+
+SHORT = {"search": "local/search", "initial_experts": "local"}
+"""Folders whose models are named by their place."""
+
+RETRIES = 4
+"""Of a request that may succeed later; the waits between them double."""
+
+_lock = threading.Lock()
+_found: dict[Any, Source] = {}
+_clients: dict[Any, KeyedClient] = {}
+
+
+def source(name: str) -> Source:
+    """The model of a name; may ask endpoints for it, so it is not for an event loop.
+
+    Your own (`Config.models`) goes before this project's kinds (local/, search/, initial_experts/,
+    llm/, function/, moa/, consortium/), these before the endpoints of `Config.url_key_pairs`, and
+    these before PROVIDER/MODEL.
+
+    Raises:
+        NoClientForModel: There is none; or another `UserError`.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise WrongValue(f"{name!r} is no name of a model")
+    if name in Config.models:
+        model = Config.models[name]
+        return _remembered((name, id(model)), lambda: _own(name, model))
+    first, slash, rest = name.partition("/")
+    if slash and (first in WHOLE or first in SHORT):
+        return _remembered(name, lambda: _named(f"{SHORT.get(first, first)}/{rest}"))
+    try:
+        client = _client(name)
+    except NoClientForModel:
+        provider = _providers().get(first) if rest else None
+        if provider is None:
+            raise
+        return _remembered(name, lambda: _provided(provider, rest))
+    where = (name, client.base_url, getattr(client, "variable", None))
+    return _remembered(where, lambda: _found_at(name, client))
+
+
+def places() -> Places:
+    """What is known of who has which model."""
+    return Config._places
+
+
+def _client(name: str) -> Any:
+    """Where a model is asked, without asking for it first where one place alone is possible."""
+    own = vars(Config)["client_for_model"]
+    if own is not ORIGINAL:
+        return Config.client_for_model(name)
+    return places().client(name, certain=False)
+
+
+ORIGINAL = vars(Config)["client_for_model"]
+"""The method as it is here; a script may put its own in its place."""
+
+
+def _remembered(key: Any, make: Any) -> Source:
+    """The same model for the same name and settings, so that its limits hold for all who ask."""
+    state = (key, str(kept_answers().path), Config.base, Config.pool, Config.timeout,
+             checked_workers())  # fmt: skip
+    with _lock:
+        if state not in _found:
+            _found[state] = make()
+        return _found[state]
+
+
+def _own(name: str, model: Model) -> Source:
+    if not hasattr(model, "generate"):
+        raise WrongValue(f"Config.models[{name!r}]: it has no method generate(requests)")
+    fingerprint = model.fingerprint() if hasattr(model, "fingerprint") else None
+    identity = ("own", name, type(model).__qualname__, fingerprint)
+    return Batches(Cached(model, kept_answers(), identity, name))
+
+
+def _named(name: str) -> Source:
+    from swarm.roster.identity import identity
+
+    model = _roster(kept_answers(), Config.base, Config.pool).model(name)
+    bare = model.model if isinstance(model, Cached) else model
+    told = ("named", name, identity(bare))
+    return Batches(Cached(bare, kept_answers(), told, name))
+
+
+def _provided(provider: "Provider", name: str) -> Source:
+    return Endpoint(provider.model(name, cache=kept_answers(), greedy_once=False))
+
+
+def _found_at(name: str, client: Any) -> Source:
+    if hasattr(client, "generate"):
+        return _own(name, client)
+    prices = (p.prices.get(name) for p in _providers().values() if p.base_url == client.base_url)
+    model = OpenAI(
+        name, client.base_url, temperature=None, prices=next(prices, None), cache=kept_answers(),
+        client=_shared(client), greedy_once=False,
+    )  # fmt: skip
+    return Endpoint(model)
+
+
+def _shared(client: Any) -> KeyedClient:
+    """What all models of one endpoint and key are asked through: its limits are those of all."""
+    settings = (client.base_url, client.api_key, Config.timeout, checked_workers())
+    if settings not in _clients:
+        limits = Limits(concurrency=checked_workers(), timeout=Config.timeout, retries=RETRIES)
+        _clients[settings] = KeyedClient("", client, limits)
+    return _clients[settings]
+
+
+@lru_cache(maxsize=4)
+def _roster(cache: Cache, base: str | None, pool: str) -> Any:
+    from swarm.roster import Roster
+
+    return Roster(base=base, pool=pool, cache=cache)
+
+
+@lru_cache(maxsize=1)
+def _providers() -> Any:
+    from swarm.models.providers import Providers
+
+    return Providers.load()

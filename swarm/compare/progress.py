@@ -1,0 +1,56 @@
+"""A progress bar for a person at a terminal or in a notebook; nobody else sees any."""
+
+import sys
+import threading
+from collections.abc import Callable
+
+FIRST, NEXT = 0.5, 0.2
+"""Seconds until the bar is shown, and between two looks at the counts."""
+
+
+class Progress:
+    """Shows how many answers have come, as a context.
+
+    Args:
+        title: What stands before the bar.
+        count: Gives how many came, how many are known to be wanted, and failures.
+        silent: Show nothing.
+    """
+
+    def __init__(
+        self, title: str, count: Callable[[], tuple[int, int, int]], silent: bool = False
+    ) -> None:
+        self.title, self.count = title, count
+        self.shown = not silent and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "Progress":
+        if self.shown:
+            self._thread = threading.Thread(target=self._show, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        if self.shown:
+            self._thread.join()
+
+    def _show(self) -> None:
+        if self._ended.wait(FIRST):
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        failures = TextColumn("{task.fields[failures]}", style="red")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                   TimeRemainingColumn(), failures)  # fmt: skip
+        with Bar(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(self.title, failures="")
+            while True:
+                ended = self._ended.wait(NEXT)
+                came, wanted, failed = self.count()
+                told = f"{failed} failed" if failed else ""
+                bar.update(task, completed=came, total=wanted, failures=told)
+                if ended:
+                    return

@@ -1,0 +1,201 @@
+"""Low-level calls of one model: a text, token probabilities, sampled answers, many at once."""
+
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from swarm.compare.asking import Asked, Script, Want
+from swarm.compare.config import Config
+from swarm.compare.errors import WrongValue
+from swarm.compare.running import as_completed, run
+from swarm.errors import UserError
+
+Said = tuple[Any, dict[str, Any]]
+"""A result, and what was sent for it."""
+
+
+class Runner:
+    """Asks one model; what is kept is not asked again.
+
+    Args:
+        model: Its name.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    @property
+    def client(self) -> Any:
+        """See `Config.client_for_model`."""
+        return Config.client_for_model(self.model)
+
+    def get_text(self, params: Mapping[str, Any]) -> Said:
+        """One answer's text.
+
+        Args:
+            params: As a chat endpoint takes them; "messages" is a must.
+
+        Returns:
+            The text and what was sent.
+
+        Raises:
+            UserError: There is no answer.
+        """
+        return self._one(self._get_text(params))
+
+    def single_token_probs(
+        self, params: Mapping[str, Any], *, num_samples: int = 1, convert_to_probs: bool = True
+    ) -> Said:
+        """The likeliest next tokens.
+
+        Args:
+            params: See `get_text`; "top_logprobs" is 20 where they do not say.
+            num_samples: Answers whose probabilities are averaged.
+            convert_to_probs: Probabilities, not their natural logarithms.
+
+        Returns:
+            Token to probability, the likeliest first, and what was sent.
+
+        Raises:
+            UserError: There is no answer, or the endpoint tells no probabilities.
+        """
+        return self._one(
+            self._single_token_probs(
+                params, num_samples=num_samples, convert_to_probs=convert_to_probs
+            )
+        )
+
+    def sample_probs(self, params: Mapping[str, Any], *, num_samples: int) -> Said:
+        """How often each answer is given.
+
+        Args:
+            params: See `get_text`.
+            num_samples: How often is asked.
+
+        Returns:
+            Answer to its share, the most frequent first, and what was sent.
+
+        Raises:
+            UserError: A sample failed.
+        """
+        return self._one(self._sample_probs(params, num_samples=num_samples))
+
+    def get_many(
+        self,
+        func: Callable[..., Said],
+        kwargs_list: Sequence[Mapping[str, Any]],
+        *,
+        max_workers: int | None = None,
+        silent: bool = False,
+        title: str | None = None,
+        executor: Executor | None = None,
+        in_order: bool = False,
+    ) -> Iterator[tuple[Mapping[str, Any], Said]]:
+        """Call a function with each of the arguments, many at once.
+
+        Args:
+            func: A method of this runner, or of another one; or any function.
+            kwargs_list: Arguments of each call; keys that begin with _ are not passed, and come
+                back with the others.
+            max_workers: The most calls under way; `None`: `Config.max_workers`.
+            silent: No progress bar.
+            title: Of the progress bar.
+            executor: Where a function of another kind is run.
+            in_order: In the order of `kwargs_list`, else as they are done.
+
+        Yields:
+            Arguments and (result, what was sent); of a call that failed (None, {}), and the reason
+            is told on standard error.
+        """
+        given = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
+        owner = getattr(func, "__self__", None)
+        if isinstance(owner, Runner):
+            make = getattr(owner, f"_{func.__name__}")
+            scripts = [make(**one) for one in given]
+            done: Iterator[tuple[int, Any]] = as_completed(
+                scripts, title or self.model, max_workers, silent
+            )
+        else:
+            done = _in_threads(func, given, max_workers or Config.max_workers, executor)
+        yield from _told(kwargs_list, ordered(done) if in_order else done)
+
+    def _one(self, script: Script[Said | UserError]) -> Said:
+        [said] = run([script], self.model)
+        if isinstance(said, UserError):
+            raise said
+        return said
+
+    def _get_text(self, params: Mapping[str, Any]) -> Script[Said | UserError]:
+        asked = Asked(self.model, checked(params))
+        [heard] = yield [Want(asked)]
+        return heard if isinstance(heard, UserError) else (heard.text, asked.api_kwargs)
+
+    def _single_token_probs(
+        self, params: Mapping[str, Any], num_samples: int = 1, convert_to_probs: bool = True
+    ) -> Script[Said | UserError]:
+        from swarm.compare.tokens import MOST_TOP_LOGPROBS, next_token, telling
+
+        top = params.get("top_logprobs", MOST_TOP_LOGPROBS)
+        asked = Asked(self.model, telling(checked(params), top))
+        found = yield from next_token(asked, range(num_samples), convert_to_probs)
+        return found.error or (found.answer, asked.api_kwargs)
+
+    def _sample_probs(
+        self, params: Mapping[str, Any], num_samples: int
+    ) -> Script[Said | UserError]:
+        from swarm.compare.sampling import sample_probs
+
+        found = yield from sample_probs(checked(params), self.model, num_samples)
+        return found.error or (found.answer, found.api_kwargs)
+
+
+def checked(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters, if they ask anything.
+
+    Raises:
+        WrongValue: They do not.
+    """
+    if not isinstance(params, Mapping) or not params.get("messages"):
+        raise WrongValue(
+            'params: has to be a dict with "messages": [{"role": ..., "content": ...}]'
+        )
+    return params
+
+
+def ordered(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
+    """The numbered by their numbers, each as soon as it may come."""
+    early: dict[int, Any] = {}
+    following = 0
+    for number, one in done:
+        early[number] = one
+        while following in early:
+            yield following, early.pop(following)
+            following += 1
+
+
+def _told(kwargs_list: Sequence[Mapping[str, Any]], done: Iterator[tuple[int, Any]]) -> Any:
+    for number, one in done:
+        if isinstance(one, Exception):
+            print(f"call {number} failed: {one}", file=sys.stderr)
+            one = (None, {})
+        yield kwargs_list[number], one
+
+
+def _in_threads(
+    func: Callable[..., Any], given: Sequence[Any], workers: int, executor: Executor | None
+) -> Generator[tuple[int, Any], None, None]:
+    """What a function gives for each of the arguments, as they are done."""
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    own = executor or ThreadPoolExecutor(workers)
+    futures = {own.submit(func, **one): number for number, one in enumerate(given)}
+    try:
+        for future in as_completed(futures):
+            error = future.exception()
+            yield futures[future], error if error else future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        if executor is None:
+            own.shutdown(wait=False)

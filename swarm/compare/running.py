@@ -1,0 +1,63 @@
+"""Runs scripts: all at once, in one pool, with a progress bar."""
+
+import sys
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import Any, TypeVar
+
+from swarm.compare.asking import Script
+from swarm.compare.course import Course
+from swarm.compare.progress import Progress
+from swarm.models.background import line
+
+T = TypeVar("T")
+
+
+def run(scripts: Iterable[Script[T]], title: str = "") -> list[T]:
+    """What all scripts come to, in their order.
+
+    Answers are kept as they come; an interrupt ends the asking at once and loses none of them.
+
+    Args:
+        scripts: They may share wants: each is asked once.
+        title: Of the progress bar.
+
+    Raises:
+        UserError: A setting is wrong. What a model fails in is sent to its scripts instead.
+    """
+    found: dict[int, T] = {}
+    course = Course(list(scripts), found.__setitem__)
+    try:
+        with Progress(title, course.count):
+            line().run(course.all())
+    except KeyboardInterrupt:
+        came, wanted, _ = course.count()
+        said = f"interrupted: {came} of {wanted} answers came, and are kept; the same again goes on"
+        print(said, file=sys.stderr)
+        raise
+    return [found[number] for number in range(len(found))]
+
+
+def as_completed(
+    scripts: Iterable[Script[T]], title: str = "", workers: int | None = None, silent: bool = False
+) -> Generator[tuple[int, T], None, None]:
+    """What the scripts come to, each with its number, as soon as it is there.
+
+    To close the generator ends the asking.
+
+    Args:
+        scripts, title: See `run`.
+        workers: The most requests under way; `None`: `Config.max_workers`.
+        silent: No progress bar.
+
+    Raises:
+        UserError: As `run`.
+    """
+    told: list[Callable[[tuple[int, T]], None]] = []
+    course = Course(list(scripts), lambda number, result: told[0]((number, result)), workers)
+
+    def work(emit: Callable[[tuple[int, T]], None]) -> Coroutine[Any, Any, None]:
+        told.append(emit)
+        return course.all()
+
+    with Progress(title, course.count, silent):
+        yield from line().pieces(work)

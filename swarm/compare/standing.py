@@ -1,0 +1,94 @@
+"""How a run stands: who waits for which answers, and what is asked of each model."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.compare.asking import Script, Want
+from swarm.compare.finding import places
+from swarm.compare.sources import Source
+from swarm.errors import UserError
+from swarm.models import Request
+from swarm.models.failures import NotFound, RequestError, Unreachable
+from swarm.models.one_by_one import Ask
+
+ENOUGH = 3
+"""Failures in a row, without an answer meanwhile, after which a model is asked nothing more."""
+
+
+@dataclass
+class Waiting:
+    """A script that waits for what it wanted.
+
+    Attributes:
+        script, number: It, and its place among all.
+        heard: What came, in the order of its wants.
+        missing: How many have not come.
+        again: Whether it has wanted something before.
+    """
+
+    script: Script[Any]
+    number: int
+    heard: list[Any] = field(default_factory=list)
+    missing: int = 0
+    again: bool = False
+
+
+Wanted = tuple[Want, Waiting, int]
+"""A want, who wants it, and its place among that one's wants."""
+
+
+@dataclass
+class Place:
+    """One model in a run.
+
+    Attributes:
+        name: The model's.
+        source: Where its answers are from; `None` until it is found.
+        parked: Wants from the time before.
+        queue: What is to be asked, and the keys of the answers.
+        ask: Asks an endpoint; `None` until it is used.
+        under_way: Batches, or requests that are asked one by one.
+        met: Whether it has said anything.
+        last: When it answered last, as `time.monotonic` has it.
+        failures: Since then.
+        error: Why nothing more is asked of it.
+    """
+
+    name: str
+    source: Source | None = None
+    parked: list[Wanted] = field(default_factory=list)
+    queue: deque[tuple[str, Request]] = field(default_factory=deque)
+    ask: Ask | None = None
+    under_way: int = 0
+    met: bool = False
+    last: float = 0.0
+    failures: int = 0
+    error: UserError | None = None
+
+    def ready(self) -> bool:
+        """Whether something may be asked now; of an endpoint one thing until it has answered."""
+        if not self.queue:
+            return False
+        assert self.source
+        most = self.source.batches if self.met or self.source.at_once > 1 else 1
+        return self.under_way < most
+
+    def answered(self) -> None:
+        """It has answered."""
+        if not self.met:
+            places().answered(self.name)
+        self.met, self.last, self.failures = True, time.monotonic(), 0
+
+    def failed(self, error: UserError, began: float) -> None:
+        """A request that began then has failed for good; perhaps all others would."""
+        self.failures += 1
+        if isinstance(error, NotFound):
+            places().gone(self.name)
+        if not isinstance(error, RequestError):
+            return
+        self.met = self.met or not isinstance(error, Unreachable)
+        hopeless = self.failures >= ENOUGH or not self.met
+        if error.general or (error.passing and self.last < began and hopeless):
+            self.error = error

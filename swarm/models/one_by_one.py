@@ -1,0 +1,45 @@
+"""An endpoint's model asked for one answer after another, on the event loop where it is asked."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from swarm.models import Completion, Request
+from swarm.models.asking import Call
+from swarm.models.chat import Wanted, call_of
+from swarm.models.keeping import Keeping
+from swarm.models.openai import OpenAI
+
+Ask = Callable[[Request], Awaitable[Completion]]
+
+
+@asynccontextmanager
+async def asking(model: OpenAI) -> AsyncIterator[Ask]:
+    """Ask on the event loop of `swarm.models.background.line`; answers are kept as they come.
+
+    What it gives answers one request, even if its answer is kept already, and raises what it fails
+    for.
+
+    Raises:
+        UserError: There is no key.
+    """
+    keeping = Keeping(model.cache, model.model)
+    under_way: dict[int, list[Wanted]] = {}
+    calls: dict[int, Call] = {}
+    numbers = itertools.count()
+    read, refused = model.reading(under_way, calls, keeping)
+    async with model.client.asking(read, refused) as asked:
+
+        async def ask(request: Request) -> Completion:
+            number, [one] = next(numbers), model.wanted([request])
+            under_way[number], calls[number] = [one], call_of([one], model.tokens_field)
+            try:
+                [answer] = await asked(number, calls[number])
+            finally:
+                del under_way[number], calls[number]
+            # What came in this turn of the loop is written before the next.
+            await asyncio.sleep(0)
+            return model.completion(keeping.kept(one.key, answer), cached=False)
+
+        yield ask

@@ -27,7 +27,7 @@ from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
 
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-PROMPT = re.compile(rb'"content": "([^"]*)"')
+PROMPT = re.compile(rb'"content": ?"([^"]*)"')
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 SAID = (
     b'{"id": "c-1", "object": "chat.completion", "model": "small", "choices": [{"index": 0, '
@@ -45,6 +45,10 @@ class Chat(asyncio.Protocol):
     def __init__(self, wait: float) -> None:
         self.wait, self.waiting = wait, b""
 
+    def said(self, prompt: bytes) -> bytes:
+        """The answer to a prompt."""
+        return SAID % prompt
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
@@ -54,7 +58,7 @@ class Chat(asyncio.Protocol):
             end = head + int(LENGTH.search(self.waiting, 0, head)[1])
             if len(self.waiting) < end:
                 return
-            said = SAID % PROMPT.search(self.waiting, head, end)[1]
+            said = self.said(PROMPT.search(self.waiting, head, end)[1])
             self.waiting = self.waiting[end:]
             answer = HEAD % len(said) + said
             if self.wait:
@@ -63,18 +67,18 @@ class Chat(asyncio.Protocol):
                 self.transport.write(answer)
 
 
-async def serve(wait: float) -> None:
+async def serve(wait: float, chat: type[Chat] = Chat) -> None:
     """Answer until this process is ended; the port is printed first."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Chat(wait), "127.0.0.1", 0, backlog=2048)
+    server = await loop.create_server(lambda: chat(wait), "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 @contextmanager
-def endpoint(wait: float) -> Iterator[str]:
-    """The base URL of a running endpoint."""
-    command = [sys.executable, __file__, "--serve", str(wait)]
+def endpoint(wait: float, script: str = __file__) -> Iterator[str]:
+    """The base URL of a running endpoint, which a script serves."""
+    command = [sys.executable, script, "--serve", str(wait)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"

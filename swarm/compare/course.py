@@ -29,6 +29,7 @@ class Course(Generic[T]):
         scripts: They belong to it from now on.
         told: Is handed the number of each script that has ended and what it came to.
         workers: The most requests under way; `None`: `Config.max_workers`.
+        before: Called once, before anything is asked.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class Course(Generic[T]):
         scripts: Sequence[Script[T]],
         told: Callable[[int, T], None],
         workers: int | None = None,
+        before: Callable[[], None] | None = None,
     ) -> None:
-        self.scripts, self.told = scripts, told
+        self.scripts, self.told, self.before = scripts, told, before
         self.workers = workers or checked_workers()
         self.places: dict[str, Place] = {}
         self.prepared: dict[int, tuple[Asked, Request | UserError, str]] = {}
@@ -201,6 +203,9 @@ class Course(Generic[T]):
             ready = [place for place in self.places.values() if place.ready()]
             if not ready:
                 return
+            if self.before:
+                self.before()
+                self.before = None
             for place in ready[: self.workers - self.under_way]:
                 assert place.source
                 many = min(place.source.at_once, len(place.queue))

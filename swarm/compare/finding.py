@@ -111,7 +111,7 @@ def _provided(provider: "Provider", name: str) -> Source:
 
 
 def _found_at(name: str, client: Any) -> Source:
-    if hasattr(client, "generate"):
+    if "generate" in dir(client):
         return _own(name, client)
     prices = (p.prices.get(name) for p in _providers().values() if p.base_url == client.base_url)
     model = OpenAI(

@@ -12,7 +12,9 @@ from swarm.models.background import line
 T = TypeVar("T")
 
 
-def run(scripts: Iterable[Script[T]], title: str = "") -> list[T]:
+def run(
+    scripts: Iterable[Script[T]], title: str = "", before: Callable[[], None] | None = None
+) -> list[T]:
     """What all scripts come to, in their order.
 
     Answers are kept as they come; an interrupt ends the asking at once and loses none of them.
@@ -20,12 +22,13 @@ def run(scripts: Iterable[Script[T]], title: str = "") -> list[T]:
     Args:
         scripts: They may share wants: each is asked once.
         title: Of the progress bar.
+        before: Called once before something is asked; not if all answers are kept.
 
     Raises:
         UserError: A setting is wrong. What a model fails in is sent to its scripts instead.
     """
     found: dict[int, T] = {}
-    course = Course(list(scripts), found.__setitem__)
+    course = Course(list(scripts), found.__setitem__, before=before)
     try:
         with Progress(title, course.count):
             line().run(course.all())

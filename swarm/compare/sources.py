@@ -32,12 +32,14 @@ class Source(Protocol):
         label: Whose they are, in the cache.
         at_once: How many requests go in one batch; 1 asks one by one.
         batches: The most batches under way at once.
+        met: Whether it has said anything; until then one thing is asked at a time.
     """
 
     cache: Cache
     label: str
     at_once: int
     batches: int
+    met: bool
 
     def request(self, asked: Asked) -> Request:
         """What is asked, as a request for sample 0.
@@ -68,7 +70,7 @@ class Endpoint:
     def __init__(self, model: OpenAI) -> None:
         assert model.cache is not None
         self.model, self.cache, self.label = model, model.cache, str(model.model)
-        self.batches = model.client.limits.concurrency
+        self.batches, self.met = model.client.limits.concurrency, False
 
     def request(self, asked: Asked) -> Request:
         """The parameters as they are, whatever they are."""
@@ -106,6 +108,7 @@ class Batches:
 
     at_once = AT_ONCE
     batches = 4
+    met = True
 
     def __init__(self, model: Cached) -> None:
         self.model, self.cache, self.label = model, model.cache, model.label

@@ -50,7 +50,6 @@ class Place:
         queue: What is to be asked, and the keys of the answers.
         ask: Asks an endpoint; `None` until it is used.
         under_way: Batches, or requests that are asked one by one.
-        met: Whether it has said anything.
         last: When it answered last, as `time.monotonic` has it.
         failures: Since then.
         error: Why nothing more is asked of it.
@@ -62,7 +61,6 @@ class Place:
     queue: deque[tuple[str, Request]] = field(default_factory=deque)
     ask: Ask | None = None
     under_way: int = 0
-    met: bool = False
     last: float = 0.0
     failures: int = 0
     error: UserError | None = None
@@ -72,14 +70,14 @@ class Place:
         if not self.queue:
             return False
         assert self.source
-        most = self.source.batches if self.met or self.source.at_once > 1 else 1
-        return self.under_way < most
+        return self.under_way < (self.source.batches if self.source.met else 1)
 
     def answered(self) -> None:
         """It has answered."""
-        if not self.met:
+        assert self.source
+        if not self.source.met:
             places().answered(self.name)
-        self.met, self.last, self.failures = True, time.monotonic(), 0
+        self.source.met, self.last, self.failures = True, time.monotonic(), 0
 
     def failed(self, error: UserError, began: float) -> None:
         """A request that began then has failed for good; perhaps all others would."""
@@ -88,7 +86,10 @@ class Place:
             places().gone(self.name)
         if not isinstance(error, RequestError):
             return
-        self.met = self.met or not isinstance(error, Unreachable)
-        hopeless = self.failures >= ENOUGH or not self.met
+        if self.source and not error.passing:
+            # It is there. One that is overloaded at the beginning is not pressed harder.
+            self.source.met = True
+        nobody = isinstance(error, Unreachable) and not self.last
+        hopeless = self.failures >= ENOUGH or nobody
         if error.general or (error.passing and self.last < began and hopeless):
             self.error = error

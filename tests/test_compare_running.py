@@ -1,0 +1,357 @@
+"""Many answers in one pool: kept as they come, failures told and never kept, nothing for ever."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import comparing
+import endpoints
+import pytest
+import searches
+import warm
+from comparing import KEY, asked, repeats, script
+
+from swarm.compare import Config, ModelAdapter, Runner
+from swarm.compare.asking import Heard, Script, Want
+from swarm.compare.errors import WrongValue
+from swarm.compare.running import as_completed, run
+from swarm.errors import UserError
+from swarm.models import Completion, Request
+
+settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
+
+
+def texts(heard: Sequence[Heard]) -> list[str | None]:
+    """What was said; `None` where it failed."""
+    return [one.text if isinstance(one, Completion) else None for one in heard]
+
+
+def test_answers_come_in_order_and_are_asked_once() -> None:
+    with comparing.endpoint() as server:
+        ask = [script(asked(f"q{n % 7}"), n % 3) for n in range(60)]
+        assert texts(run(ask)) == [f"so: q{n % 7}" for n in range(60)]
+        assert len(server.asked) == 21
+        assert texts(run([script(asked("q3"), n) for n in range(3)])) == ["so: q3"] * 3
+        assert len(server.asked) == 21, "a kept answer was asked for"
+
+
+def test_raising_the_samples_asks_for_the_new_ones_alone() -> None:
+    with comparing.endpoint() as server:
+        for samples, requests in ((3, 6), (4, 8), (4, 8), (2, 8)):
+            run([script(asked(f"q{n}"), sample) for n in range(2) for sample in range(samples)])
+            assert len(server.asked) == requests
+
+
+def test_greedy_samples_of_an_endpoint_are_asked_each() -> None:
+    with comparing.endpoint() as server:
+        run([script(asked(temperature=0), n) for n in range(3)])
+        assert len(server.asked) == 3
+
+
+def test_a_script_goes_on_with_what_it_hears_before_others_begin() -> None:
+    """An answer streams to its judge: with one worker they alternate."""
+
+    def judged(n: int) -> Script[str]:
+        [first] = yield [Want(asked(f"q{n}"))]
+        both = yield [Want(asked(f"judge {first.text}")), Want(asked("a constant"))]
+        return " ".join(one.text for one in both)
+
+    Config.max_workers = 1
+    with comparing.endpoint() as server:
+        assert run([judged(n) for n in range(3)])[2] == "so: judge so: q2 so: a constant"
+        said = server.texts()
+    assert len(said) == 7, "the constant is asked once"
+    assert said.index("judge so: q0") < said.index("q2")
+
+
+def test_a_failure_is_told_not_kept_and_asked_again() -> None:
+    broken = {"q1", "q3"}
+
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        if request.body["messages"][-1]["content"] in broken:
+            return endpoints.Reply({"error": {"message": "no luck"}}, 400)
+        return repeats(request)
+
+    with comparing.endpoint(answer) as server:
+        ask = [asked(f"q{n}") for n in range(5)]
+        heard = run([script(one) for one in ask])
+        assert texts(heard) == ["so: q0", None, "so: q2", None, "so: q4"]
+        assert "no luck" in str(heard[1])
+        broken.clear()
+        assert None not in texts(run([script(one) for one in ask]))
+        assert len(server.asked) == 7
+
+
+def test_a_model_that_is_nowhere_costs_the_others_nothing() -> None:
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        if request.body["model"] == "unknown":
+            return endpoints.Reply({"error": {"message": "no such model"}}, 404)
+        return repeats(request)
+
+    with comparing.endpoint(answer) as server:
+        ask = [asked(f"q{n}", model) for n in range(20) for model in ("small", "unknown")]
+        heard = run([script(one) for one in ask])
+        assert texts(heard[::2]) == [f"so: q{n}" for n in range(20)]
+        assert texts(heard[1::2]) == [None] * 20
+        assert len(server.asked) == 21, "a model that is not there is asked once"
+
+
+def test_what_is_not_found_has_its_reason() -> None:
+    Config.url_key_pairs = []
+    [heard] = run([script(asked(model="gpt-9"))])
+    assert isinstance(heard, UserError) and "gpt-9" in str(heard) and "OPENAI_API_KEY" in str(heard)
+
+
+def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests are repeated so often and no more; then nothing new is asked of it."""
+    monkeypatch.setattr("swarm.models.asking.FIRST_WAIT", 0.001)
+    with comparing.endpoint(lambda _: endpoints.Reply({}, 500)) as server:
+        began = time.monotonic()
+        heard = run([script(asked(f"q{n}")) for n in range(300)])
+        assert texts(heard) == [None] * 300
+        assert time.monotonic() - began < 10
+        assert len(server.asked) == 15, "three requests, five times each"
+    [later] = run([script(asked("q0"))])
+    assert isinstance(later, UserError), "the server is gone"
+
+
+def test_a_prompt_that_fails_for_ever_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarm.models.asking.FIRST_WAIT", 0.001)
+
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        if request.body["messages"][-1]["content"] == "q0":
+            return endpoints.Reply({}, 500)
+        return repeats(request)
+
+    Config.max_workers = 1
+    with comparing.endpoint(answer):
+        assert texts(run([script(asked(f"q{n}")) for n in range(4)])) == [
+            None, "so: q1", "so: q2", "so: q3",
+        ]  # fmt: skip
+
+
+def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.compare.finding.RETRIES", 0)
+    Config.timeout = 0.2
+    with comparing.endpoint(lambda _: endpoints.Reply({}, wait=1.0)):
+        began = time.monotonic()
+        [heard] = run([script(asked())])
+        assert isinstance(heard, UserError) and "0.2 s" in str(heard)
+        assert time.monotonic() - began < 0.9
+
+
+INTERRUPTED = """
+import sys
+from swarm.compare import Config
+sys.path.insert(0, "tests")
+from comparing import asked, script
+from swarm.compare.running import run
+Config.cache_dir = sys.argv[1]
+Config.url_key_pairs = [(sys.argv[2], "a-key-of-ours", "FAKE_API_KEY")]
+run([script(asked(f"q{n}")) for n in range(2000)])
+"""
+
+
+def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> None:
+    def slowly(request: endpoints.Asked) -> endpoints.Reply:
+        return endpoints.Reply(repeats(request).body, wait=0.1)
+
+    with comparing.endpoint(slowly) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTED, str(settings), server.url],
+            cwd=searches.ROOT, env=searches.environment(), stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        while len(server.asked) < 150:
+            time.sleep(0.01)
+            assert process.poll() is None, process.stderr and process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        sent = len(server.asked)
+        assert "KeyboardInterrupt" in said and "are kept" in said
+        assert sent < 600, "it went on"
+        came = int(said.split("interrupted: ")[1].split(" of ")[0])
+        assert came >= 40
+        Config.url_key_pairs = [(server.url, KEY, "FAKE_API_KEY")]
+        server.answer = repeats
+        heard = run([script(asked(f"q{n}")) for n in range(300)])
+        assert texts(heard) == [f"so: q{n}" for n in range(300)]
+        assert len(server.asked) - sent <= 300 - came
+
+
+def test_an_error_in_a_script_keeps_what_came() -> None:
+    def broken(n: int) -> Script[None]:
+        yield [Want(asked(f"q{n}"))]
+        if n == 5:
+            raise RuntimeError("a mistake in the script")
+
+    with comparing.endpoint() as server:
+        with pytest.raises(RuntimeError, match="a mistake"):
+            run([broken(n) for n in range(20)])
+        before = len(server.asked)
+        run([script(asked(f"q{n}")) for n in range(6)])
+        assert len(server.asked) - before < 6
+
+
+def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
+    """200 answers each, of which half are the same."""
+    code = INTERRUPTED.replace("range(2000)", "range(int(sys.argv[3]), int(sys.argv[3]) + 200)")
+    with comparing.endpoint() as server:
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(settings), server.url, str(first)],
+                cwd=searches.ROOT, env=searches.environment(),
+            )
+            for first in (0, 100)
+        ]  # fmt: skip
+        assert [process.wait(60) for process in both] == [0, 0]
+        before = len(server.asked)
+        assert before <= 400
+        run([script(asked(f"q{n}")) for n in range(300)])
+        assert len(server.asked) == before
+
+
+def test_runs_in_several_threads_share_the_endpoint() -> None:
+    found: dict[int, list[str | None]] = {}
+    Config.max_workers = 8
+
+    def work(thread: int) -> None:
+        found[thread] = texts(run([script(asked(f"{thread} {n}")) for n in range(30)]))
+
+    with comparing.endpoint() as server:
+        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {t: [f"so: {t} {n}" for n in range(30)] for t in range(4)}
+        assert server.peak <= 8
+
+
+def test_as_completed_gives_each_when_it_is_there() -> None:
+    held = threading.Event()
+
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        if request.body["messages"][-1]["content"] == "q0":
+            held.wait(10)
+        return repeats(request)
+
+    with comparing.endpoint(answer):
+        run([script(asked("warm"))])
+        came = as_completed([script(asked(f"q{n}")) for n in range(3)])
+        first = [next(came)[0], next(came)[0]]
+        held.set()
+        assert sorted(first) == [1, 2] and next(came)[0] == 0
+
+
+class Shouts:
+    """A model of one's own; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The last turn in capitals."""
+        self.asked += requests
+        return [Completion(request.prompt[-1].content.upper()) for request in requests]
+
+
+def test_a_model_of_ones_own_is_a_class_with_generate() -> None:
+    own = Config.models["shouts"] = Shouts()
+    ask = [script(asked(f"q{n}", "shouts"), sample) for n in range(5) for sample in range(2)]
+    assert texts(run(ask))[:3] == ["Q0", "Q0", "Q1"]
+    assert len(own.asked) == 10 and own.asked[0].max_new_tokens == 5
+    [again] = run([script(asked("q3", "shouts"), 1)])
+    assert again.cached and len(own.asked) == 10
+    [heard] = run([script(asked("q", "shouts", logit_bias={1: 2}))])
+    assert "shouts: it takes no logit_bias" in str(heard)
+    [heard] = run([script(asked([{"type": "text", "text": "hi"}], "shouts"))])
+    assert "it reads text alone" in str(heard)
+    Config.models["wrong"] = object()
+    [heard] = run([script(asked("q", "wrong"))])
+    assert isinstance(heard, WrongValue) and "no method generate" in str(heard)
+
+
+def test_functions_and_consortia_are_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(searches.ROOT / "tests"))
+    [heard] = run([script(asked("hi", "function/talkers:function"))])
+    assert heard.text == "user: hi"
+    [heard] = run([script(asked("hi", "local/no-such-expert"))])
+    assert isinstance(heard, UserError) and "no-such-expert" in str(heard)
+
+
+def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        return endpoints.chat(f"your key is {KEY}")
+
+    Config.verbose = True
+    with comparing.endpoint(answer):
+        heard = run([script(asked())])
+        print(heard, Config.client_for_model("small"), repr(Config.client_cache))
+        Config.client_for_model("small")
+    assert KEY.encode() not in b"".join(file.read_bytes() for file in settings.glob("*"))
+    assert KEY not in "".join(capfd.readouterr())
+    assert "***" in heard[0].text
+
+
+def test_a_changed_adapter_is_another_request() -> None:
+    with comparing.endpoint() as server:
+        run([script(asked())])
+        ModelAdapter.register(lambda model: model == "small", lambda p, _: {**p, "top_p": 0.5})
+        run([script(asked())])
+        run([script(asked(model="other"))])
+        assert [one.body.get("top_p") for one in server.asked] == [None, 0.5, None]
+
+
+def test_runner_gives_texts_and_what_was_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    def params(text: str) -> dict[str, object]:
+        return {"messages": [{"role": "user", "content": text}], "temperature": 0.5}
+
+    with comparing.endpoint() as server:
+        runner = Runner("small")
+        text, sent = runner.get_text(params("hello"))
+        assert text == "so: hello"
+        assert sent == {"timeout": 60, "model": "small", **params("hello")}
+        assert server.asked[-1].body == {"model": "small", **params("hello")}
+        many = [{"params": params(one), "_number": n} for n, one in enumerate(("a", "bad", "c"))]
+        came = runner.get_many(runner.get_text, many)
+        found = {given["_number"]: said for given, said in came}
+        assert found[0][0] == "so: a" and found[1] == (None, {}) and found[2][0] == "so: c"
+        assert "I do not answer that" in capsys.readouterr().err
+        ordered = runner.get_many(lambda a: (a, {}), [{"a": n} for n in range(9)], in_order=True)
+        assert [said for _, (said, _) in ordered] == list(range(9))
+        with pytest.raises(UserError, match="I do not answer that"):
+            runner.get_text(params("bad"))
+        with pytest.raises(WrongValue, match="messages"):
+            runner.get_text({"temperature": 1})
+
+
+def test_importing_costs_little_and_no_torch() -> None:
+    code = (
+        "import time; begin = time.process_time()\n"
+        "from swarm.compare import Config, ModelAdapter, Question, Runner\n"
+        "import json, sys; print(json.dumps([time.process_time() - begin, sorted(sys.modules)]))"
+    )
+    done = subprocess.run([warm.COLD, "-c", code], cwd=searches.ROOT, check=True, text=True,
+                          env=searches.environment(), capture_output=True)  # fmt: skip
+    seconds, modules = json.loads(done.stdout)
+    heavy = {"torch", "transformers", "pandas", "numpy", "matplotlib", "fastapi", "aiohttp"}
+    assert not heavy & set(modules)
+    assert seconds < 0.5
+
+
+def test_settings_are_checked() -> None:
+    for name, value in (("max_workers", 0), ("timeout", "soon")):
+        with Config.override(**{name: value}), pytest.raises(WrongValue, match=f"Config.{name}"):
+            run([script(asked())])
+    with pytest.raises(WrongValue, match="no setting workers"), Config.override(workers=3):
+        pass
+    assert Config.max_workers == 100 and Config.timeout == 60

@@ -2,21 +2,19 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from swarm.compare.asking import Asked, Heard, Script, Want
+from swarm.compare.asking import Heard, Script, Want
 from swarm.compare.config import checked_workers
-from swarm.compare.finding import source
-from swarm.compare.sources import Batches, Endpoint, Source
-from swarm.compare.standing import Place, Waiting, Wanted
+from swarm.compare.finding import at_hand, source
+from swarm.compare.sources import Batches, Endpoint
+from swarm.compare.standing import Place, Prepared, Waiting, Wanted
 from swarm.errors import UserError
 from swarm.models import Request, attempt
 from swarm.models.background import in_thread
-from swarm.models.cache import sample_key
 from swarm.models.one_by_one import asking
 
 T = TypeVar("T")
@@ -42,7 +40,7 @@ class Course(Generic[T]):
         self.scripts, self.told, self.before = scripts, told, before
         self.workers = workers or checked_workers()
         self.places: dict[str, Place] = {}
-        self.prepared: dict[int, tuple[Asked, Request | UserError, str]] = {}
+        self.prepared: dict[int, Prepared] = {}
         self.wanted: dict[str, list[tuple[Waiting, int]]] = {}
         self.new: list[Wanted] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -63,7 +61,7 @@ class Course(Generic[T]):
         try:
             async with AsyncExitStack() as self.stack:
                 for number, script in enumerate(self.scripts):
-                    self._advance(Waiting(script, number), None)
+                    self._advance(Waiting(script, number, []), None)
                 self._settle()
                 await self.over
         finally:
@@ -97,7 +95,8 @@ class Course(Generic[T]):
                 return
             heard = []
         waiting.heard, waiting.missing = [None] * len(wants), len(wants)
-        self.new += [(want, waiting, index) for index, want in enumerate(wants)]
+        for index, want in enumerate(wants):
+            self.new.append((want, waiting, index))
 
     def _hand(self, waiting: Waiting, index: int, heard: Heard) -> None:
         waiting.heard[index] = heard
@@ -130,63 +129,71 @@ class Course(Generic[T]):
         """Answer what is kept, queue the rest, until nothing new is wanted; then ask."""
         while self.new:
             new, self.new = self.new, []
-            looked_up: dict[str, dict[str, tuple[Request, int, bool]]] = defaultdict(dict)
-            for one in new:
-                self._sort(one, looked_up)
-            for name, sought in looked_up.items():
-                self._look_up(self.places[name], sought)
+            for place, sought in self._sorted(new).values():
+                self._look_up(place, sought)
         self._ask()
         if not self.left and not self.over.done():
             self.over.set_result(None)
 
-    def _sort(self, one: Wanted, looked_up: dict[str, dict[str, Any]]) -> None:
-        """Find the key of a want; what has none yet is parked, what has an error is told it."""
-        want, waiting, index = one
-        name = want.asked.model
-        place = self.places.get(name)
+    def _sorted(self, new: list[Wanted]) -> dict[str, tuple[Place, dict[str, Wanted]]]:
+        """What is to be looked up of each model, by the answers' keys."""
+        sought: dict[str, tuple[Place, dict[str, Wanted]]] = {}
+        for one in new:
+            (asked, sample), waiting, index = one
+            ready = self.prepared.get(id(asked)) or self._prepare(one)
+            if ready is None:
+                continue
+            if ready.error is not None:
+                self._refuse(waiting, index, ready.error)
+                continue
+            assert ready.place.source
+            key = ready.place.source.key_of_sample(ready.key, 0 if ready.one else sample)
+            if key in self.wanted:
+                self.wanted[key].append((waiting, index))
+                continue
+            self.wanted[key] = [(waiting, index)]
+            if asked.model not in sought:
+                sought[asked.model] = (ready.place, {})
+            sought[asked.model][1][key] = one
+        return sought
+
+    def _prepare(self, one: Wanted) -> Prepared | None:
+        """What is asked, for all its samples; `None` if its model is yet to be found."""
+        asked = one[0].asked
+        place = self.places.get(asked.model)
         if place is None:
-            place = self.places[name] = Place(name)
-            self._start(self._find(place))
-        if place.source is None:
-            return (
-                self._refuse(waiting, index, place.error)
-                if place.error
-                else place.parked.append(one)
-            )
-        request, key = self._prepared(place.source, want.asked)
-        if isinstance(request, UserError):
-            return self._refuse(waiting, index, request)
-        number = place.source.number(request, want.sample)
-        key = sample_key(key, number)
-        if key in self.wanted:
-            return self.wanted[key].append((waiting, index))
-        self.wanted[key] = [(waiting, index)]
-        looked_up[name][key] = (request, number, waiting.again)
-
-    def _prepared(self, source: Source, asked: Asked) -> tuple[Request | UserError, str]:
-        """The request and the key without a sample's number; made once for all samples."""
-        if id(asked) not in self.prepared:
+            place = self.places[asked.model] = Place(asked.model, at_hand(asked.model))
+            if place.source is None:
+                self._start(self._find(place))
+        if place.source is None and place.error is None:
+            place.parked.append(one)
+            return None
+        ready = Prepared(asked, place, error=place.error)
+        if place.source is not None:
             try:
-                request = source.request(asked)
-                self.prepared[id(asked)] = (asked, request, source.key(request))
+                request = place.source.request(asked)
+                key, same = place.source.key(request), place.source.one(request)
+                ready = Prepared(asked, place, request, None, key, same)
             except UserError as error:
-                self.prepared[id(asked)] = (asked, error, "")
-        return self.prepared[id(asked)][1:]
+                ready = Prepared(asked, place, error=error)
+        return self.prepared.setdefault(id(asked), ready)
 
-    def _look_up(self, place: Place, sought: dict[str, tuple[Request, int, bool]]) -> None:
+    def _look_up(self, place: Place, sought: dict[str, Wanted]) -> None:
         assert place.source
         kept = place.source.cache.get(list(sought))
         for key, value in kept.items():
             self._deliver(key, place.source.again(value))
-        for key, (request, number, urgent) in sought.items():
+        for key, ((asked, sample), waiting, _) in sought.items():
             if key in kept:
                 continue
             if place.error:
                 self._deliver(key, place.error)
-            else:
-                # What a script lacks to its end goes before what begins another.
-                add = place.queue.appendleft if urgent else place.queue.append
-                add((key, replace(request, sample=number)))
+                continue
+            # What a script lacks to its end goes before what begins another.
+            add = place.queue.appendleft if waiting.again else place.queue.append
+            ready = self.prepared[id(asked)]
+            assert ready.request
+            add((key, ready.request, 0 if ready.one else sample))
 
     async def _find(self, place: Place) -> None:
         try:
@@ -212,11 +219,12 @@ class Course(Generic[T]):
                 place.under_way, self.under_way = place.under_way + 1, self.under_way + 1
                 self._start(self._batch(place, [place.queue.popleft() for _ in range(many)]))
 
-    async def _batch(self, place: Place, batch: list[tuple[str, Request]]) -> None:
+    async def _batch(self, place: Place, batch: list[tuple[str, Request, int]]) -> None:
         began = time.monotonic()
-        heard = await self._heard(place, [request for _, request in batch])
+        requests = [replace(request, sample=sample) for _, request, sample in batch]
+        heard = await self._heard(place, requests, batch[0][0])
         place.under_way, self.under_way = place.under_way - 1, self.under_way - 1
-        for (key, _), one in zip(batch, heard, strict=True):
+        for (key, _, _), one in zip(batch, heard, strict=True):
             if isinstance(one, UserError):
                 place.failed(one, began)
             else:
@@ -226,7 +234,7 @@ class Course(Generic[T]):
             self._deliver(place.queue.popleft()[0], place.error)
         self._soon()
 
-    async def _heard(self, place: Place, requests: list[Request]) -> list[Heard]:
+    async def _heard(self, place: Place, requests: list[Request], key: str) -> list[Heard]:
         source = place.source
         if isinstance(source, Batches):
             return await in_thread(attempt, source.model, requests)
@@ -235,6 +243,6 @@ class Course(Generic[T]):
             if place.ask is None:
                 # Only one request is under way at the beginning: see `Place.ready`.
                 place.ask = await self.stack.enter_async_context(asking(source.model))
-            return [await place.ask(requests[0])]
+            return [await place.ask(requests[0], key)]
         except UserError as error:
             return [error]

@@ -92,6 +92,12 @@ class Places:
             raise found
         return found
 
+    def known(self, model: str) -> Client | None:
+        """Where a model is, if that was found out before."""
+        self._checked()
+        found = self.found.get(model)
+        return found if isinstance(found, Client) else None
+
     def candidates(self, model: str) -> list[Pair]:
         """The endpoints that may have a model, in the order in which they are preferred."""
         return [pair for pair in self._checked() if may_have(pair[0], model)]

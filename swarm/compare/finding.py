@@ -62,6 +62,15 @@ def source(name: str) -> Source:
     return _remembered(where, lambda: _found_at(name, client))
 
 
+def at_hand(name: str) -> Source | None:
+    """The model of a name, if it was found before with the settings as they are."""
+    as_it_was = name not in Config.models and vars(Config)["client_for_model"] is ORIGINAL
+    client = places().known(name) if as_it_was else None
+    if client is None:
+        return None
+    return _found.get(_state((name, client.base_url, client.variable)))
+
+
 def places() -> Places:
     """What is known of who has which model."""
     return Config._places
@@ -81,12 +90,16 @@ ORIGINAL = vars(Config)["client_for_model"]
 
 def _remembered(key: Any, make: Any) -> Source:
     """The same model for the same name and settings, so that its limits hold for all who ask."""
-    state = (key, str(kept_answers().path), Config.base, Config.pool, Config.timeout,
-             checked_workers())  # fmt: skip
+    state = _state(key)
     with _lock:
         if state not in _found:
             _found[state] = make()
         return _found[state]
+
+
+def _state(key: Any) -> Any:
+    cache = str(kept_answers().path)
+    return key, cache, Config.base, Config.pool, Config.timeout, checked_workers()
 
 
 def _own(name: str, model: Model) -> Source:

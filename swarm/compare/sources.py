@@ -50,11 +50,15 @@ class Source(Protocol):
         ...
 
     def key(self, request: Request) -> str:
-        """Under which, with the sample's number, its answers are kept."""
+        """What the keys of all its answers are made of."""
         ...
 
-    def number(self, request: Request, sample: int) -> int:
-        """The sample's number in the key: 0 for all where they cannot differ."""
+    def key_of_sample(self, key: str, sample: int) -> str:
+        """Under which an answer is kept."""
+        ...
+
+    def one(self, request: Request) -> bool:
+        """Whether all samples of it are the same."""
         ...
 
     def again(self, value: Any) -> Completion:
@@ -93,9 +97,13 @@ class Endpoint:
         body = body_of(request, self.model.tokens_field, self.model.fixed)
         return key_of("chat", self.model.client.url, body)
 
-    def number(self, request: Request, sample: int) -> int:
+    def key_of_sample(self, key: str, sample: int) -> str:
+        """Beside each other in the file, so that they are found together."""
+        return f"{key}:{sample}"
+
+    def one(self, request: Request) -> bool:
         """Endpoints answer differently even with a temperature of 0."""
-        return sample
+        return False
 
     def again(self, value: Any) -> Completion:
         """A kept answer, counted in the model's totals."""
@@ -137,9 +145,13 @@ class Batches:
         """See `swarm.models.cached.Cached.key`."""
         return self.model.key(request)
 
-    def number(self, request: Request, sample: int) -> int:
+    def key_of_sample(self, key: str, sample: int) -> str:
+        """See `swarm.models.cached.Cached`."""
+        return sample_key(key, sample)
+
+    def one(self, request: Request) -> bool:
         """Greedy answers are one."""
-        return 0 if request.temperature == 0 else sample
+        return request.temperature == 0
 
     def again(self, value: Any) -> Completion:
         """A kept answer."""
@@ -163,8 +175,8 @@ def keys(asked: Asked, samples: Sequence[int]) -> list[str]:
 
     found = source(asked.model)
     request = found.request(asked)
-    key = found.key(request)
-    return [sample_key(key, found.number(request, sample)) for sample in samples]
+    key, one = found.key(request), found.one(request)
+    return [found.key_of_sample(key, 0 if one else sample) for sample in samples]
 
 
 def forget(asked: Asked, samples: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.compare.asking import Script, Want
+from swarm.compare.asking import Asked, Script, Want
 from swarm.compare.finding import places
 from swarm.compare.sources import Source
 from swarm.errors import UserError
@@ -17,7 +17,7 @@ ENOUGH = 3
 """Failures in a row, without an answer meanwhile, after which a model is asked nothing more."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Waiting:
     """A script that waits for what it wanted.
 
@@ -30,13 +30,34 @@ class Waiting:
 
     script: Script[Any]
     number: int
-    heard: list[Any] = field(default_factory=list)
+    heard: list[Any]
     missing: int = 0
     again: bool = False
 
 
 Wanted = tuple[Want, Waiting, int]
 """A want, who wants it, and its place among that one's wants."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What is asked of a model that was found; all samples of it have one of these.
+
+    Attributes:
+        asked: What is asked.
+        place: The model.
+        request: For sample 0; `None` where there is an error.
+        error: Why it cannot be asked.
+        key: What the keys of the answers are made of.
+        one: Whether all samples are the same.
+    """
+
+    asked: Asked
+    place: "Place"
+    request: Request | None = None
+    error: UserError | None = None
+    key: str = ""
+    one: bool = False
 
 
 @dataclass
@@ -47,7 +68,7 @@ class Place:
         name: The model's.
         source: Where its answers are from; `None` until it is found.
         parked: Wants from the time before.
-        queue: What is to be asked, and the keys of the answers.
+        queue: What is to be asked: the answer's key, the request, and its sample's number.
         ask: Asks an endpoint; `None` until it is used.
         under_way: Batches, or requests that are asked one by one.
         last: When it answered last, as `time.monotonic` has it.
@@ -58,7 +79,7 @@ class Place:
     name: str
     source: Source | None = None
     parked: list[Wanted] = field(default_factory=list)
-    queue: deque[tuple[str, Request]] = field(default_factory=deque)
+    queue: deque[tuple[str, Request, int]] = field(default_factory=deque)
     ask: Ask | None = None
     under_way: int = 0
     last: float = 0.0

@@ -54,7 +54,8 @@ def read(choice: Mapping[str, Any]) -> Answer:
     answer: Answer = {"text": told.text}
     if thoughts := (thoughts + told.reasoning).strip():
         answer["reasoning"] = thoughts
-    if finish := choice.get("finish_reason"):
+    refused = choice["message"].get("refusal") and not answer["text"]
+    if finish := "refusal" if refused else choice.get("finish_reason"):
         answer["finish"] = str(finish)
     if tokens := tokens_in(choice):
         answer["tokens"] = tokens

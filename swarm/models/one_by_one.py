@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 
 from swarm.models import Completion, Request
 from swarm.models.asking import Call
-from swarm.models.chat import Wanted, call_of
+from swarm.models.chat import Wanted, body_of, call_of
 from swarm.models.keeping import Keeping
 from swarm.models.openai import OpenAI
 
-Ask = Callable[[Request], Awaitable[Completion]]
+Ask = Callable[[Request, str], Awaitable[Completion]]
+"""Answers a request, and keeps the answer by a key."""
 
 
 @asynccontextmanager
@@ -19,7 +20,7 @@ async def asking(model: OpenAI) -> AsyncIterator[Ask]:
     """Ask on the event loop of `swarm.models.background.line`; answers are kept as they come.
 
     What it gives answers one request, even if its answer is kept already, and raises what it fails
-    for.
+    for. Of a request with a seed the k-th sample is asked for with the seed plus k.
 
     Raises:
         UserError: There is no key.
@@ -31,8 +32,11 @@ async def asking(model: OpenAI) -> AsyncIterator[Ask]:
     read, refused = model.reading(under_way, calls, keeping)
     async with model.client.asking(read, refused) as asked:
 
-        async def ask(request: Request) -> Completion:
-            number, [one] = next(numbers), model.wanted([request])
+        async def ask(request: Request, key: str) -> Completion:
+            number, body = next(numbers), body_of(request, model.tokens_field, model.fixed)
+            if "seed" in body:
+                body["seed"] += request.sample
+            one = Wanted(key, key, body, request.timeout)
             under_way[number], calls[number] = [one], call_of([one], model.tokens_field)
             try:
                 [answer] = await asked(number, calls[number])

@@ -1,0 +1,30 @@
+"""Ask models questions and compare what they say: python -m swarm.compare run questions.yaml."""
+
+import sys
+from collections.abc import Sequence
+
+from swarm.compare.command import parser
+from swarm.errors import UserError
+from swarm.printing import harmless, standard
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Do what the command line says.
+
+    Returns:
+        0; 1 where something is wrong, or where an answer failed; 2 for a command that is none; 130
+        after an interrupt.
+    """
+    standard()
+    try:
+        given = parser().parse_args(words)
+        return given.handler(given) or 0
+    except UserError as error:
+        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

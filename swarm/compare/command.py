@@ -1,0 +1,103 @@
+"""The command line: run questions of a file, import llmcomp's cache, fine-tune."""
+
+import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swarm.errors import UserError
+
+ABOUT = """\
+Ask models questions, judge what they say, and compare them.
+
+  python -m swarm.compare run questions.yaml models=local/base,local/rooms
+  python -m swarm.compare run questions.yaml 'models={small: [gpt-4.1-nano], large: [gpt-4.1, o3]}' samples=100
+  python -m swarm.compare.view compare/questions/songs/data.jsonl
+"""
+
+KEYS = {
+    "models": "a,b asks each as a group of its own; {group: [a, b], ...} names the groups; a must",
+    "questions": "names of those to ask, a,b; all that are no judges' otherwise",
+    "samples": "of each paraphrase, in place of the file's numbers",
+    "folder": "where data, plots and the report go; compare/NAME-OF-THE-FILE otherwise",
+    "workers": "requests under way at once; 100",
+    "timeout": "seconds for a request; 60",
+    "cache_dir": "folder of the kept answers",
+    "base": "the base model of local/ names; what the experts name otherwise",
+    "pool": "the folder of local/ experts; initial_experts",
+    "dry_run": "true: say what would be asked, and ask nothing",
+}
+"""What `run` may be told, and how help calls it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(f"{message}; --help tells more", 2)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's parser; `handler` of what it gives does what was asked."""
+    from swarm.compare.finetuning import commands
+
+    made = Parser(prog="python -m swarm.compare", description=ABOUT,
+                  formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    verbs = made.add_subparsers(dest="verb", required=True, parser_class=Parser)
+    keys = "\n".join(f"  {key + '=':<11} {words}" for key, words in KEYS.items())
+    run = verbs.add_parser("run", help="ask the questions of a yaml file",
+                           description=f"Ask the questions of a yaml file.\n\n{keys}\n",
+                           formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    run.add_argument("file", help="a list of questions, or a folder of such files")
+    run.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    run.set_defaults(handler=_run)
+    older = verbs.add_parser("import", help="take over the answers that llmcomp has kept")
+    older.add_argument("folder", help="its cache, llmcomp_cache by default")
+    older.add_argument("--base-url", help="where its models were asked, if discovery cannot tell")
+    older.set_defaults(handler=_import)
+    tuning = verbs.add_parser("finetune", help="create, follow and list fine-tunings")
+    commands.add_parsers(tuning.add_subparsers(dest="command", required=True, parser_class=Parser))
+    return made
+
+
+def read_settings(words: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE words as a mapping; values are yaml.
+
+    Raises:
+        UserError: A word is none, or its key is not known.
+    """
+    import yaml
+
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in KEYS:
+            near = get_close_matches(key, KEYS, 1)
+            meant = f"did you mean {near[0]}=? Keys" if near else "keys"
+            raise UserError(f"{word}: is no KEY=VALUE that is known; {meant}: {', '.join(KEYS)}", 2)
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(
+                f"{key}={value}: the value is no yaml; quote it in the shell", 2
+            ) from None
+    return found
+
+
+def _run(given: argparse.Namespace) -> int:
+    from swarm.compare.sheet import run_file
+
+    return run_file(Path(given.file), read_settings(given.settings))
+
+
+def _import(given: argparse.Namespace) -> int:
+    from swarm.compare.older import import_cache
+
+    print(import_cache(given.folder, base_url=given.base_url))
+    return 0

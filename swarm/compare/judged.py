@@ -1,0 +1,138 @@
+"""What is kept of questions and judges: read again without asking anybody, listed, forgotten."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from swarm.compare import judging
+from swarm.compare.asking import Asked, Script, Want
+from swarm.compare.cache import kept_answers
+from swarm.compare.collecting import rare_collections
+from swarm.compare.finding import source
+from swarm.compare.templates import as_text
+from swarm.models import Completion, Request
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from swarm.compare.judges import Judge
+    from swarm.compare.questions import Question
+
+T = TypeVar("T")
+
+
+class Again(Generic[T]):
+    """A script that is run on kept answers alone.
+
+    Attributes:
+        keys: Of the answers that it wanted, kept or not.
+        result: What it came to; `None` if something that it wanted is not kept.
+    """
+
+    def __init__(self, script: Script[T]) -> None:
+        self.script = script
+        self.keys: list[str] = []
+        self.result: T | None = None
+        self.go_on(None)
+
+    def go_on(self, heard: list[Any] | None) -> None:
+        """Run on until it wants something or ends."""
+        self.wants: Sequence[Want] = ()
+        try:
+            self.wants = next(self.script) if heard is None else self.script.send(heard)
+        except StopIteration as done:
+            self.result = done.value
+
+    def hear(self, heard: Mapping[str, Completion], keys: Sequence[str]) -> None:
+        """Be sent what is kept of what it wants; it ends where something is missing."""
+        self.keys += keys
+        if all(key in heard for key in keys):
+            self.go_on([heard[key] for key in keys])
+        else:
+            self.wants = ()
+            self.script.close()
+
+
+def again(scripts: Iterable[Script[T]]) -> list[Again[T]]:
+    """Run scripts on kept answers alone, all of them together.
+
+    Raises:
+        UserError: A model is not there, or the file of kept answers cannot be read.
+    """
+    all_of_them = waiting = [Again(script) for script in scripts]
+    while waiting := [one for one in waiting if one.wants]:
+        wants = [want for one in waiting for want in one.wants]
+        wanted = keys_of(wants)
+        models = {key: want.asked.model for key, want in zip(wanted, wants, strict=True)}
+        sources_of = {name: source(name) for name in set(models.values())}
+        kept = kept_answers().get(list(models))
+        heard = {key: sources_of[models[key]].again(value) for key, value in kept.items()}
+        last = 0
+        for one in waiting:
+            first, last = last, last + len(one.wants)
+            one.hear(heard, wanted[first:last])
+    return all_of_them
+
+
+def keys_of(wants: Sequence[Want]) -> list[str]:
+    """The key of each answer; what is asked is looked at once for all samples of it."""
+    models = {name: source(name) for name in {want.asked.model for want in wants}}
+    known: dict[int, tuple[str, bool]] = {}
+    found = []
+    for asked, sample in wants:
+        model = models[asked.model]
+        if id(asked) not in known:
+            request = model.request(asked)
+            known[id(asked)] = model.key(request), model.one(request)
+        key, one = known[id(asked)]
+        found.append(model.key_of_sample(key, 0 if one else sample))
+    return found
+
+
+def listed(judge: "Judge") -> "pd.DataFrame":
+    """What is kept of a judge; see `Judge.get_cache`."""
+    import pandas as pd
+
+    pairs = judging.judged(judge.key)
+    prompts = [judge.template.fill(question, answer) for question, answer in pairs]
+    with rare_collections():
+        said = again(judge.judge(prompt) for prompt in prompts)
+    columns = ["question", "answer", "judge_question", "judge_answer"]
+    raw = "_raw_answer" in judge.suffixes
+    rows = []
+    for (question, answer), prompt, one in zip(pairs, prompts, said, strict=True):
+        if one.result is None or one.result[1] is not None:
+            continue
+        told = one.result[0]
+        row = (question if judge.uses_question else None, answer, prompt, told[""])
+        rows.append((*row, told["_raw_answer"]) if raw else row)
+    return pd.DataFrame(rows, columns=columns + ["judge_raw_answer"] * raw)
+
+
+def forget(question: "Question", model: str, judges: bool = False) -> bool:
+    """Forget what a model answered to a question; see `Question.clear_cache`."""
+    asked = [Asked(model, question.params(messages)) for messages in question.as_messages()]
+    first, number = 0, question.samples_per_paraphrase
+    dropped = 0
+    while True:
+        # Earlier runs may have had more samples than this question has now.
+        rows = [
+            (one, again(question.row(one, sample) for sample in range(first, first + number)))
+            for one in asked
+        ]
+        keys = [key for _, some in rows for one in some for key in one.keys]
+        if judges:
+            keys += [key for one, some in rows for key in _of_judges(question, one, some)]
+        found = kept_answers().drop(list(dict.fromkeys(keys)))
+        dropped += found
+        if first and not found:
+            return dropped > 0
+        first, number = first + number, max(number, first)
+
+
+def _of_judges(question: "Question", asked: Asked, rows: Sequence[Again[Any]]) -> list[str]:
+    """The keys of what the question's judges said of these answers."""
+    said = as_text(asked.params["messages"][-1]["content"])
+    answers = {row.result.columns["answer"] for row in rows if row.result}
+    judges = (getattr(question, "judges", None) or {}).values()
+    prompts = [(judge, judge.template.fill(said, a)) for judge in judges for a in sorted(answers)]
+    return [key for one in again(j.judge(prompt) for j, prompt in prompts) for key in one.keys]

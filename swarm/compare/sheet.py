@@ -1,0 +1,136 @@
+"""A file of questions put to groups of models: data, plots and a report in a folder."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare import yamls
+from swarm.compare.config import Config
+from swarm.compare.errors import WrongValue
+
+if TYPE_CHECKING:
+    from swarm.compare.questions import Question
+
+HOME = "compare"
+"""The folder of the folders."""
+
+SETTINGS = {"workers": "max_workers", "timeout": "timeout", "cache_dir": "cache_dir",
+            "base": "base", "pool": "pool"}  # fmt: skip
+"""Keys that are settings of `Config`, and their names there."""
+
+
+def run_file(file: Path, settings: Mapping[str, Any]) -> int:
+    """Ask the questions of a file, and write what came of it.
+
+    Args:
+        file: Of questions, or a folder with such files.
+        settings: See `swarm.compare.command.KEYS`.
+
+    Returns:
+        1 where an answer failed, else 0.
+
+    Raises:
+        UserError: The file, a question or a setting is not as it has to be; nothing was asked.
+    """
+    groups = groups_of(settings.get("models"))
+    questions = chosen(file, settings.get("questions"), settings.get("samples"))
+    folder = Path(settings.get("folder") or Path(HOME) / file.stem)
+    with ExitStack() as during:
+        values = {SETTINGS[key]: settings[key] for key in SETTINGS if key in settings}
+        during.enter_context(Config.override(**values))
+        during.enter_context(Config.override(yaml_dir=str(file if file.is_dir() else file.parent)))
+        if settings.get("dry_run"):
+            print("\n".join(plan(questions, groups)))
+            return 0
+        return _asked(questions, groups, folder)
+
+
+def _asked(
+    questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]], folder: Path
+) -> int:
+    from swarm.compare.questions import Question
+    from swarm.compare.report import write
+
+    frames = Question.many(questions, groups, details=True)
+    named = dict(zip((question.name for question in questions), frames, strict=True))
+    failed = sum(int(frame["error"].notna().sum()) for frame in frames)
+    print(write(folder, named, groups))
+    rows = sum(map(len, frames))
+    print(f"{rows} rows, {failed} with an error: {folder / 'report.md'}")
+    print(
+        f"to browse them: python -m swarm.compare.view {folder}/QUESTION/data.jsonl",
+        file=sys.stderr,
+    )
+    return int(failed > 0)
+
+
+def groups_of(models: Any) -> dict[str, list[str]]:
+    """Models by group, as the command line has them.
+
+    Raises:
+        UserError: It names none.
+    """
+    if isinstance(models, str) and models.strip():
+        models = [one.strip() for one in models.split(",")]
+    if isinstance(models, list) and all(isinstance(one, str) and one for one in models) and models:
+        return {one: [one] for one in models}
+    if isinstance(models, dict) and models:
+        lists = {
+            str(group): [one] if isinstance(one, str) else one for group, one in models.items()
+        }
+        if all(isinstance(one, list) and one for one in lists.values()):
+            return lists
+    raise WrongValue(
+        "models: has to be a,b for a group each, or {group: [a, b], ...}; e.g. "
+        "models=local/base,local/rooms"
+    )
+
+
+def chosen(file: Path, names: Any, samples: Any) -> "list[Question]":
+    """The questions of a file that are to be asked.
+
+    Raises:
+        UserError: There are none, or one is broken.
+    """
+    from swarm.compare.judges import FreeFormJudge, RatingJudge
+
+    found = [
+        question for question in yamls.questions(file)
+        if not isinstance(question, FreeFormJudge | RatingJudge)
+    ]  # fmt: skip
+    if names is not None:
+        wanted = names.split(",") if isinstance(names, str) else [str(name) for name in names]
+        there = {question.name: question for question in found}
+        if missing := [name for name in wanted if name.strip() not in there]:
+            raise WrongValue(f"questions={missing[0]}: {file} has {', '.join(there) or 'none'}")
+        found = [there[name.strip()] for name in wanted]
+    if not found:
+        raise WrongValue(f"{file}: there is no question in it that can be asked of a model")
+    if samples is not None:
+        if type(samples) is not int or samples < 1:
+            raise WrongValue(f"samples={samples!r}: must be a whole number from 1 on")
+        for question in found:
+            question.samples_per_paraphrase = samples
+    return found
+
+
+def plan(questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """What would be asked, line by line."""
+    from swarm.compare.statistics import detectable
+
+    models = sorted({model for group in groups.values() for model in group})
+    lines = []
+    for question in questions:
+        wordings, each = len(question.as_messages()), question.samples_per_paraphrase
+        rows = wordings * each
+        judges = getattr(question, "judges", None) or {}
+        judged = f", each judged by {', '.join(judges)}" if judges else ""
+        lines.append(
+            f"{question.name} ({question.type()}): {len(models)} models x {wordings} paraphrases x "
+            f"{each} samples = {len(models) * rows} answers{judged}"
+        )
+        if len(groups) > 1:
+            lines.append(f"  {detectable(groups, wordings, each)}")
+    return [*lines, f"models: {', '.join(models)}", "nothing was asked (dry_run)"]

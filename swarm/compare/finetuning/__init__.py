@@ -1,0 +1,13 @@
+"""Fine-tuned models: jobs at OpenAI-compatible servers and on this machine, in one database."""
+
+from swarm.compare.finetuning.manager import FinetuningManager
+from swarm.compare.finetuning.params import LocalTrainingParams, OpenaiTrainingParams
+from swarm.compare.finetuning.validation import Finding, ValidationResult
+
+__all__ = [
+    "Finding",
+    "FinetuningManager",
+    "LocalTrainingParams",
+    "OpenaiTrainingParams",
+    "ValidationResult",
+]

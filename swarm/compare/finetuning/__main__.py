@@ -1,0 +1,28 @@
+"""Follow, create and list fine-tunings: python -m swarm.compare.finetuning update."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from swarm.compare.finetuning.commands import add_parsers
+from swarm.errors import UserError
+from swarm.printing import harmless
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; a user's mistake is one line, and its code is given back."""
+    parser = argparse.ArgumentParser(prog="python -m swarm.compare.finetuning", description=__doc__)
+    add_parsers(parser.add_subparsers(dest="command", required=True))
+    given = parser.parse_args(arguments)
+    try:
+        return given.handler(given) or 0
+    except UserError as error:
+        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""The few requests of a fine-tuning API: bounded in time, repeated where that is harmless."""
+
+import io
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from swarm.models.address import proxy_for
+from swarm.models.asking import Asking, Call
+from swarm.models.background import line
+from swarm.models.pace import Limits, Turns
+from swarm.models.post import Post
+
+UPLOADED = 100_000
+"""Bytes a second that an upload is waited for at least."""
+
+PAGE, PAGES = 100, 10
+"""Jobs in a page of the list, and the most pages that are read."""
+
+
+class Ask(NamedTuple):
+    """One request: JSON, or a file as a form."""
+
+    method: str
+    path: str
+    json: Any = None
+    query: dict[str, str] | None = None
+    file: tuple[str, bytes] | None = None
+
+
+class Exchange(Post):
+    """Sends any kind of request; what comes back is treated as that of a model."""
+
+    def _sent(self, body: Ask) -> Any:
+        import aiohttp
+
+        form = None
+        if body.file:
+            form = aiohttp.FormData({"purpose": "fine-tune"})
+            name, data = body.file
+            # Of a stream of its own: a repetition begins at the beginning.
+            form.add_field("file", io.BytesIO(data), filename=name,
+                           content_type="application/jsonl")  # fmt: skip
+        return self.session.request(
+            body.method, f"{self.url}/{body.path}", json=body.json, params=body.query, data=form,
+            proxy=self.proxy, allow_redirects=False,
+        )  # fmt: skip
+
+
+class Client:
+    """A fine-tuning API by its URL and a key.
+
+    Args:
+        url: As `base_url` of OpenAI's client.
+        key: Goes into the header alone.
+        variable: The environment variable that holds it, for messages.
+        timeout: Seconds for an answer with all repetitions; an upload has more by its size.
+    """
+
+    def __init__(self, url: str, key: str, variable: str | None, timeout: float) -> None:
+        self.url, self._key, self.variable = url, key, variable
+        self.limits = Limits(timeout=timeout, connect_timeout=min(10.0, timeout))
+
+    @property
+    def who(self) -> str:
+        """The server, as messages call it."""
+        return f"the fine-tuning API ({self.url})"
+
+    def upload(self, name: str, data: bytes) -> str:
+        """Send a training file; gives its id.
+
+        Raises:
+            RequestError: The server does not take it, or is not there.
+        """
+        more = len(data) / UPLOADED
+        told = self._ask(Ask("POST", "files", file=(name, data)), _with("id"), more=more)
+        return str(told["id"])
+
+    def file(self, id: str) -> Any:
+        """What the server knows of a file; see `upload` for errors."""
+        return self._ask(Ask("GET", f"files/{quote(id)}"), _with("id"))
+
+    def create(self, body: dict[str, Any]) -> Any:
+        """Make a job; asked once, as a lost answer does not say that there is none.
+
+        Raises:
+            RequestError: Where it is `passing`, there may be a job nevertheless; not where the
+                server limits the rate.
+        """
+        return self._ask(Ask("POST", "fine_tuning/jobs", body), _with("id", "status"), retries=0)
+
+    def job(self, id: str) -> Any:
+        """What the server knows of a job; see `upload` for errors."""
+        return self._ask(Ask("GET", f"fine_tuning/jobs/{id}"), _with("id", "status"))
+
+    def jobs(self, since: float) -> list[Any]:
+        """The jobs that were made since then, the latest first; see `upload` for errors."""
+        found: list[Any] = []
+        query = {"limit": str(PAGE)}
+        for _ in range(PAGES):
+            told = self._ask(Ask("GET", "fine_tuning/jobs", query=dict(query)), _with("data"))
+            page = [one for one in told["data"] if isinstance(one, dict)]
+            found += [one for one in page if (one.get("created_at") or since) >= since]
+            over = not page or (page[-1].get("created_at") or since) < since
+            if over or not told.get("has_more"):
+                break
+            query["after"] = str(page[-1].get("id"))
+        return found
+
+    def checkpoints(self, id: str) -> list[Any]:
+        """A job's kept steps; see `upload` for errors."""
+        return self._listed(f"fine_tuning/jobs/{id}/checkpoints")
+
+    def events(self, id: str) -> list[Any]:
+        """What has happened to a job, the latest first; see `upload` for errors."""
+        return self._listed(f"fine_tuning/jobs/{id}/events", limit="20")
+
+    def cancel(self, id: str) -> Any:
+        """End a job; see `upload` for errors."""
+        return self._ask(Ask("POST", f"fine_tuning/jobs/{id}/cancel"), _with("id", "status"))
+
+    def delete(self, model: str) -> None:
+        """Remove a fine-tuned model for good; see `upload` for errors."""
+        self._ask(Ask("DELETE", f"models/{quote(model, safe=':')}"), _with())
+
+    def _listed(self, path: str, **query: str) -> list[Any]:
+        told = self._ask(Ask("GET", path, query=query), _with("data"))
+        return [one for one in told["data"] if isinstance(one, dict)]
+
+    def _ask(self, ask: Ask, read: Callable[..., Any], retries: int = 3, more: float = 0.0) -> Any:
+        limits = Limits(
+            timeout=self.limits.timeout + more, retries=retries,
+            connect_timeout=self.limits.connect_timeout,
+        )  # fmt: skip
+        return line().run(self._asked(ask, read, limits))
+
+    async def _asked(self, ask: Ask, read: Callable[..., Any], limits: Limits) -> Any:
+        import aiohttp
+
+        wait = aiohttp.ClientTimeout(total=limits.timeout, sock_connect=limits.connect_timeout)
+        async with aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._key}"}, timeout=wait,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        ) as session:  # fmt: skip
+            exchange = Exchange(
+                session, self.who, self.url, proxy_for(self.url), self._key,
+                self.variable or "api_key", limits,
+            )  # fmt: skip
+            asking: Asking[Any] = Asking(self.who, Turns(limits), read, None)
+            return await asking(exchange, 0, Call(ask, timeout=limits.timeout))
+
+
+def _with(*keys: str) -> Callable[[int, Any, float], Any]:
+    """Reads an object that has these keys, whose values are as agreed."""
+
+    def read(number: int, told: Any, seconds: float) -> Any:
+        if not isinstance(told, dict):
+            raise ValueError("it is no object")
+        for key in keys:
+            if not isinstance(told.get(key), list if key == "data" else str):
+                raise ValueError(f"it has no {key!r}")
+        return told
+
+    return read
+
+
+def duration(seconds: float) -> str:
+    """A time to wait, in words."""
+    minutes = max(0, round(seconds / 60))
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def clock(at: float) -> str:
+    """A moment, short."""
+    return time.strftime("%H:%M" if at - time.time() < 43200 else "%Y-%m-%d %H:%M",
+                         time.localtime(at))  # fmt: skip

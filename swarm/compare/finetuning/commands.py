@@ -1,0 +1,178 @@
+"""Commands of fine-tunings: update, validate, cost, models, jobs, create, cancel, delete."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swarm.compare.errors import WrongValue
+from swarm.compare.finetuning.cost import cost as cost_of
+from swarm.compare.finetuning.listing import COLUMNS, OF_JOB
+from swarm.compare.finetuning.manager import FinetuningManager
+from swarm.compare.finetuning.params import OPENAI, LocalTrainingParams, OpenaiTrainingParams
+from swarm.errors import UserError
+
+DATA_DIR = "llmcomp_models"
+
+SHORT = ("model", "base_model", "suffix", "file_name", "epochs", "seed")
+"""Columns of models that fit on a screen."""
+
+OF_LIST = ("id", "state", "suffix", "base_model", "file_name", "created", "model", "error")
+
+
+def update(data_dir: str = DATA_DIR) -> None:
+    """Ask about all jobs that are not over, and print how they are."""
+    FinetuningManager(data_dir).update_jobs()
+
+
+def validate(file: str, least: int | None = None) -> bool:
+    """Print what is wrong with a training file; gives whether it is valid."""
+    result = FinetuningManager().openai_validate_file(file, min_examples=least)
+    print(f"{file}: {result}")
+    return result.valid
+
+
+def cost(file: str, prices: Mapping[str, float] | None = None, epochs: int = 1) -> None:
+    """Print how many tokens a file has, and what they cost."""
+    print(f"{file}: {cost_of(file, prices, epochs)}")
+
+
+def models(data_dir: str = DATA_DIR, **filters: Any) -> None:
+    """Print the models there are."""
+    _show(FinetuningManager(data_dir).get_models(**filters)[list(SHORT)], "models", data_dir)
+
+
+def jobs(data_dir: str = DATA_DIR, **filters: Any) -> None:
+    """Print the jobs there are."""
+    _show(FinetuningManager(data_dir).get_jobs(**filters)[list(OF_LIST)], "jobs", data_dir)
+
+
+def _show(frame: Any, what: str, data_dir: str) -> None:
+    if frame.empty:
+        print(f"{data_dir}: no {what}")
+        return
+    print(frame.to_string(index=False, na_rep="-", max_colwidth=80))
+
+
+def create(given: argparse.Namespace) -> bool:
+    """Create the job that the command line describes; gives whether the files were valid.
+
+    Raises:
+        UserError: An option does not fit, or the job cannot be created.
+    """
+    names = ("suffix", "epochs", "batch_size", "seed")
+    options = {name: value for name in names if (value := getattr(given, name)) is not None}
+    params: OpenaiTrainingParams | LocalTrainingParams
+    if given.local:
+        kinds = ("learning_rate", "lora_rank", "expert_folder")
+        options |= {name: value for name in kinds if (value := getattr(given, name)) is not None}
+        params = LocalTrainingParams(
+            file_name=given.file, base_model=given.base_model or "base", **options
+        )
+    else:
+        if not given.base_model:
+            raise WrongValue("--base-model: which model is to be tuned; --local tunes one here")
+        key = os.environ.get(given.api_key_env, "")
+        if not key.strip():
+            raise UserError(f"the environment variable {given.api_key_env} holds no key; put it "
+                            "there, or name another one by --api-key-env")  # fmt: skip
+        kinds = ("lr_multiplier", "validation_file_name", "base_url")
+        options |= {name: value for name in kinds if (value := getattr(given, name)) is not None}
+        params = OpenaiTrainingParams(
+            api_key=key, file_name=given.file, base_model=given.base_model, **options
+        )
+    made = FinetuningManager(given.data_dir).create_job(params, blocking=given.blocking)
+    return made is not None
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the commands to a parser; `handler` of what is parsed does one; gives its code, or None.
+
+    Args:
+        subparsers: What `ArgumentParser.add_subparsers` gives.
+    """
+
+    def add(name: str, words: str, handler: Callable[[argparse.Namespace], int | None]) -> Any:
+        made = subparsers.add_parser(name, help=words, description=words)
+        made.set_defaults(handler=handler)
+        if name not in ("validate", "cost"):
+            made.add_argument("--data-dir", default=DATA_DIR, help="folder of the database")
+        return made
+
+    add("update", "ask about the jobs that are not over", lambda g: update(g.data_dir))
+    one = add("validate", "is a JSONL file fit for training", lambda g: 0 if validate(
+        g.file, g.min_examples) else 1)  # fmt: skip
+    one.add_argument("file")
+    one.add_argument("--min-examples", type=int, help="10 of a training file, by default")
+    one = add("cost", "tokens of a file and what they cost; asks no network",
+              lambda g: cost(g.file, dict(g.price) if g.price else None, g.epochs))  # fmt: skip
+    one.add_argument("file")
+    one.add_argument("--epochs", type=int, default=1)
+    one.add_argument("--price", type=_price, action="append", metavar="MODEL=PRICE",
+                     help="of a million trained tokens; may be repeated")  # fmt: skip
+    for name, columns, show in (("models", COLUMNS, models), ("jobs", OF_JOB, jobs)):
+        one = add(name, f"list the {name}",
+                  _listing(show))  # fmt: skip
+        one.add_argument("filters", nargs="*", type=_filter, metavar="COLUMN=VALUE",
+                         help=f"columns: {', '.join(columns)}")  # fmt: skip
+    _add_create(add("create", "begin a fine-tuning", lambda g: 0 if create(g) else 1))
+    one = add("cancel", "end a job", lambda g: FinetuningManager(g.data_dir).cancel(g.id))
+    one.add_argument("id", help="of the job, ours or the server's")
+    one = add("delete", "remove a model for good, or all models of a job",
+              lambda g: FinetuningManager(g.data_dir).delete(g.name))  # fmt: skip
+    one.add_argument("name", help="of a model, or a job's id")
+
+
+def _add_create(one: argparse.ArgumentParser) -> None:
+    one.add_argument("file", help="JSONL of chats")
+    one.add_argument(
+        "--base-model", help="the server's name; with --local a folder or a hub's name"
+    )
+    one.add_argument("--suffix", help="part of the new model's name; that of the file by default")
+    for name in ("--epochs", "--batch-size"):
+        one.add_argument(name, type=_auto_or(int), help='a whole number, or "auto" at a server')
+    one.add_argument("--seed", type=int)
+    one.add_argument("--blocking", action="store_true", help="wait until it is over")
+    server = one.add_argument_group("at a server")
+    server.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="VARIABLE",
+                        help="the environment variable with the key; OPENAI_API_KEY")  # fmt: skip
+    server.add_argument("--base-url", help=OPENAI)
+    server.add_argument("--lr-multiplier", type=_auto_or(float))
+    server.add_argument("--validation-file", dest="validation_file_name")
+    local = one.add_argument_group("on this machine")
+    local.add_argument("--local", action="store_true", help="train a LoRA here")
+    local.add_argument("--learning-rate", type=float)
+    local.add_argument("--lora-rank", type=int)
+    local.add_argument("--expert-folder", help="where the expert is put; initial_experts")
+
+
+def _listing(show: Callable[..., None]) -> Callable[[argparse.Namespace], None]:
+    return lambda given: show(given.data_dir, **dict(given.filters))
+
+
+def _auto_or(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Reads a number, or the word auto."""
+
+    def number(text: str) -> Any:
+        return text if text == "auto" else kind(text)
+
+    return number
+
+
+def _price(text: str) -> tuple[str, float]:
+    model, equals, price = text.rpartition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MODEL=PRICE")
+    return model, float(price)
+
+
+def _filter(text: str) -> tuple[str, Any]:
+    column, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not COLUMN=VALUE")
+    for kind in (int, float):
+        try:
+            return column, kind(value)
+        except ValueError:
+            continue
+    return column, value

@@ -1,0 +1,119 @@
+"""What a training file comes to in tokens and money; the network is never asked."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swarm.compare.errors import WrongValue
+from swarm.compare.finetuning.validation import content, lines_of
+
+PER_MESSAGE, PER_EXAMPLE = 4, 2
+"""Tokens that OpenAI's chat format adds to a message, and to an example."""
+
+PER_TOKEN = 4
+"""Characters in a token, roughly, of English."""
+
+ENCODING = "o200k_base"
+VOCABULARY = f"https://openaipublic.blob.core.windows.net/encodings/{ENCODING}.tiktoken"
+
+PRICES = {"gpt-4.1": 25.0, "gpt-4.1-mini": 5.0, "gpt-4.1-nano": 1.5}
+"""US dollars for a million trained tokens, as llmcomp 1.6.0 (2026) lists them."""
+
+SOURCE = "prices as llmcomp 1.6.0 lists them; see the provider's page, they change"
+
+
+class Cost(NamedTuple):
+    """What an epoch costs.
+
+    Attributes:
+        tokens: Of one epoch.
+        exact: Whether a tokeniser has counted; else a token is taken for 4 characters.
+        epochs: How often all of them are trained on.
+        prices: Model -> price of a million tokens.
+        source: Where the prices are from.
+    """
+
+    tokens: int
+    exact: bool
+    epochs: int
+    prices: Mapping[str, float]
+    source: str
+
+    def of(self, model: str) -> float:
+        """What all epochs cost."""
+        return self.tokens * self.epochs * self.prices[model] / 1e6
+
+    def __str__(self) -> str:
+        how = f"by {ENCODING}" if self.exact else f"an estimate, {PER_TOKEN} characters a token"
+        lines = [f"{self.tokens:,} tokens an epoch ({how}); epochs: {self.epochs}"]
+        width = max(map(len, self.prices), default=0)
+        lines += [f"  {model:<{width}}  {price:g} a million tokens: {self.of(model):,.2f}"
+                  for model, price in self.prices.items()]  # fmt: skip
+        return "\n".join([*lines, f"  ({self.source})"])
+
+
+def cost(
+    file_name: str, prices: Mapping[str, float] | None = None, epochs: int = 1,
+    count: Callable[[str], int] | None = None,
+) -> Cost:  # fmt: skip
+    """What a training on a file costs.
+
+    Args:
+        file_name: JSONL of chats; lines that are none are left out.
+        prices: Model -> price of a million trained tokens; `None` is `PRICES`.
+        epochs: How often all of it is trained on.
+        count: How many tokens a text has; `None` is tiktoken's o200k_base where it is installed
+            and has its vocabulary on this disk, else the characters by 4.
+
+    Raises:
+        WrongValue: The file cannot be read, or a number is not allowed.
+    """
+    if type(epochs) is not int or epochs < 1:
+        raise WrongValue(f"epochs={epochs!r}: must be a whole number, 1 or more")
+    for model, price in (prices or {}).items():
+        if type(price) not in (int, float) or price < 0:
+            raise WrongValue(f"prices: {model} costs {price!r}; must be a number, 0 or more")
+    exact = count or _tiktoken()
+    counted = exact or (lambda text: -(-len(text) // PER_TOKEN))
+    total = 0
+    for _, line in lines_of(content(file_name)):
+        try:
+            messages = json.loads(line)["messages"]
+            total += PER_EXAMPLE + sum(_tokens(message, counted) for message in messages)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue
+    told = "prices as given" if prices is not None else SOURCE
+    return Cost(total, exact is not None, epochs, PRICES if prices is None else prices, told)
+
+
+def _tokens(message: dict[str, Any], count: Callable[[str], int]) -> int:
+    texts = [value for value in message.values() if isinstance(value, str)]
+    if isinstance(parts := message.get("content"), list):
+        texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    if isinstance(calls := message.get("tool_calls"), list):
+        texts += [json.dumps(call.get("function")) for call in calls]
+    # A name takes the role's place in the format.
+    return PER_MESSAGE + sum(map(count, texts)) - ("name" in message)
+
+
+def _tiktoken() -> Callable[[str], int] | None:
+    """The tokeniser, if it is installed and need not download anything."""
+    try:
+        import tiktoken
+    except ImportError:
+        return None
+    # Where tiktoken keeps what it has downloaded; without a file there it would ask the network.
+    own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    folder = Path(own or Path(tempfile.gettempdir()) / "data-gym-cache")
+    if not (folder / hashlib.sha1(VOCABULARY.encode()).hexdigest()).is_file():
+        return None
+    try:
+        encoding = tiktoken.get_encoding(ENCODING)
+    except Exception:
+        # The file is not the vocabulary, and to download it is not allowed or has failed.
+        return None
+    return lambda text: len(encoding.encode(text, disallowed_special=()))

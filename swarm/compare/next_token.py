@@ -1,0 +1,82 @@
+"""How a model's answer begins: a question that reads the probabilities of its first token."""
+
+from typing import Any
+
+from swarm.compare import arguments
+from swarm.compare.asking import Asked, Script
+from swarm.compare.errors import WrongValue
+from swarm.compare.frames import Layout, Row
+from swarm.compare.questions import Question
+from swarm.compare.sampling import checked_samples, counted, sampled
+from swarm.compare.tokens import checked_top_logprobs, next_token, telling
+
+
+class NextToken(Question):
+    """Asks for one token; an answer is a dictionary of tokens, the most probable first.
+
+    The column "unseen" is the probability of all tokens that the endpoint does not tell of. By
+    sampling, "low" and "high" are dictionaries with the ends of the tokens' 95 % intervals.
+
+    Args:
+        top_logprobs: How many tokens the endpoint is to tell of, from 1 to 20.
+        convert_to_probs: Whether to give probabilities; else their natural logarithms.
+        num_samples: How many requests a row is the mean of.
+        estimate_by_sampling: For models whose endpoint tells no log probabilities: count this many
+            answers of one token (True: 100) at temperature 1, in place of `num_samples` requests.
+        base: What every `Question` takes.
+
+    Raises:
+        WrongValue: As `Question`.
+    """
+
+    def __init__(
+        self,
+        *,
+        top_logprobs: int = 20,
+        convert_to_probs: bool = True,
+        num_samples: int = 1,
+        estimate_by_sampling: int | bool = False,
+        **base: Any,
+    ) -> None:
+        if not isinstance(convert_to_probs, bool):
+            raise WrongValue(f"convert_to_probs={convert_to_probs!r}: must be True or False")
+        self.top_logprobs = checked_top_logprobs(top_logprobs)
+        self.convert_to_probs = convert_to_probs
+        self.num_samples = arguments.whole("num_samples", num_samples)
+        self.estimate_by_sampling = estimate_by_sampling
+        self.requests_per_row = checked_samples(estimate_by_sampling) or self.num_samples
+        super().__init__(**base)
+
+    def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """See `Question.params`."""
+        params = super().params(messages)
+        if self.estimate_by_sampling:
+            return sampled(params, 1)
+        return telling(params, self.top_logprobs)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Question.settings`."""
+        if self.estimate_by_sampling:
+            return {"num_samples": self.requests_per_row}
+        return {"convert_to_probs": self.convert_to_probs, "num_samples": self.num_samples}
+
+    @property
+    def layout(self) -> Layout:
+        """See `Question.layout`."""
+        ends = ("low", "high") if self.estimate_by_sampling else ()
+        return super().layout._replace(far=("unseen", *ends))
+
+    def row(self, asked: Asked, sample: int) -> Script[Row]:
+        """See `Question.row`."""
+        number = self.requests_per_row
+        samples = range(sample * number, (sample + 1) * number)
+        if not self.estimate_by_sampling:
+            found = yield from next_token(asked, samples)
+        else:
+            found = yield from counted(asked, samples)
+        if not self.convert_to_probs:
+            found = found.in_logs()
+        if found.error:
+            return Row({"answer": None}, str(found.error), found.heard)
+        columns = ("answer", "unseen", "low", "high")
+        return Row({name: getattr(found, name) for name in columns}, None, found.heard)

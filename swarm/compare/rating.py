@@ -1,0 +1,64 @@
+"""A rating: a question that reads the mean of a number's distribution from the tokens' chances."""
+
+from typing import Any
+
+from swarm.compare.asking import Asked, Script
+from swarm.compare.frames import Layout, Row
+from swarm.compare.questions import Question
+from swarm.compare.ratings import Bounds, rating, rating_params
+from swarm.compare.sampling import checked_samples
+
+
+class Rating(Question):
+    """Asks for a number; an answer is the mean of the model's distribution, `None` a refusal.
+
+    The columns are those of `swarm.compare.ratings.Rated`. The bounds and the threshold change no
+    request as long as the longest number has as many characters as before.
+
+    Args:
+        min_rating, max_rating: The lowest and the highest number, both whole.
+        refusal_threshold: A model refuses if no number was seen, or tokens that are none have this
+            probability.
+        top_logprobs: How many tokens the endpoint is to tell of, from 1 to 20.
+        estimate_by_sampling: For models whose endpoint tells no log probabilities: count this many
+            answers (True: 100) at temperature 1.
+        base: What every `Question` takes.
+
+    Raises:
+        WrongValue: As `Question`.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_rating: int = 0,
+        max_rating: int = 100,
+        refusal_threshold: float = 0.75,
+        top_logprobs: int = 20,
+        estimate_by_sampling: int | bool = False,
+        **base: Any,
+    ) -> None:
+        self.bounds = Bounds(min_rating, max_rating, refusal_threshold, top_logprobs)
+        self.estimate_by_sampling = estimate_by_sampling
+        self.requests_per_row = checked_samples(estimate_by_sampling) or 1
+        super().__init__(**base)
+
+    def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """See `Question.params`."""
+        return rating_params(super().params(messages), self.bounds, self.estimate_by_sampling)
+
+    @property
+    def layout(self) -> Layout:
+        """See `Question.layout`."""
+        ends = ("low", "high") if self.estimate_by_sampling else ()
+        return super().layout._replace(
+            near=("raw_answer", "probs"), far=("refused", "unseen", *ends)
+        )
+
+    def row(self, asked: Asked, sample: int) -> Script[Row]:
+        """See `Question.row`."""
+        found = yield from rating(asked, self.bounds, sample, self.estimate_by_sampling)
+        if found.error:
+            return Row({"answer": None}, str(found.error), found.heard)
+        columns = ("answer", "raw_answer", "probs", "refused", "unseen", "low", "high")
+        return Row({name: getattr(found, name) for name in columns}, None, found.heard)

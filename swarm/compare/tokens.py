@@ -1,0 +1,162 @@
+"""How probable a model's first tokens are, read from the log probabilities an endpoint tells."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from swarm.compare.asking import Asked, Heard, Script, Want
+from swarm.compare.errors import WrongValue
+from swarm.errors import UserError
+from swarm.models import Completion, Token
+
+MOST_TOP_LOGPROBS = 20
+"""What OpenAI's API allows."""
+
+
+ALTERNATIVE = "estimate_by_sampling=True estimates them from samples"
+
+
+class NextTokens(NamedTuple):
+    """How a model goes on.
+
+    Attributes:
+        answer: Token to probability, or to its natural logarithm; the most probable first. Empty
+            where there is an error.
+        unseen: The probability that the endpoint did not tell of, from 0 to 1.
+        low, high: The ends of each token's 95 % interval, where it was estimated by sampling.
+        error: Why there is no answer.
+        api_kwargs: What was sent.
+        heard: The answers it was read from.
+    """
+
+    answer: dict[str, float]
+    unseen: float
+    low: dict[str, float] | None
+    high: dict[str, float] | None
+    error: UserError | None
+    api_kwargs: dict[str, Any]
+    heard: tuple[Completion, ...] = ()
+
+    def in_logs(self) -> "NextTokens":
+        """The same with natural logarithms for probabilities."""
+        low, high = (ends and logs(ends) for ends in (self.low, self.high))
+        return self._replace(answer=logs(self.answer), low=low, high=high)
+
+
+def checked_top_logprobs(value: object) -> int:
+    """The number of tokens that an endpoint is to tell of.
+
+    Raises:
+        WrongValue: It is no whole number from 1 to 20.
+    """
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= MOST_TOP_LOGPROBS:  # type: ignore[operator]
+        raise WrongValue(
+            f"top_logprobs={value!r}: must be a whole number from 1 to {MOST_TOP_LOGPROBS}"
+        )
+    return value  # type: ignore[return-value]
+
+
+def telling(params: Mapping[str, Any], top_logprobs: int, max_tokens: int = 1) -> dict[str, Any]:
+    """The parameters, with all that has an endpoint tell how probable its tokens were."""
+    return {
+        **params,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": top_logprobs,
+    }
+
+
+def next_token(
+    asked: Asked, samples: Sequence[int], convert_to_probs: bool = True
+) -> Script[NextTokens]:
+    """The distribution of the first token, as the mean of what the samples tell.
+
+    A token that one of them does not tell of has a probability of 0 there. Probabilities are
+    averaged also where their logarithms are wanted.
+
+    Args:
+        asked: With parameters as `telling` gives them.
+        samples: Their numbers.
+        convert_to_probs: Whether probabilities are wanted; else natural logarithms.
+    """
+    heard = yield [Want(asked, sample) for sample in samples]
+    answers = tuple(one for one in heard if isinstance(one, Completion))
+    if error := untold(heard, asked.model):
+        return NextTokens({}, 0.0, None, None, error, asked.api_kwargs, answers)
+    told = [probabilities(answer.tokens[0]) for answer in answers]
+    mean: dict[str, float] = {}
+    for one in told:
+        for token, p in one.items():
+            mean[token] = mean.get(token, 0.0) + p / len(told)
+    unseen = sum(rest(one) for one in told) / len(told)
+    found = NextTokens(likeliest(mean), unseen, None, None, None, asked.api_kwargs, answers)
+    return found if convert_to_probs else found.in_logs()
+
+
+def probabilities(token: Token) -> dict[str, float]:
+    """Token to probability at the place of this token, as far as the endpoint tells.
+
+    Of tokens that are written alike, as parts of one character are, the probabilities are added
+    up. The token that was chosen is told of even where it is not among the likeliest; one with a
+    probability of 0 is not.
+    """
+    found: dict[str, float] = {}
+    for text, logprob in token.top:
+        found[text] = found.get(text, 0.0) + math.exp(logprob)
+    found.setdefault(token.text, math.exp(token.logprob))
+    return {text: p for text, p in found.items() if p > 0}
+
+
+def rest(told: Mapping[str, float]) -> float:
+    """The probability that is not told of."""
+    return min(1.0, max(0.0, 1.0 - sum(told.values())))
+
+
+def logs(found: Mapping[str, float]) -> dict[str, float]:
+    """Natural logarithms of probabilities; of 0, minus infinity."""
+    return {token: math.log(p) if p > 0 else -math.inf for token, p in found.items()}
+
+
+def likeliest(found: Mapping[str, float]) -> dict[str, float]:
+    """The same, the highest value first."""
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def untold(heard: Sequence[Heard], model: str) -> UserError | None:
+    """Why the probabilities of the first token cannot be read from these; `None` if they can."""
+    for one in heard:
+        if isinstance(one, UserError):
+            return _refused(model, one)
+        if one.tokens and one.tokens[0].top:
+            continue
+        if one.text or one.tokens:
+            return UserError(
+                f"{model}: {_provider(model)} gives no log probabilities of its likeliest tokens "
+                f"(top_logprobs), which this question reads; {ALTERNATIVE}"
+            )
+        why = f" (finish: {one.finish})" if one.finish else ""
+        return UserError(
+            f"{model}: the answer has no token to read{why}; where the model thinks before it "
+            "answers, turn that off or allow more max_tokens by ModelAdapter.register"
+        )
+    return None
+
+
+def _refused(model: str, error: UserError) -> UserError:
+    """The error that a request came to, with the alternative if it is about log probabilities."""
+    if "logprob" not in str(error).lower() or getattr(error, "passing", False):
+        return error
+    return UserError(
+        f"{model}: {_provider(model)} refuses to tell log probabilities; where it names a lower "
+        f"limit set top_logprobs, else {ALTERNATIVE}: {error}"
+    )
+
+
+def _provider(model: str) -> str:
+    """Who answers for a model, in an error; nobody is asked."""
+    from swarm.compare.config import Config
+
+    client = Config.client_cache.get(model)
+    return getattr(client, "base_url", None) or model.partition("/")[0]

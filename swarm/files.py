@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and how they are read."""
 
 import contextlib
 import errno
@@ -54,6 +54,25 @@ def write_packed(path: Path, value: Any) -> None:
 def read_packed(path: Path) -> Any:
     """Read what `write_packed` wrote."""
     return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def read_yaml(path: Path, what: str = "preset") -> Any:
+    """What a yaml holds.
+
+    Args:
+        path: Where it is.
+        what: What an error calls it.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{what} {path} cannot be read: {why}") from None
 
 
 def digest(value: Any) -> str:

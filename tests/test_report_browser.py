@@ -1,21 +1,19 @@
 """The report in a real browser, at the widths of a desk and of a telephone, light and dark."""
 
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import browsers
 import pytest
 import reporting
+from browsers import SIZES, shown
 
 from swarm.report.page import page
 from swarm.report.write import report
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SIZES = {"desk": {"width": 1280, "height": 900}, "telephone": {"width": 390, "height": 844}}
 KINDS = {
     "big": {"particles": 20, "iterations": 50, "experts": 9, "items": 60, "test": 300},
     "running": {"finished": False, "text": reporting.HOSTILE},
@@ -25,14 +23,8 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, without a window."""
-    driver = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the PATH; on Debian: apt-get install chromium")
-    with driver.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with browsers.opened() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +39,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         path.write_bytes(page(report(folder)).encode("utf-8", "replace"))
         found[kind] = path.as_uri()
     return found
-
-
-@contextmanager
-def shown(browser: Any, address: str, size: str = "desk", scheme: str = "light") -> Iterator[Any]:
-    """The page in a fresh browser window; at its end nothing may have gone wrong."""
-    context = browser.new_context(viewport=SIZES[size], color_scheme=scheme)
-    view = context.new_page()
-    told: list[str] = []
-    asked: list[str] = []
-    view.on("console", lambda message: told.append(message.text))
-    view.on("pageerror", lambda error: told.append(str(error)))
-    view.on("dialog", lambda dialog: told.append(dialog.message))
-    view.on("request", lambda request: asked.append(request.url))
-    view.goto(address)
-    yield view
-    assert told == []
-    assert [url for url in asked if not url.startswith("data:")] == [address]
-    context.close()
 
 
 DRAWN = """svg => {

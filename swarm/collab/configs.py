@@ -11,8 +11,9 @@ from swarm.collab.consortium import Consortium
 from swarm.collab.deliberation.roles import ROLES, as_role
 from swarm.collab.members import Member, gathered, member, member_of
 from swarm.collab.older import OLDER, modern
-from swarm.collab.yamls import content, is_path, mapping, path_of, shipped
+from swarm.collab.yamls import is_path, mapping, path_of, shipped
 from swarm.errors import UserError
+from swarm.files import read_yaml
 from swarm.models import Completion, Model, Request
 from swarm.models.trace import Trace
 
@@ -196,7 +197,7 @@ def read_preset(name: str | Path) -> Config:
     """
     path = path_of(KIND, str(name))
     what = KIND if is_path(str(name)) else "preset"
-    found = content(path, what)
+    found = read_yaml(path, what)
     try:
         return Config.from_dict(found)
     except UserError as error:

@@ -8,8 +8,9 @@ from typing import Any
 from swarm.collab import Slot
 from swarm.collab.moa import MixtureOfAgents
 from swarm.collab.prompts import Prompt
-from swarm.collab.yamls import content, mapping, path_of, shipped
+from swarm.collab.yamls import mapping, path_of, shipped
 from swarm.errors import UserError
+from swarm.files import read_yaml
 from swarm.models import Model
 from swarm.models.trace import Trace
 
@@ -34,7 +35,7 @@ def read_preset(name: str | Path) -> dict[str, Any]:
         UserError: There is none, or it has a key that is not known, or a value of the wrong kind.
     """
     path = path_of("moa", str(name))
-    found = content(path)
+    found = read_yaml(path)
     try:
         return checked(found)
     except UserError as error:

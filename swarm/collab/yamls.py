@@ -41,25 +41,6 @@ def path_of(kind: str, name: str) -> Path:
     return conf_folder() / kind / f"{name}.yaml"
 
 
-def content(path: Path, what: str = "preset") -> Any:
-    """What a yaml holds.
-
-    Args:
-        path: Where it is.
-        what: What an error calls it.
-
-    Raises:
-        UserError: It cannot be read.
-    """
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{what} {path} cannot be read: {why}") from None
-
-
 def mapping(place: str, value: Any, allowed: Sequence[str]) -> dict[str, Any]:
     """A mapping of nothing but the keys that are allowed.
 

@@ -16,6 +16,7 @@ FROM = {
     "RatingJudge": "judges",
     "Runner": "runner",
     "get_error_bars": "statistics",
+    "import_cache": "older",
     "read_jsonl": "jsonl",
     "write_jsonl": "jsonl",
 }

@@ -9,7 +9,7 @@ from swarm.compare.cache import kept_answers
 from swarm.compare.collecting import rare_collections
 from swarm.compare.finding import source
 from swarm.compare.templates import as_text
-from swarm.models import Completion, Request
+from swarm.models import Completion
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,0 +1,137 @@
+"""What an answer is: text to count, a number, or probabilities; and columns of numbers for it."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+OTHER = "[OTHER]"
+"""The answers that are not told apart."""
+
+UNSEEN = "[UNSEEN]"
+"""Probability of tokens that a provider did not tell."""
+
+MOST = 50
+"""Answers told apart where nobody chose; the rest is `OTHER`."""
+
+MANY = 200
+"""Answers that are counted one by one at all, but for selected ones."""
+
+WHOLE = 10
+"""Up to so many different whole numbers are answers to count, not a measure to average."""
+
+Kind = Literal["shares", "probabilities", "mean"]
+
+
+def plain(value: Any) -> Any:
+    """A value that can be counted: lists and dictionaries as JSON."""
+    if isinstance(value, list | dict | tuple | set):
+        return json.dumps(list(value) if isinstance(value, set) else value,
+                          sort_keys=True, default=str, ensure_ascii=False)  # fmt: skip
+    return value
+
+
+def hashable(series: "pd.Series") -> "pd.Series":
+    """A column whose values can be counted."""
+    return series.map(plain) if series.dtype == object else series
+
+
+def kind_of(answers: "pd.Series", choosing: bool = False, measure: bool = False) -> Kind:
+    """What a column's known answers are.
+
+    Args:
+        choosing: Numbers are answers to count, as somebody chose among them.
+        measure: Whole numbers are a measure, however few.
+    """
+    import pandas as pd
+
+    if len(answers) == 0:
+        return "shares"
+    if all(isinstance(a, Mapping) and _numbers(a.values()) for a in answers):
+        return "probabilities"
+    known = answers.infer_objects()
+    numeric = pd.api.types.is_numeric_dtype(known) and not pd.api.types.is_bool_dtype(known)
+    if choosing or not numeric:
+        return "shares"
+    whole = pd.api.types.is_integer_dtype(known) and not measure
+    return "shares" if whole and known.nunique() <= WHOLE else "mean"
+
+
+def _numbers(values: Any) -> bool:
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def probabilities(answer: Mapping[Any, float]) -> dict[Any, float]:
+    """Token or rating to probability: of log probabilities too, and with ratings as integers."""
+    log = min(answer.values(), default=0.0) < 0
+    whole = all(isinstance(k, str) and k.isascii() and k.isdigit() for k in answer)
+    return {(int(k) if whole else k): (math.exp(p) if log else float(p)) for k, p in answer.items()}
+
+
+def matrix_of(
+    answers: "pd.Series", choosing: bool, selected: Sequence[Any] | None, measure: bool
+) -> tuple[Kind, list[Any], "np.ndarray"]:
+    """What answers are, the names of what is counted, [K], and their numbers, [N, K]."""
+    import numpy as np
+    import pandas as pd
+
+    kind = kind_of(answers, choosing, measure)
+    if kind == "mean":
+        return kind, [str(answers.name)], answers.to_numpy(dtype=np.float64)[:, None]
+    if kind == "probabilities":
+        table = pd.DataFrame([probabilities(a) for a in answers]).fillna(0.0)
+        return kind, list(table.columns), table.to_numpy(dtype=np.float64)
+    codes, names = pd.factorize(hashable(answers))
+    if len(names) > MANY:  # a column for each of 100,000 would fill the memory
+        frequent = np.argsort(-np.bincount(codes), kind="stable")[:MANY]
+        keep = np.union1d(frequent, np.flatnonzero(names.isin(list(selected or ()))))
+        place = np.full(len(names), len(keep))
+        place[keep] = np.arange(len(keep))
+        codes, names = place[codes], [*(names[i] for i in keep), OTHER]
+    matrix = np.zeros((len(codes), len(names)))
+    matrix[np.arange(len(codes)), codes] = 1.0
+    return kind, list(names), matrix
+
+
+def with_unseen(names: list[Any], matrix: "np.ndarray") -> tuple[list[Any], "np.ndarray"]:
+    """With a column of the probability that no token was told for, if there is any."""
+    import numpy as np
+
+    rest = np.clip(1.0 - matrix.sum(axis=1), 0.0, 1.0)
+    if len(rest) == 0 or rest.max() < 1e-6:
+        return names, matrix
+    return [*names, UNSEEN], np.column_stack([matrix, rest])
+
+
+def told_apart(
+    names: list[Any],
+    matrix: "np.ndarray",
+    category: "np.ndarray",
+    selected: list[Any] | None,
+    min_fraction: float | None,
+    most: int,
+) -> tuple[list[Any], "np.ndarray"]:
+    """The chosen or most frequent answers, most frequent first, then `OTHER` and `UNSEEN`."""
+    import numpy as np
+
+    last = (OTHER, UNSEEN)
+    order = np.argsort(-matrix.sum(axis=0), kind="stable") if len(matrix) else np.arange(0)
+    if min_fraction is not None:
+        means = [matrix[category == c].mean(axis=0) for c in np.unique(category)]
+        selected = [names[k] for k in order if max(m[k] for m in means) >= min_fraction]
+    elif selected is None:
+        selected = [names[k] for k in order if names[k] not in last][:most]
+    place = {name: i for i, name in enumerate(names)}
+    kept = [name for name in selected if name in place and name not in last]
+    rest = [i for name, i in place.items() if name not in kept and name != UNSEEN]
+    columns = [matrix[:, place[name]] for name in kept]
+    found: list[Any] = list(kept)
+    if rest and matrix[:, rest].sum() > 0:
+        found, columns = [*found, OTHER], [*columns, matrix[:, rest].sum(axis=1)]
+    if UNSEEN in place:
+        found, columns = [*found, UNSEEN], [*columns, matrix[:, place[UNSEEN]]]
+    return found, np.column_stack(columns) if columns else np.zeros((len(matrix), 0))

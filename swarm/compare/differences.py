@@ -1,0 +1,201 @@
+"""Whether groups or models differ: pairs of them, tested, and corrected for how many there are."""
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from swarm.compare.errors import WrongValue
+from swarm.compare.pairs import Pair
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+PARAPHRASES = 8
+"""From so many that both answered, a difference is one over paraphrases; fewer are as they are."""
+
+ALL = "all answers"
+
+
+class Difference(NamedTuple):
+    """What a test says of two categories.
+
+    Attributes:
+        difference: The first minus the second; of all answers the total variation distance.
+        low: Of its 95 % interval, as `high`; NaN where none can be given.
+        p: Two-sided; NaN where nothing can be tested.
+        test: Which test it was.
+        note: What to know of it.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    test: str
+    note: str = ""
+
+
+UNTESTED = Difference(math.nan, math.nan, math.nan, math.nan, "none")
+
+
+def pairwise(
+    df: "pd.DataFrame",
+    answer_column: str = "answer",
+    category_column: str = "group",
+    answer: Any = None,
+    selected_categories: Sequence[Any] | None = None,
+) -> "pd.DataFrame":
+    """Each pair of categories: its difference with a 95 % interval, and Holm's p value.
+
+    Compared are the means of a numeric column, the share (or token probability) of `answer`, or,
+    without `answer`, all shares at once. The test follows from what the two have in common:
+
+    - Several models on each side, none of them on both: Welch's t-test of the models' means (of
+      all answers: models are permuted), so that it holds for other models of such groups.
+    - Else 8 or more paraphrases that both answered: the signs of the paraphrases' differences are
+      flipped, so that it holds for other paraphrases too.
+    - Fewer: answers are permuted within each paraphrase, so that it holds for these.
+    - None in common, as with categories of paraphrases: Welch's test of the paraphrases' means
+      from 4 on each side, else answers are permuted.
+
+    Each paraphrase weighs the same. What only one of the two was asked is left out, and noted.
+
+    Returns:
+        "a", "b", "answer", "difference" (a minus b; of all answers the total variation distance,
+        with a note of what chance alone makes it), "low", "high", "p", "p_holm" (corrected over
+        all rows), "n_a", "n_b", "test", "note"; a row for each pair.
+
+    Raises:
+        WrongValue: A column, category or answer is not there.
+    """
+    import pandas as pd
+
+    from swarm.compare.counted import plain
+    from swarm.compare.pairs import pair
+    from swarm.compare.values import read
+
+    values = read(
+        df, answer_column, category_column, selected_categories,
+        None if answer is None else [answer],
+    )  # fmt: skip
+    if answer is not None and values.names[:1] != [plain(answer)]:
+        raise WrongValue(f"answer: nobody answered {answer!r} in the column {answer_column}")
+    told = "mean" if values.kind == "mean" else ALL if answer is None else answer
+    rows = []
+    for i, j in combinations(range(len(values.categories)), 2):
+        both = pair(values, i, j, category_column)
+        sizes = {"n_a": int(both.first.sum()), "n_b": int((~both.first).sum())}
+        found = compare(both, chosen=answer is not None)._asdict()
+        names = {"a": values.categories[i], "b": values.categories[j], "answer": told}
+        rows.append({**names, **found, "p_holm": math.nan, **sizes})
+    order = "a b answer difference low high p p_holm n_a n_b test note".split()
+    table = pd.DataFrame(rows, columns=order)
+    table["p_holm"] = holm(table["p"].tolist())
+    return table
+
+
+def compare(pair: Pair, chosen: bool = False) -> Difference:
+    """Test one pair.
+
+    Args:
+        chosen: Only the first column is of interest; the others are all else.
+    """
+    import numpy as np
+
+    if not pair.first.any() or pair.first.all():
+        return UNTESTED._replace(note="one side has no answers to the same")
+    if len(pair.first) == 2:
+        gain = pair.values[pair.first][0] - pair.values[~pair.first][0]
+        value = float(gain[0] if chosen or len(gain) == 1 else np.abs(gain).sum() / 2)
+        return UNTESTED._replace(difference=value, note="one answer each: nothing to test")
+    if pair.units is not None:
+        found = _by_units(pair, chosen)
+    elif pair.shared >= PARAPHRASES:
+        found = _by_paraphrases(pair, chosen)
+    else:
+        found = _by_answers(pair, chosen)
+    return found._replace(note="; ".join(filter(None, [found.note, pair.note])))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (1979, Scand. J. Statist. 6:65) of p values; NaN stays NaN."""
+    tested = sorted((value, i) for i, value in enumerate(p) if not math.isnan(value))
+    corrected, largest = [math.nan] * len(p), 0.0
+    for rank, (value, i) in enumerate(tested):
+        largest = max(largest, min(1.0, value * (len(tested) - rank)))
+        corrected[i] = largest
+    return corrected
+
+
+def _by_answers(pair: Pair, chosen: bool) -> Difference:
+    from swarm.compare import permutation, spans
+
+    found = permutation.differences(pair.values, pair.first, pair.strata)
+    drawn = permutation.shuffled(pair.values, pair.first, pair.strata, pair.shares)
+    ends = spans.newcombe(pair) if pair.shares else spans.of_answers(pair)
+    strata = "" if pair.shared < 2 else f" within {pair.shared} paraphrases"
+    return _told(found, drawn, ends, pair, chosen, f"permutation of answers{strata}")
+
+
+def _by_paraphrases(pair: Pair, chosen: bool) -> Difference:
+    import numpy as np
+
+    from swarm.compare import permutation, spans
+    from swarm.compare.resampling import interval
+
+    gains = np.array([
+        permutation.differences(pair.values[here], pair.first[here], pair.strata[here])
+        for here in (pair.paraphrases == code for code in np.unique(pair.paraphrases))
+    ])  # fmt: skip
+    found, low, high = interval(gains)
+    if pair.shares:
+        least = spans.newcombe(pair)
+        low, high = np.minimum(low, least[0]), np.maximum(high, least[1])
+    test = f"signs of {len(gains)} paraphrases' differences"
+    return _told(found, permutation.flipped(gains), (low, high), pair, chosen, test)
+
+
+def _by_units(pair: Pair, chosen: bool) -> Difference:
+    import numpy as np
+
+    from swarm.compare import permutation, spans
+
+    assert pair.units is not None
+    means, first = spans.unit_means(pair)
+    sizes = f"{first.sum()} and {(~first).sum()} {pair.unit}"
+    if chosen or means.shape[1] == 1:
+        value, low, high, p = spans.welch(means[first, 0], means[~first, 0])
+        if not math.isnan(p):
+            return Difference(value, low, high, p, f"Welch's t of {sizes}")
+    none = np.zeros(len(means), dtype=int)
+    drawn = permutation.shuffled(means, first, none, shares=False)
+    found = permutation.differences(means, first, none)
+    ends = np.full((2, means.shape[1]), math.nan)
+    least = 1 / math.comb(len(first), int(first.sum()))
+    told = _told(found, drawn, (ends[0], ends[1]), pair, chosen, f"permutation of {sizes}")
+    note = f"no p value below {2 * least:.2g} is possible with so few" if least > 0.01 else ""
+    return told._replace(note="; ".join(filter(None, [told.note, note])))
+
+
+def _told(
+    found: "np.ndarray",
+    drawn: "np.ndarray",
+    ends: tuple["np.ndarray", "np.ndarray"],
+    pair: Pair,
+    chosen: bool,
+    test: str,
+) -> Difference:
+    """One difference, or the total variation distance of all."""
+    import numpy as np
+
+    from swarm.compare.permutation import p_value
+
+    if chosen or len(found) == 1:
+        p = p_value(found[:1], drawn[:, :1], np.ones(1))
+        return Difference(float(found[0]), float(ends[0][0]), float(ends[1][0]), p, test)
+    p = p_value(found, drawn, pair.values.mean(axis=0))
+    chance = float(np.abs(drawn).sum(axis=1).mean() / 2)
+    note = f"chance alone makes it about {chance:.2f}"
+    return Difference(float(np.abs(found).sum() / 2), math.nan, math.nan, p, test, note)

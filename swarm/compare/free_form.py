@@ -1,0 +1,94 @@
+"""Questions that are answered in free text, and judged by other models where that is wanted."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare import arguments
+from swarm.compare.asking import Asked, Script, Want
+from swarm.compare.frames import Layout, Row
+from swarm.compare.questions import Question
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from swarm.compare.judges import FreeFormJudge, RatingJudge
+    from swarm.compare.judging import Judging
+
+
+class FreeForm(Question):
+    """A question that is answered in free text; the column "answer" has the text.
+
+    Args:
+        temperature: Of sampling; `None` is the model's own.
+        max_tokens: The most tokens of an answer; `None` is the model's own.
+        judges: By the name of the column that each of them makes: a judge, its arguments as
+            `Question.create` takes them, or its name in YAML.
+        base: See `Question`.
+
+    Raises:
+        WrongValue: See `Question`; or a judge or its name cannot be one.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float | None = 1,
+        max_tokens: int | None = 1024,
+        judges: "Mapping[str, str | dict[str, Any] | FreeFormJudge | RatingJudge] | None" = None,
+        **base: Any,
+    ) -> None:
+        from swarm.compare.judges import judges_of
+
+        self.temperature, self.max_tokens = temperature, max_tokens
+        if temperature is not None:
+            arguments.number("temperature", temperature, 0)
+        if max_tokens is not None:
+            arguments.whole("max_tokens", max_tokens)
+        self.judges = judges_of(judges)
+        super().__init__(**base)
+
+    def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """See `Question.params`."""
+        own = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        told = {key: value for key, value in own.items() if value is not None}
+        return {**super().params(messages), **told}
+
+    @property
+    def layout(self) -> Layout:
+        """See `Question.layout`."""
+        judges = (self.judges or {}).items()
+        far = [name + suffix for name, judge in judges for suffix in judge.suffixes]
+        return super().layout._replace(near=tuple(self.judges or ()), far=tuple(far))
+
+    def row(self, asked: Asked, sample: int) -> Script[Row]:
+        """The script of one answer, without what judges say of it."""
+        heard = yield (Want(asked, sample),)
+        said = heard[0]
+        if isinstance(said, UserError):
+            return Row({"answer": None}, str(said), heard)
+        return Row({"answer": said.text}, None, heard)
+
+    def scripts(self, rows: Iterable[Want], during: ExitStack) -> Iterator[Script[Row]]:
+        """See `Question.scripts`; each answer is judged as soon as it is there."""
+        if not self.judges:
+            return super().scripts(rows, during)
+        from swarm.compare.judging import Judging
+
+        judging = [
+            during.enter_context(Judging(name, judge)) for name, judge in self.judges.items()
+        ]
+        return (self._judged(asked, sample, judging) for asked, sample in rows)
+
+    def _judged(self, asked: Asked, sample: int, judging: "list[Judging]") -> Script[Row]:
+        from swarm.compare.judging import together
+
+        row = yield from self.row(asked, sample)
+        if row.error is not None:
+            return row
+        question, answer = asked.params["messages"][-1]["content"], row.columns["answer"]
+        verdicts = yield from together([one.verdict(question, answer) for one in judging])
+        columns = dict(row.columns)
+        for verdict in verdicts:
+            columns.update(verdict.columns)
+        errors = "; ".join(verdict.error for verdict in verdicts if verdict.error is not None)
+        return Row(columns, errors or None, row.heard)

@@ -1,0 +1,180 @@
+"""Judges: questions about an answer, which another model is asked."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from swarm.compare.asking import Asked, Script, Want
+from swarm.compare.errors import WrongValue
+from swarm.compare.frames import FIRST, MIDDLE
+from swarm.compare.free_form import FreeForm
+from swarm.compare.questions import Question
+from swarm.compare.rating import Rating
+from swarm.compare.ratings import rated
+from swarm.compare.templates import Template
+from swarm.errors import UserError
+from swarm.models.cache import key_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TAKEN = (*FIRST, *MIDDLE, "raw_answer", "probs", "error")
+ENDINGS = ("_question", "_raw_answer", "_probs")
+
+
+class Judge(Question):
+    """What judges have in common: one template, which is asked of one model once.
+
+    Attributes:
+        model: Who judges.
+        suffixes: Of the columns that it makes beside the one of its name.
+        beside: Parameters that do not tell it from others.
+    """
+
+    model: str
+    suffixes: ClassVar[tuple[str, ...]] = ("_question",)
+    beside: ClassVar[tuple[str, ...]] = ("timeout",)
+
+    def _check(self, model: str) -> None:
+        """Raises `WrongValue` where this cannot be a judge."""
+        if not isinstance(model, str) or not model.strip():
+            raise WrongValue(f"{self.type()}: model={model!r}: must be the name of who judges")
+        self.model = model
+        if self.paraphrases is None or len(self.paraphrases) != 1:
+            raise WrongValue(f"{self.type()}: a judge has exactly one paraphrase, its template")
+        if self.samples_per_paraphrase != 1:
+            raise WrongValue(f"{self.type()}: a judge has samples_per_paraphrase=1")
+        assert self.template
+
+    @cached_property
+    def template(self) -> Template:
+        """Of the prompt."""
+        return Template((self.paraphrases or [""])[0])
+
+    @property
+    def uses_question(self) -> bool:
+        """Whether the template has {question}; if not, equal answers are judged once."""
+        return self.template.uses_question
+
+    @property
+    def key(self) -> str:
+        """Of what is written down; the same of judges that differ in nothing but their bounds."""
+        asked = self.asked(self.template.text).api_kwargs
+        return key_of(self.type(), {k: v for k, v in asked.items() if k not in self.beside})
+
+    def asked(self, prompt: str) -> Asked:
+        """What is asked with a prompt, before a rating's parameters are added."""
+        return Asked(self.model, self.params(self.turns(prompt)))
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """The script of one verdict: columns by suffix, "" being the verdict; or an error."""
+        raise NotImplementedError
+
+    def get_cache(self) -> "pd.DataFrame":
+        """What is kept of this judge, a row for each answer that it has judged.
+
+        Returns:
+            Columns question (`None` if the template does not have it), answer, judge_question,
+            judge_answer; of ratings judge_raw_answer too.
+
+        Raises:
+            UserError: The file of kept answers cannot be read.
+        """
+        from swarm.compare.judged import listed
+
+        return listed(self)
+
+
+class FreeFormJudge(Judge, FreeForm):
+    """A judge that answers in text.
+
+    Args:
+        model: Who judges.
+        temperature: Of sampling.
+        base: See `FreeForm`; one paraphrase, the template, with {answer} and maybe {question}.
+
+    Raises:
+        WrongValue: See `FreeForm`; or it cannot be a judge.
+    """
+
+    def __init__(self, *, model: str = "", temperature: float | None = 0, **base: Any) -> None:
+        super().__init__(temperature=temperature, **base)
+        if self.judges:
+            raise WrongValue("free_form_judge: a judge has no judges")
+        self._check(model)
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """See `Judge.judge`."""
+        (said,) = yield (Want(self.asked(prompt), 0),)
+        if isinstance(said, UserError):
+            return {"": None}, said
+        return {"": said.text}, None
+
+
+class RatingJudge(Judge, Rating):
+    """A judge that gives a number, read from its tokens' probabilities.
+
+    Args:
+        model: Who judges.
+        base: See `Rating`; one paraphrase, the template, with {answer} and maybe {question}.
+
+    Raises:
+        WrongValue: See `Rating`; or it cannot be a judge.
+    """
+
+    suffixes = ENDINGS
+    beside = ("timeout", "max_tokens", "max_completion_tokens")
+
+    def __init__(self, *, model: str = "", **base: Any) -> None:
+        super().__init__(**base)
+        self._check(model)
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """See `Judge.judge`."""
+        asked = self.asked(prompt)
+        said = yield from rated(asked.params, self.model, self.bounds, 0, self.estimate_by_sampling)
+        if said.error:
+            return {"": None, "_raw_answer": None, "_probs": None}, said.error
+        return {"": said.answer, "_raw_answer": said.raw_answer, "_probs": said.probs}, None
+
+
+def judges_of(judges: Any) -> dict[str, Any] | None:
+    """The judges of a question, by their columns.
+
+    Args:
+        judges: By column a judge, its arguments, or its name in YAML; or `None`.
+
+    Raises:
+        WrongValue: A column is taken, or a value makes no judge.
+    """
+    if judges is None:
+        return None
+    if not isinstance(judges, Mapping):
+        raise WrongValue("judges must be a mapping: the column of each, and the judge")
+    for name in judges:
+        wrong = name in TAKEN or not isinstance(name, str) or not name or name.startswith("_")
+        if wrong or name.endswith(ENDINGS):
+            raise WrongValue(
+                f"judges: {name!r} cannot be a judge's column: not {', '.join(TAKEN)}, and none "
+                f"that starts with _ or ends with {', '.join(ENDINGS)}"
+            )
+    return {name: judge_of(name, said) for name, said in judges.items()}
+
+
+def judge_of(name: str, said: Any) -> Any:
+    """One judge; see `judges_of`."""
+    made = said
+    if isinstance(said, str):
+        made = Question.from_yaml(said)
+    elif isinstance(said, Mapping):
+        try:
+            made = Question.create(**said)
+        except WrongValue as error:
+            raise WrongValue(f"judge {name}: {error}") from None
+    if not isinstance(made, Judge):
+        kind = made.type() if isinstance(made, Question) else type(made).__name__
+        raise WrongValue(
+            f"judge {name}: must be a free_form_judge or a rating_judge, its arguments or its "
+            f"name in YAML; it is a {kind}"
+        )
+    return made

@@ -1,0 +1,90 @@
+"""Plots of an experiment: figures that are returned and saved, with intervals unless told not to.
+
+Colours are told apart by the colour-blind, nothing stays open, and no display is needed.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare.plots.bars import free_form_stacked_bar, probs_stacked_bar
+from swarm.compare.plots.heat import heatmap
+from swarm.compare.plots.ratings import rating_cumulative_plot, rating_violins
+from swarm.compare.plots.scores import judge_scores
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "free_form_stacked_bar", "heatmap", "judge_scores", "plot", "probs_stacked_bar",
+    "rating_cumulative_plot", "rating_violins",
+]  # fmt: skip
+
+
+def plot(
+    df: "pd.DataFrame",
+    category_column: str = "group",
+    answer_column: str | None = None,
+    selected_categories: Sequence[Any] | None = None,
+    selected_answers: Sequence[Any] | None = None,
+    min_fraction: float | None = None,
+    colors: Mapping[Any, str] | None = None,
+    title: str | None = None,
+    filename: str | Path | None = None,
+    error_bars: bool = True,
+    show: bool = False,
+) -> "Figure":
+    """The plot that fits a column.
+
+    Answers are stacked bars of their shares, tokens with probabilities stacked bars of these,
+    ratings with probabilities cumulative lines, and other numbers boxes. With `selected_answers`
+    or `min_fraction` all are stacked bars. Refused and failed answers are in no share; how many
+    there are stands under each category.
+
+    Args:
+        df: With the columns of `Question.df`, or others of your own.
+        category_column: What is compared: "group", "model", "paraphrase_ix" or any column.
+        answer_column: What was answered; without it "probs" of ratings, else "answer".
+        selected_categories: Those to show, in this order; models come group by group without it.
+        selected_answers: Told apart, in this order; the rest is "[OTHER]". Without any choice the
+            14 most frequent are.
+        min_fraction: Or told apart is what at least one category answers so often.
+        colors: Of answers, or of categories where these have the colours.
+        title: Without it the first paraphrase, and how many others there are.
+        filename: Saved there: .png, .svg, .pdf.
+        error_bars: Whether 95 % intervals are drawn (`swarm.compare.resampling.interval`).
+        show: Whether a window opens, and the call returns when it is closed. A notebook shows
+            the returned figure by itself.
+
+    Raises:
+        UserError: An argument has no such value, or the figure can't be saved or shown.
+    """
+    from swarm.compare.counted import kind_of, probabilities
+    from swarm.compare.errors import WrongValue
+    from swarm.compare.plots.canvas import check
+    from swarm.compare.values import column
+
+    if selected_answers is not None and min_fraction is not None:
+        raise WrongValue("selected_answers and min_fraction: give one of the two, not both")
+    if filename is not None:
+        check(filename)
+    if answer_column is None:
+        answer_column = "probs" if "probs" in df.columns else "answer"
+    answers = column(df, answer_column, "answer_column").dropna()
+    kind = kind_of(answers)
+    shared: dict[str, Any] = {
+        "category_column": category_column, "selected_categories": selected_categories,
+        "colors": colors, "title": title, "filename": filename, "error_bars": error_bars,
+        "show": show,
+    }  # fmt: skip
+    chosen: dict[str, Any] = {"selected_answers": selected_answers, "min_fraction": min_fraction}
+    choosing = selected_answers is not None or min_fraction is not None
+    if kind == "probabilities":
+        first = next(filter(None, map(probabilities, answers)), {})
+        if not choosing and first and all(isinstance(key, int) for key in first):
+            return rating_cumulative_plot(df, probs_column=answer_column, **shared)
+        return probs_stacked_bar(df, answer_column, **chosen, **shared)
+    if kind == "mean" and not choosing:
+        return judge_scores(df, answer_column, **shared)
+    return free_form_stacked_bar(df, answer_column=answer_column, **chosen, **shared)

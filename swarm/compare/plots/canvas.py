@@ -1,0 +1,218 @@
+"""Figures that belong to nobody: no display is needed, any script is legible, files are whole."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from swarm.compare.errors import WrongValue
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from swarm.compare.values import Values
+
+FONTS = (
+    "DejaVu Sans", "Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans KR",
+    "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC", "Hiragino Sans", "Malgun Gothic",
+    "Noto Sans Arabic", "Noto Sans Hebrew", "Noto Sans Devanagari", "Arial Unicode MS",
+    "Noto Emoji", "Segoe UI Symbol",
+)  # fmt: skip
+"""The first that has a character draws it."""
+
+LABEL = 48
+"""Characters of a name; of a longer one the beginning is shown."""
+
+
+class Picture(Figure):
+    """A figure that a notebook shows where it is the cell's last value."""
+
+    def _repr_png_(self) -> bytes:
+        import io
+
+        target = io.BytesIO()
+        self.savefig(target, format="png", dpi=110, bbox_inches="tight")
+        return target.getvalue()
+
+
+def axes(width: float, height: float) -> tuple[Picture, "Axes"]:
+    """A new figure of so many inches with one pair of axes; matplotlib's state is untouched."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    picture = Picture(figsize=(width, height), layout="constrained", dpi=110)
+    FigureCanvasAgg(picture)
+    found = picture.subplots()
+    found.spines[["top", "right"]].set_visible(False)
+    return picture, found
+
+
+def finish(
+    picture: Picture, title: str | None, note: str, filename: str | Path | None, show: bool
+) -> Picture:
+    """Give a figure its title and note, make its text legible, save it and show it.
+
+    Raises:
+        UserError: It can't be saved there, or there is no display.
+    """
+    from matplotlib.text import Text
+
+    if title:
+        picture.axes[0].set_title(title, fontsize=11, loc="left")
+    if note:
+        picture.supxlabel(note, fontsize=8, color="#404040", x=0.01, ha="left")
+    fonts = installed()
+    for text in picture.findobj(Text):
+        text.set_fontfamily(list(fonts))
+        text.set_parse_math(False)  # an answer with two $ is no formula
+        text.set_text(drawable(text.get_text()))
+    if filename is not None:
+        save(picture, filename)
+    if show:
+        _open_window(picture)
+    return picture
+
+
+def installed() -> dict[str, Any]:
+    """Those of `FONTS` that are here, with the characters that each has."""
+    from matplotlib.font_manager import FontProperties, fontManager, get_font
+
+    there = {one.name for one in fontManager.ttflist}
+    return {
+        name: get_font(fontManager.findfont(FontProperties(family=name)))
+        for name in FONTS
+        if name in there
+    }
+
+
+def drawable(text: str) -> str:
+    """A text in which what no font here has is told by its code, which a box would not tell."""
+    if text.isascii():
+        return text
+    fonts = list(installed().values())
+    return "".join(
+        c if c == "\n" or any(font.get_char_index(ord(c)) for font in fonts) else f"[{ord(c):X}]"
+        for c in text
+    )
+
+
+def short(value: Any, most: int = LABEL) -> str:
+    """A name in one line, shortened."""
+    text = " ".join(str(value).split()) or repr(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def labels(names: Sequence[Any], most: int = LABEL) -> list[str]:
+    """Names in one line each; of long ones that begin alike the ends are shown."""
+    found = [short(name, most) for name in names]
+    return [
+        f"{one[: most // 2 - 1]}…{str(name)[-(most // 2) :]}" if found.count(one) > 1 else one
+        for one, name in zip(found, names, strict=True)
+    ]
+
+
+def heading(df: "pd.DataFrame", title: str | None) -> str | None:
+    """The title; without one the first paraphrase, and how many others there are."""
+    from textwrap import wrap
+
+    from swarm.compare.counted import hashable
+
+    if title is not None or "question" not in df.columns:
+        return title
+    questions = list(hashable(df["question"]).dropna().unique())
+    if not questions:
+        return None
+    lines = wrap(short(questions[0], 240), 90)[:3]
+    if others := len(questions) - 1:
+        lines.append(f"and {others} other paraphrase{'s' * (others > 1)}")
+    return "\n".join(lines)
+
+
+def tick(values: "Values", place: int, width: int = LABEL) -> str:
+    """A category's name, how many answers it has, and what is not among them."""
+    from textwrap import wrap
+
+    name = values.categories[place]
+    n = int((values.category == place).sum())
+    refused, errors = values.refused[name], values.errors[name]
+    lines = [*wrap(short(name), width), f"n = {n}" if n else "no answers"]
+    if refused:
+        lines.append(f"{refused / (n + refused):.0%} refused")
+    if errors:
+        lines.append(f"{errors} failed")
+    return "\n".join(lines)
+
+
+def categories(axes: "Axes", values: "Values", category_column: str) -> None:
+    """The categories under an axis."""
+    count = len(values.categories)
+    width = 15 if count <= 8 else LABEL
+    axes.set_xticks(range(count), [tick(values, place, width) for place in range(count)])
+    if count > 8:
+        axes.tick_params("x", labelrotation=40)
+        for text in axes.get_xticklabels():
+            text.set_horizontalalignment("right")
+    axes.set_xlim(-0.6, count - 0.4)
+    axes.set_xlabel(category_column)
+
+
+def empty(values: "Values", title: str | None, filename: Any, show: bool) -> Picture:
+    """A figure that says that there is nothing to show, and why."""
+    refused, errors = sum(values.refused.values()), sum(values.errors.values())
+    if refused and not errors:
+        told = f"All {refused} answers were refused or could not be read."
+    elif refused or errors:
+        told = f"No answers: {refused} refused, {errors} failed."
+    else:
+        told = "No answers: the data frame has no such rows."
+    picture, one = axes(7, 3)
+    one.set_axis_off()
+    one.text(0.5, 0.5, told, ha="center", va="center", transform=one.transAxes)
+    return finish(picture, title, "", filename, show)
+
+
+def check(filename: str | Path) -> None:
+    """Raise an error if figures can't be saved as such a file."""
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if Path(filename).suffix[1:].lower() not in kinds:
+        raise WrongValue(
+            f"filename: {filename} should end in .png, .svg or .pdf (or .{', .'.join(kinds)})"
+        )
+
+
+def save(picture: Figure, filename: str | Path) -> None:
+    """Save a figure whole or not at all, with the folders above it.
+
+    Raises:
+        UserError: The ending is none of a picture, or it can't be written there.
+    """
+    import io
+
+    from swarm.files import write_whole
+
+    check(filename)
+    target = io.BytesIO()
+    kind = Path(filename).suffix[1:].lower()
+    picture.savefig(target, format=kind, dpi=150, bbox_inches="tight")
+    write_whole(Path(filename).expanduser(), target.getvalue())
+
+
+def _open_window(picture: Figure) -> None:
+    """Show a figure in a window of its own, and wait until it is closed."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    window = pyplot.figure(figsize=picture.get_size_inches())
+    try:
+        if matplotlib.get_backend().lower() in ("agg", "cairo", "pdf", "ps", "svg", "template"):
+            raise UserError("show: there is no display here; give filename= to save the figure")
+        window.canvas.figure = picture
+        picture.set_canvas(window.canvas)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pyplot.show()
+    finally:
+        pyplot.close(window)

@@ -1,0 +1,247 @@
+"""Ratings with their probabilities: cumulative lines, and violins."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from swarm.compare.counted import probabilities
+from swarm.compare.errors import WrongValue
+from swarm.compare.plots import canvas
+from swarm.compare.plots.palette import COLOURS, LINES, looks
+from swarm.compare.resampling import Interval, interval
+from swarm.compare.statistics import CLUSTERS
+from swarm.compare.values import Values, read
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+EXPECTED = "expected rating"
+
+
+class Ratings(NamedTuple):
+    """Distributions over ratings.
+
+    Attributes:
+        values: The expected ratings, [N, 1].
+        scale: [X] the ratings there are.
+        shares: [N, X] their probabilities.
+    """
+
+    values: Values
+    scale: "np.ndarray"
+    shares: "np.ndarray"
+
+    @property
+    def step(self) -> int:
+        """The least distance of two ratings that anyone gave."""
+        import numpy as np
+
+        given = self.scale[self.shares.sum(axis=0) > 0.001 * len(self.shares)]
+        return int(np.diff(given).min()) if len(given) > 1 else 1
+
+    def of(self, place: int, category_column: str) -> tuple[Interval, Interval, Interval]:
+        """Of one category: the mean, the mean probabilities, and the cumulative ones."""
+        here = self.values.category == place
+        names = [name for name in CLUSTERS if name != category_column]
+        clusters = [codes[here] for codes in self.values.clusters(names)]
+        return (
+            interval(self.values.matrix[here], clusters),
+            interval(self.shares[here], clusters, "probabilities"),
+            interval(self.shares[here].cumsum(axis=1), clusters, "probabilities"),
+        )
+
+
+def rating_cumulative_plot(
+    df: "pd.DataFrame",
+    min_rating: int | None = None,
+    max_rating: int | None = None,
+    probs_column: str = "probs",
+    category_column: str = "group",
+    selected_categories: Sequence[Any] | None = None,
+    colors: Mapping[Any, str] | None = None,
+    title: str | None = None,
+    filename: str | Path | None = None,
+    error_bars: bool = True,
+    show: bool = False,
+) -> "Figure":
+    """For each category and rating, how probable it is that a rating is that high at most.
+
+    Args:
+        min_rating: Where the axis starts; without it at the lowest of the column.
+        max_rating: Where it ends.
+
+    Raises:
+        WrongValue: An argument has no such value.
+    """
+    ratings, title = _start(df, probs_column, category_column, selected_categories,
+                            (min_rating, max_rating), title, filename)  # fmt: skip
+    if ratings is None:
+        return _empty(df, probs_column, category_column, selected_categories, title, filename,
+                      show)  # fmt: skip
+    picture, axes = canvas.axes(8.5, 5)
+    lines = _lines(ratings.values.categories, colors)
+    for place, name in enumerate(ratings.values.categories):
+        mean, _, found = ratings.of(place, category_column)
+        colour, dash = lines[name]
+        label = f"{_counted(ratings.values, place)}{_mean(mean)}"
+        axes.step(ratings.scale, found.center, color=colour, linestyle=dash, label=label,
+                  where="post", linewidth=2)  # fmt: skip
+        if error_bars:
+            axes.fill_between(ratings.scale, found.low, found.high, color=colour, alpha=0.18,
+                              step="post", linewidth=0)  # fmt: skip
+    axes.set_xlim(ratings.scale[0], max(ratings.scale[-1], ratings.scale[0] + 1))
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("rating" if probs_column == "probs" else probs_column)
+    axes.set_ylabel("share of ratings ≤ x")
+    axes.legend(title=category_column, frameon=False, alignment="left", fontsize=9,
+                loc="upper left", bbox_to_anchor=(1.01, 1))  # fmt: skip
+    note = "Bands, and brackets after means: 95 % intervals." if error_bars else ""
+    return canvas.finish(picture, title, note, filename, show)
+
+
+def rating_violins(
+    df: "pd.DataFrame",
+    min_rating: int | None = None,
+    max_rating: int | None = None,
+    probs_column: str = "probs",
+    category_column: str = "group",
+    selected_categories: Sequence[Any] | None = None,
+    colors: Mapping[Any, str] | None = None,
+    title: str | None = None,
+    filename: str | Path | None = None,
+    error_bars: bool = True,
+    show: bool = False,
+) -> "Figure":
+    """For each category the mean distribution of ratings as a violin, with its mean.
+
+    Nothing is smoothed: a violin is as wide at a rating as the rating is probable. Arguments as
+    `rating_cumulative_plot`.
+
+    Raises:
+        WrongValue: An argument has no such value.
+    """
+    ratings, title = _start(df, probs_column, category_column, selected_categories,
+                            (min_rating, max_rating), title, filename)  # fmt: skip
+    if ratings is None:
+        return _empty(df, probs_column, category_column, selected_categories, title, filename,
+                      show)  # fmt: skip
+    names = ratings.values.categories
+    picture, axes = canvas.axes(3 + 1.2 * len(names), 5)
+    styles = looks(names, colors)
+    for place, name in enumerate(names):
+        mean, found, _ = ratings.of(place, category_column)
+        if mean.center[0] == mean.center[0]:
+            half = 0.42 * found.center / found.center.max()
+            axes.barh(ratings.scale, 2 * half, ratings.step, left=place - half, linewidth=0,
+                      color=styles[name].colour, hatch=styles[name].hatch)  # fmt: skip
+            draw_mean(axes, place, mean, error_bars)
+    canvas.categories(axes, ratings.values, category_column)
+    axes.set_ylabel("rating" if probs_column == "probs" else probs_column)
+    note = "Dots: means, with 95 % intervals." if error_bars else "Dots: means."
+    return canvas.finish(picture, title, note, filename, show)
+
+
+def draw_mean(axes: Any, place: float, mean: Interval, error_bars: bool) -> None:
+    """A dot with its interval and number."""
+    import numpy as np
+
+    center, low, high = (float(end[0]) for end in mean)
+    if error_bars and np.isfinite(low):
+        axes.plot([place] * 2, [low, high], color="white", linewidth=4, zorder=4)
+        axes.plot([place] * 2, [low, high], color="black", linewidth=1.6, zorder=5, marker="_")
+    axes.plot([place], [center], "o", color="black", markeredgecolor="white", zorder=6)
+    axes.annotate(told(center), (place, center), (9, 0), textcoords="offset points", zorder=7,
+                  va="center", fontsize=9, bbox={"facecolor": "white", "edgecolor": "none",
+                                                 "alpha": 0.8, "pad": 0.8})  # fmt: skip
+
+
+def told(value: float) -> str:
+    """About three digits."""
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _start(
+    df: "pd.DataFrame",
+    probs_column: str,
+    category_column: str,
+    selected: Sequence[Any] | None,
+    ends: tuple[int | None, int | None],
+    title: str | None,
+    filename: Any,
+) -> tuple[Ratings | None, str | None]:
+    """The ratings, `None` without any, and the title."""
+    import numpy as np
+    import pandas as pd
+
+    if filename is not None:
+        canvas.check(filename)
+    values = _expected(df, probs_column, category_column, selected)
+    if not len(values.category):
+        return None, canvas.heading(df, title)
+    told = [probabilities(answer) for answer in values.frame[probs_column]]
+    table = pd.DataFrame(told).fillna(0.0)
+    first = int(min(table.columns)) if ends[0] is None else ends[0]
+    last = int(max(table.columns)) if ends[1] is None else ends[1]
+    scale = np.arange(first, last + 1)
+    return Ratings(values, scale, table.reindex(columns=list(scale), fill_value=0.0).to_numpy()), (
+        canvas.heading(df, title)
+    )
+
+
+def _expected(
+    df: "pd.DataFrame", probs_column: str, category_column: str, selected: Sequence[Any] | None
+) -> Values:
+    """The expected rating of each distribution."""
+    from swarm.compare.values import column
+
+    column(df, probs_column, "probs_column")
+    means = [
+        sum(rating * p for rating, p in probabilities(answer).items())
+        if isinstance(answer, Mapping)
+        else None
+        for answer in df[probs_column]
+    ]
+    frame = df.assign(**{EXPECTED: means})
+    frame[EXPECTED] = frame[EXPECTED].astype(float)
+    return read(frame, EXPECTED, category_column, selected)
+
+
+def _empty(
+    df: "pd.DataFrame",
+    probs_column: str,
+    category_column: str,
+    selected: Sequence[Any] | None,
+    title: str | None,
+    filename: Any,
+    show: bool,
+) -> "Figure":
+    values = _expected(df, probs_column, category_column, selected)
+    return canvas.empty(values, title, filename, show)
+
+
+def _lines(names: Sequence[Any], colors: Mapping[Any, str] | None) -> dict[Any, tuple[str, str]]:
+    """A colour and a dash each; after seven colours the next dash."""
+    looks(names[: len(COLOURS)], colors)  # says what is wrong with them
+    if len(names) > (most := len(COLOURS) * len(LINES)):
+        raise WrongValue(
+            f"{len(names)} lines are more than can be told apart ({most}); give selected_categories"
+        )
+    return {
+        name: ((colors or {}).get(name, COLOURS[i % 7]), LINES[i // 7])
+        for i, name in enumerate(names)
+    }
+
+
+def _counted(values: Values, place: int) -> str:
+    return canvas.tick(values, place).replace("\n", ", ")
+
+
+def _mean(mean: Interval) -> str:
+    if mean.center[0] != mean.center[0]:
+        return ""
+    told = f"\nmean {mean.center[0]:.1f}"
+    if mean.low[0] == mean.low[0]:
+        told += f" [{mean.low[0]:.1f}, {mean.high[0]:.1f}]"
+    return told

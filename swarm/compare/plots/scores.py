@@ -1,0 +1,75 @@
+"""Scores of judges: boxes with every answer as a dot, and means with their intervals."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare.errors import WrongValue
+from swarm.compare.plots import canvas
+from swarm.compare.plots.palette import Look, looks
+from swarm.compare.plots.ratings import draw_mean
+from swarm.compare.resampling import interval
+from swarm.compare.statistics import CLUSTERS
+from swarm.compare.values import read
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DOTS = 400
+"""Drawn for a category at most; a random choice of more."""
+
+
+def judge_scores(
+    df: "pd.DataFrame",
+    score_column: str,
+    category_column: str = "group",
+    selected_categories: Sequence[Any] | None = None,
+    colors: Mapping[Any, str] | None = None,
+    title: str | None = None,
+    filename: str | Path | None = None,
+    error_bars: bool = True,
+    show: bool = False,
+) -> "Figure":
+    """A box for each category of a numeric column, its answers as dots, and its mean.
+
+    Raises:
+        WrongValue: The column is not one of numbers, or an argument has no such value.
+    """
+    if filename is not None:
+        canvas.check(filename)
+    values = read(df, score_column, category_column, selected_categories, measure=True)
+    title = canvas.heading(df, title)
+    if not len(values.category):
+        return canvas.empty(values, title, filename, show)
+    if values.kind != "mean":
+        raise WrongValue(f"score_column: {score_column} has no numbers; see plots.plot")
+    styles = looks(values.categories, colors)
+    picture, axes = canvas.axes(3 + 1.2 * len(values.categories), 5)
+    clusters = values.clusters([name for name in CLUSTERS if name != category_column])
+    for place, name in enumerate(values.categories):
+        here = values.category == place
+        if here.any():
+            _box(axes, place, values.matrix[here, 0], styles[name])
+            found = interval(values.matrix[here], [codes[here] for codes in clusters])
+            draw_mean(axes, place, found, error_bars)
+    canvas.categories(axes, values, category_column)
+    axes.set_ylabel(score_column)
+    note = "Boxes: quartiles. Large dots: means" + ", with 95 % intervals." * error_bars
+    return canvas.finish(picture, title, note, filename, show)
+
+
+def _box(axes: "Axes", place: int, scores: "np.ndarray", look: Look) -> None:
+    import numpy as np
+
+    generator = np.random.Generator(np.random.Philox(key=4))
+    dots = scores if len(scores) <= DOTS else generator.choice(scores, DOTS, replace=False)
+    aside = place - 0.25 + generator.uniform(-0.1, 0.1, len(dots))
+    axes.plot(aside, dots, "o", color="#555555", markersize=2.5, alpha=0.35, zorder=1)
+    if len(scores) > 1:
+        box = axes.boxplot([scores], positions=[place], widths=0.22, showfliers=False,
+                           patch_artist=True, manage_ticks=False,
+                           medianprops={"color": "black"}, zorder=2)  # fmt: skip
+        box["boxes"][0].set(facecolor=look.colour, hatch=look.hatch, edgecolor="#333333")

@@ -1,0 +1,219 @@
+"""A question: what is asked of models, how often, and the data frame of what they say."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare import arguments, yamls
+from swarm.compare.asking import Asked, Script, Want
+from swarm.compare.errors import WrongValue
+from swarm.compare.frames import Layout, Row
+from swarm.compare.showing import Plot, View
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TYPES = {
+    "free_form": ("free_form", "FreeForm"),
+    "next_token": ("next_token", "NextToken"),
+    "rating": ("rating", "Rating"),
+    "free_form_judge": ("judges", "FreeFormJudge"),
+    "rating_judge": ("judges", "RatingJudge"),
+}
+"""Module and class of each type of question."""
+
+
+class Question(ABC):
+    """What is asked in several wordings, so often each; `create` makes the type that is named.
+
+    A type of its own is a subclass with `row`, and `params` and `layout` where it needs them.
+
+    Args:
+        name: For plots, reports and YAML; letters, digits and _ - [ ] ( ) . alone.
+        paraphrases: What the user says, in one wording or several.
+        messages: Instead of paraphrases: whole conversations, as chat endpoints take them.
+        logit_bias: Of token ids, from -100 to 100.
+        samples_per_paraphrase: How often each wording is asked of each model.
+        system: What the system says before each paraphrase.
+        metadata: A mapping for each paraphrase; its keys become columns of the data frame.
+
+    Raises:
+        WrongValue: An argument is not known or cannot have its value.
+    """
+
+    requests_per_row = 1
+    """Samples of the model's answer that one row is made of."""
+
+    def __init__(
+        self,
+        name: str | None = arguments.UNNAMED,
+        paraphrases: Sequence[Any] | None = None,
+        messages: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        samples_per_paraphrase: int = 1,
+        system: str | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        **unknown: Any,
+    ) -> None:
+        arguments.refuse(self.type(), list(unknown), arguments.allowed(type(self)))
+        self.name = arguments.name_of(name)
+        asked = arguments.conversations(paraphrases, messages, system)
+        self.paraphrases, self.messages = asked
+        self.system, self.logit_bias = system, arguments.bias(logit_bias)
+        key = "samples_per_paraphrase"
+        self.samples_per_paraphrase = arguments.whole(key, samples_per_paraphrase)
+        self.metadata = metadata
+        number = len(self.paraphrases or self.messages or ())
+        self.facts, self.fact_names = arguments.facts(metadata, number, self.layout.columns())
+
+    @classmethod
+    def type(cls) -> str:
+        """The name of the type, as `create` takes it."""
+        name = cls.__name__
+        return "".join("_" * bool(n) * c.isupper() + c.lower() for n, c in enumerate(name))
+
+    @staticmethod
+    def create(**given: Any) -> Any:
+        """A question of the type that `type` names, made of the other arguments.
+
+        Raises:
+            WrongValue: There is no such type, or the type refuses an argument.
+        """
+        kind = given.pop("type", None)
+        if kind not in TYPES:
+            raise WrongValue(f"type={kind!r}: must be one of {', '.join(TYPES)}")
+        module, name = TYPES[kind]
+        return getattr(import_module(f"swarm.compare.{module}"), name)(**given)
+
+    @staticmethod
+    def load_dict(name: str, file: str | Path | None = None) -> dict[str, Any]:
+        """The arguments for `create` of a question in YAML.
+
+        Args:
+            name: Its name.
+            file: Where it is; `None` looks in all files of `Config.yaml_dir`.
+
+        Raises:
+            WrongValue: There is none of this name, two, or one that is broken.
+        """
+        return dict(yamls.find(name, file).said)
+
+    @staticmethod
+    def from_yaml(name: str, file: str | Path | None = None) -> Any:
+        """The question of this name in YAML; see `load_dict` and `create`."""
+        return yamls.made(yamls.find(name, file))
+
+    view = View()
+    plot = Plot()
+
+    def as_messages(self) -> list[list[dict[str, Any]]]:
+        """The conversation of each paraphrase, as a chat endpoint takes it; copies."""
+        if self.messages is not None:
+            return copy.deepcopy(self.messages)
+        return [self.turns(copy.deepcopy(one)) for one in self.paraphrases or ()]
+
+    def turns(self, said: Any) -> list[dict[str, Any]]:
+        """A conversation in which the user says this."""
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*first, {"role": "user", "content": said}]
+
+    def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """What is asked with one conversation, before `ModelAdapter` makes it a model's."""
+        bias = {} if self.logit_bias is None else {"logit_bias": dict(self.logit_bias)}
+        return {"messages": messages, **bias}
+
+    def settings(self) -> dict[str, Any]:
+        """What a method of `Runner` is told beside the parameters."""
+        return {}
+
+    def get_runner_input(self) -> list[dict[str, Any]]:
+        """One mapping for each row, for `Runner.get_many`; "_question" and "_paraphrase_ix" say
+        which row it is."""
+        return [
+            {
+                "params": self.params(copy.deepcopy(messages)),
+                **self.settings(),
+                "_question": messages[-1]["content"],
+                "_paraphrase_ix": number,
+            }
+            for number, messages in enumerate(self.as_messages())
+            for _ in range(self.samples_per_paraphrase)
+        ]
+
+    @property
+    def layout(self) -> Layout:
+        """The columns that the data frame has beside those of all questions."""
+        return Layout(metadata=getattr(self, "fact_names", ()))
+
+    @abstractmethod
+    def row(self, asked: Asked, sample: int) -> Script[Row]:
+        """The script of one row.
+
+        Args:
+            asked: One paraphrase to one model.
+            sample: Which row of them, from 0; with several requests in a row, those from
+                `sample * requests_per_row` on are its own.
+        """
+
+    def scripts(self, rows: Iterable[Want], during: ExitStack) -> Iterator[Script[Row]]:
+        """The scripts of all rows.
+
+        Args:
+            rows: What is asked and which row of it, of each.
+            during: Ends after the last of them.
+        """
+        return (self.row(asked, sample) for asked, sample in rows)
+
+    def df(
+        self, model_groups: Mapping[str, Sequence[str]], details: bool = False
+    ) -> "pd.DataFrame":
+        """Ask all models, or read what they have answered before.
+
+        Args:
+            model_groups: Models by group; a model may be in several and is asked once.
+            details: Give the columns `swarm.compare.frames.DETAILS` too.
+
+        Returns:
+            A row for each group, model, paraphrase and sample, in this order. "error" says why a
+            row has no answer, or lacks one of a judge.
+
+        Raises:
+            WrongValue: The models are not given as a mapping of lists.
+        """
+        return self.many([self], [model_groups], details)[0]
+
+    @staticmethod
+    def many(
+        questions: "Sequence[Question]", model_groups: Any, details: bool = False
+    ) -> "list[pd.DataFrame]":
+        """Ask several questions at once; gives the data frame of each.
+
+        Args:
+            questions: All of them share the workers of `Config.max_workers`.
+            model_groups: Of all questions, or a list with those of each.
+            details: See `df`.
+
+        Raises:
+            WrongValue: As `df`; or there are not as many groups as questions.
+        """
+        from swarm.compare.experiment import frames_of
+
+        return frames_of(questions, model_groups, details)
+
+    def clear_cache(self, model: str, judges: bool = False) -> bool:
+        """Forget what a model answered to this question.
+
+        Args:
+            model: Its name.
+            judges: Forget too what the question's judges said of these answers.
+
+        Returns:
+            Whether there was anything.
+        """
+        from swarm.compare.judged import forget
+
+        return forget(self, model, judges)

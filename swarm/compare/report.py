@@ -1,0 +1,229 @@
+"""A run's report: what was asked, tables with intervals, tests, what it cost, and the answers."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare.counted import hashable, kind_of
+from swarm.compare.jsonl import known
+from swarm.files import write_whole
+from swarm.report.markdown import plain
+from swarm.report.numbers import number, p_value
+from swarm.report.text import table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+SHOWN = 20
+"""Rows of a table and paraphrases that the report shows; files have all."""
+
+CONCLUSIONS = ("Different at", "No difference", "Nothing could")
+
+JUDGED = re.compile(r"_(question|raw_answer|probs)$")
+
+
+def write(
+    folder: str | Path,
+    frames: Mapping[str, "pd.DataFrame"],
+    groups: Mapping[str, Sequence[str]] | None = None,
+    title: str = "Compared models",
+) -> str:
+    """Write report.md, and each question's data, tables and plot, and return what was found.
+
+    Args:
+        frames: Question name to data frame.
+        groups: Name to models, as they were asked.
+
+    Returns:
+        A line or more for each question: what differs, and what was not seen to.
+
+    Raises:
+        UserError: It can't be written there.
+    """
+    from swarm.compare.plots import plot
+
+    how = (
+        "Intervals are 95 % ones by a bootstrap of models, paraphrases and samples; p values of "
+        "pairs are corrected by Holm's method over all pairs of one table. Answers that were "
+        "refused or failed are in no share and no mean; they are counted."
+    )
+    lines = [f"# {plain(title)}", "", how, ""]
+    for group, models in (groups or {}).items():
+        lines.append(f"- {plain(group)}: {', '.join(plain(model) for model in models)}")
+    found = []
+    for name, df in frames.items():
+        by = _category(df)
+        figure = plot(df, by, None if "probs" in df else "answer") if len(df) else None
+        section = question(folder, name, df, figure)
+        lines += ["", section]
+        found += [f"{name}: {line}" for line in _conclusions(section)]
+    _save(Path(folder) / "report.md", "\n".join(lines))
+    return "\n".join(found)
+
+
+def _conclusions(section: str) -> list[str]:
+    """Those of each column: "COLUMN: Different at ..."."""
+    column, found = "", []
+    for line in section.splitlines():
+        if line.startswith("### "):
+            column = line.removeprefix("### ")
+        elif line.startswith(CONCLUSIONS):
+            found.append(f"{column}: {line}")
+    return found
+
+
+def question(
+    folder: str | Path, name: str, df: "pd.DataFrame", figure: "Figure | None" = None
+) -> str:
+    """Write one question's files and return its section of the report, in Markdown.
+
+    `folder`/NAME has data.jsonl and data.csv (dictionaries are JSON there), COLUMN_summary.csv
+    and COLUMN_differences.csv of each answered or judged column, and plot.png if there is a
+    figure.
+
+    Raises:
+        UserError: It can't be written there.
+    """
+    from swarm.compare.plots.canvas import save
+
+    place = Path(folder) / name
+    rows = (
+        json.dumps(known(row), ensure_ascii=False, default=str) for row in df.to_dict("records")
+    )
+    _save(place / "data.jsonl", "".join(f"{row}\n" for row in rows))
+    flat = df.apply(lambda column: hashable(column.astype(object)))
+    _save(place / "data.csv", flat.to_csv(index=False))
+    sections = [f"## {plain(name)}", "", *_asked(df), "", *_counts(df)]
+    if figure is not None:
+        save(figure, place / "plot.png")
+        sections += ["", f"![{plain(name)}]({name}/plot.png)"]
+    for column in answered(df):
+        sections += ["", *_column(place, df, column)]
+    sections += ["", f"All answers: [{name}/data.jsonl]({name}/data.jsonl) and "
+                 f"[{name}/data.csv]({name}/data.csv)."]  # fmt: skip
+    return "\n".join([*sections, ""])
+
+
+def answered(df: "pd.DataFrame") -> list[str]:
+    """The columns that hold answers and judgements: "answer", and those of judges."""
+    judges = [
+        JUDGED.sub("", str(name))
+        for name in df.columns
+        if str(name).endswith("_question") and str(name).removesuffix("_question") in df.columns
+    ]
+    return [name for name in ("answer", *judges) if name in df.columns]
+
+
+def _category(df: "pd.DataFrame") -> str:
+    """What is compared: groups, or with one of them its models."""
+    several = "group" in df and (df["group"].nunique() > 1 or "model" not in df)
+    return "group" if several else "model"
+
+
+def _asked(df: "pd.DataFrame") -> list[str]:
+    paraphrases = list(hashable(df["question"]).dropna().unique()) if "question" in df else []
+    lines = [f"> {plain(str(one))}" for one in paraphrases[:SHOWN]]
+    if len(paraphrases) > SHOWN:
+        lines.append(f"> and {len(paraphrases) - SHOWN} more")
+    spaced = [line for one in lines for line in (one, ">")][:-1]
+    return spaced
+
+
+def _counts(df: "pd.DataFrame") -> list[str]:
+    """Rows, refusals, errors with their reasons; cost and tokens where they are known."""
+    failed = df["error"].notna() if "error" in df else df.index != df.index
+    refused = int((df["answer"].isna() & ~failed).sum()) if "answer" in df else 0
+    lines = [f"{len(df)} rows; {refused} refused or without an answer; {int(failed.sum())} failed."]
+    if failed.any():
+        for reason, times in df["error"][failed].value_counts().head(5).items():
+            lines += ["", f"- {times} failed: {plain(str(reason))}"]
+    # A model in several groups was asked once, and its rows are there several times.
+    keys = [key for key in ("model", "paraphrase_ix", "sample") if key in df]
+    once = df.drop_duplicates(keys) if "sample" in df else df
+    told = []
+    if "cost" in df:
+        told.append(f"cost ${once['cost'].sum():.4f}")
+    for column, what in (("prompt_tokens", "prompt tokens"), ("new_tokens", "new tokens")):
+        if column in df:
+            told.append(f"{once[column].sum():,.0f} {what}")
+    return [*lines, "", f"Answers alone, without judges: {', '.join(told)}."] if told else lines
+
+
+def _column(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
+    """One column's tables by group, or by model with one group."""
+    from swarm.compare.differences import pairwise
+    from swarm.compare.statistics import summary
+
+    category = _category(df)
+    file = re.sub(r"[^\w.-]", "_", column)
+    found = summary(df, column, category)
+    _save(place / f"{file}_summary.csv", found.to_csv(index=False))
+    lines = [f"### {plain(column)}", "", *_summary(found, category)]
+    if df[category].nunique() < 2:
+        return lines
+    pairs = pairwise(df, column, category)
+    _save(place / f"{file}_differences.csv", pairs.to_csv(index=False))
+    kind = kind_of(df[column].dropna())
+    return [*lines, "", *_pairs(pairs, kind == "mean"), "", *said(pairs)]
+
+
+def _summary(found: "pd.DataFrame", category: str) -> list[str]:
+    shown = found[~((found["value"] == 0) & (found["answer"] != "mean"))]
+    shown = shown.groupby(category, sort=False).head(SHOWN)
+    rows = [
+        [plain(str(row[category])), plain(_short(row["answer"])), _interval(row), str(row["n"]),
+         str(row["refused"]), str(row["errors"]), plain(row["note"])]
+        for row in shown.to_dict(orient="records")
+    ]  # fmt: skip
+    return table([plain(category), "answer", "value", "n", "refused", "failed", "note"], rows)
+
+
+def _pairs(pairs: "pd.DataFrame", mean: bool) -> list[str]:
+    rows = [
+        [f"{plain(str(row['a']))} – {plain(str(row['b']))}", _interval(row, "difference"),
+         _p(row["p"]), _p(row["p_holm"]), f"{row['n_a']}, {row['n_b']}", plain(row["test"]),
+         plain(row["note"])]
+        for row in pairs.sort_values("p_holm").head(SHOWN).to_dict(orient="records")
+    ]  # fmt: skip
+    first = "difference of means" if mean else "distance of all shares"
+    return table(["pair", first, "p", "p (Holm)", "n", "test", "note"], rows)
+
+
+def said(pairs: "pd.DataFrame") -> list[str]:
+    """What may be said of the pairs, no more than was seen; lines of `CONCLUSIONS`."""
+    tested = pairs[pairs["p_holm"].notna()]
+    if not len(tested):
+        return ["Nothing could be tested: there are too few answers."]
+    seen = tested[tested["p_holm"] <= 0.05]
+    rest = len(tested) - len(seen)
+    if not len(seen):
+        return ["No difference was seen. That does not show that there is none."]
+    names = [f"{plain(str(r['a']))} and {plain(str(r['b']))}" for r in seen.to_dict("records")]
+    more = f" and {len(names) - 5} more pairs" if len(names) > 5 else ""
+    others = f" Of {rest} other pair{'s' * (rest > 1)} none was seen to differ." if rest else ""
+    return [f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"]
+
+
+def _interval(row: Mapping[str, Any], of: str = "value") -> str:
+    value, low, high = row[of], row["low"], row["high"]
+    if math.isnan(low):
+        return number(value)
+    return f"{number(value)} [{number(low)}, {number(high)}]"
+
+
+def _p(value: float) -> str:
+    return "–" if math.isnan(value) else p_value(value)
+
+
+def _short(answer: Any) -> str:
+    text = " ".join(str(answer).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _save(path: Path, text: str) -> None:
+    # Half a surrogate pair, which an answer can hold, is written as \\udXXX.
+    write_whole(path, text.encode("utf-8", "backslashreplace"))

@@ -1,0 +1,96 @@
+"""`plot` and `view` of questions: on the class with a data frame, on a question with models too."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare.errors import WrongValue
+
+if TYPE_CHECKING:
+    from swarm.compare.questions import Question
+
+
+class Plot:
+    """`Question.plot(df, ...)` and `question.plot(models or df, ...)`; see `swarm.compare.plots`.
+
+    The keys are those of `swarm.compare.plots.plot`. Of a question that gives ratings the column
+    "probs" is shown, and groups are in the order in which they were given.
+    """
+
+    def __get__(self, question: "Question | None", kind: type) -> Any:
+        return plot_frame if question is None else partial(plot_question, question)
+
+
+class View:
+    """`Question.view(df, ...)` and `question.view(models or df, ...)`; see `swarm.compare.view`."""
+
+    def __get__(self, question: "Question | None", kind: type) -> Any:
+        return view_frame if question is None else partial(view_question, question)
+
+
+def plot_frame(df: Any, *keys: Any, **more: Any) -> Any:
+    """Plot a data frame.
+
+    Raises:
+        WrongValue: It is none.
+    """
+    from swarm.compare.plots import plot
+
+    return plot(is_frame("plot", df), *keys, **more)
+
+
+def plot_question(
+    question: "Question",
+    models_or_df: Any,
+    category_column: str = "group",
+    answer_column: str | None = None,
+    **more: Any,
+) -> Any:
+    """Plot what a question's models say."""
+    from swarm.compare.plots import plot
+
+    if isinstance(models_or_df, Mapping):
+        df = question.df(models_or_df)
+        if category_column in ("group", "model"):
+            more.setdefault("selected_categories", list(dict.fromkeys(df[category_column])))
+    else:
+        df = is_frame("plot", models_or_df, "a mapping of models or ")
+    if answer_column is None:
+        answer_column = "probs" if question.type() == "rating" else "answer"
+    return plot(df, category_column=category_column, answer_column=answer_column, **more)
+
+
+def view_frame(df: Any, **more: Any) -> Any:
+    """View a data frame.
+
+    Raises:
+        WrongValue: It is none.
+    """
+    from swarm.compare.view import view
+
+    return view(is_frame("view", df), **more)
+
+
+def view_question(question: "Question", models_or_df: Any, **more: Any) -> Any:
+    """View what a question's models say."""
+    from swarm.compare.view import view
+
+    if isinstance(models_or_df, Mapping):
+        return view(question.df(models_or_df), **more)
+    return view(is_frame("view", models_or_df, "a mapping of models or "), **more)
+
+
+def is_frame(method: str, value: Any, also: str = "") -> Any:
+    """The value, which is a data frame.
+
+    Raises:
+        WrongValue: It is none.
+    """
+    import pandas as pd
+
+    if not isinstance(value, pd.DataFrame):
+        raise WrongValue(
+            f"{method} takes {also}a data frame, not {type(value).__name__}; "
+            f"models are shown by a question: question.{method}(models)"
+        )
+    return value

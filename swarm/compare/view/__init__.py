@@ -1,0 +1,100 @@
+"""Browse, search and compare answers in the browser: a page of this machine's own."""
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare.errors import WrongValue
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from swarm.compare.view.server import Running
+
+__all__ = ["view"]
+
+
+def view(
+    data: Any,
+    *,
+    sort_by: str | None = "__random__",
+    sort_ascending: bool = True,
+    open_browser: bool = True,
+    port: int = 8501,
+    host: str = "127.0.0.1",
+    block: bool | None = None,
+) -> "Running":
+    """Show answers in the browser.
+
+    Args:
+        data: A data frame as `Question.df` gives it, a list of dictionaries, or the path of a
+            .jsonl, .csv or .parquet file. It needs a column "answer"; "question", "api_kwargs",
+            "model", "group", "paraphrase_ix", "error" and judges are used where they are.
+        sort_by: The column that orders the rows at first, "__random__" for an order by chance,
+            `None` for that of the data.
+        sort_ascending: Whether from the least on.
+        open_browser: Whether to open the page.
+        port: Where it is served; where that is taken, at the next free one. 0: any free one.
+        host: Who reaches it: this machine alone, or with another address all who reach that one.
+        block: Whether to wait for Ctrl-C; by default unless a loop runs already, as in a notebook.
+
+    Returns:
+        The viewer, with its `url` and `close()`; closed already where this waited for its end.
+
+    Raises:
+        UserError: The data cannot be shown, or the address not be bound.
+    """
+    _packages()
+    from swarm.compare.view.reading import columns_of
+    from swarm.compare.view.server import Running
+    from swarm.compare.view.table import Table
+    from swarm.printing import harmless
+    from swarm.serve.arguments import loopback
+
+    name = Path(data).name if isinstance(data, str | Path) else "answers"
+    columns = columns_of(data, name)
+    if sort_by not in (None, "__random__") and sort_by not in columns:
+        raise WrongValue(f'sort_by="{sort_by}": there is no such column; there are '
+                         f'{", ".join(columns)}, and "__random__"')  # fmt: skip
+    if not 0 <= port <= 65535:
+        raise WrongValue(f"port={port}: has to be from 0 to 65535")
+    start = {"sort": _sort(sort_by, sort_ascending, columns), "seed": str(secrets.randbelow(10**6))}
+    running = Running(Table(columns, name), start, host, port)
+    if port not in (0, running.port):
+        print(f"port {port} is taken, so it is {running.port}", flush=True)
+    if not loopback(host):
+        print("everyone who reaches this address can read the answers", flush=True)
+    waits = not _in_a_notebook() if block is None else block
+    ending = "Ctrl-C ends it" if waits else "close() ends it"
+    print(harmless(f"viewing {name} at {running.url} ({ending})"), flush=True)
+    if open_browser:
+        running.open_browser()
+    if waits:
+        running.wait()
+    return running
+
+
+def _sort(column: str | None, ascending: bool, columns: dict[str, list[Any]]) -> str:
+    """The order as the page's address says it."""
+    if column is None or ascending or column == "__random__":
+        return column or ""
+    return f"-{column}"
+
+
+def _in_a_notebook() -> bool:
+    """Whether a loop runs here that has to go on."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _packages() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings what "
+                        "the viewer needs") from None  # fmt: skip

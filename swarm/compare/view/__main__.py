@@ -1,0 +1,61 @@
+"""Browse the answers of a file: python -m swarm.compare.view FILE."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from swarm.compare.view import view
+from swarm.errors import UserError
+from swarm.moa.arguments import Parser
+from swarm.printing import harmless
+from swarm.serve.arguments import port
+
+ABOUT = """\
+Browse, search, filter, sort and compare the answers of a file in the browser.
+
+  python -m swarm.compare.view answers.jsonl
+  python -m swarm.compare.view answers.csv --sort-by quality --descending
+
+FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs", "model", "group",
+"paraphrase_ix", "error" and the columns of judges are used where they are.
+"""
+
+
+def parser() -> Parser:
+    """The options."""
+    made = Parser(
+        prog="python -m swarm.compare.view", usage="%(prog)s FILE [OPTION ...]", description=ABOUT,
+        epilog="The page is for this machine alone. Ctrl-C ends it.", allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = made.add_argument
+    add("file", metavar="FILE")
+    add("--port", type=port, default=8501, help="default %(default)s; a taken one is passed over, "
+        "0 takes any free one")  # fmt: skip
+    add("--host", default="127.0.0.1", help="address to bind; default %(default)s. With another "
+        "one, everyone who reaches that can read the answers")  # fmt: skip
+    add("--no-browser", action="store_true", help="open no browser")
+    add("--sort-by", metavar="COLUMN", default="__random__", help="order at first; default by "
+        "chance")  # fmt: skip
+    add("--descending", action="store_true", help="from the greatest on")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Show a file until Ctrl-C; a user's mistake is one line, and its code is given back."""
+    try:
+        given = parser().parse_args(arguments)
+        view(
+            given.file, sort_by=given.sort_by, sort_ascending=not given.descending, port=given.port,
+            host=given.host, open_browser=not given.no_browser, block=True,
+        )  # fmt: skip
+        return 0
+    except UserError as error:
+        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

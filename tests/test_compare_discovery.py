@@ -14,9 +14,9 @@ import pytest
 from comparing import KEY, asked, repeats, script
 
 from swarm.compare import Config, ModelAdapter, NoClientForModel
-from swarm.compare.discovery import may_have
+from swarm.compare.asking.discovery import may_have
+from swarm.compare.asking.running import run
 from swarm.compare.errors import WrongValue
-from swarm.compare.running import run
 from swarm.errors import UserError
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
@@ -132,7 +132,7 @@ def test_a_failure_is_not_remembered_when_the_endpoints_change() -> None:
 
 
 def test_one_dead_endpoint_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.compare import discovery
+    from swarm.compare.asking import discovery
     from swarm.models.pace import Limits
 
     assert discovery.PATIENCE.timeout * (discovery.PATIENCE.retries + 1) <= 60
@@ -172,7 +172,7 @@ def test_a_provider_by_name_is_asked_where_no_router_may_have_it(
         file = tmp_path / "providers.yaml"
         file.write_text(f"house: {{base_url: '{server.url}', api_key_env: null}}")
         monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(file))
-        from swarm.compare import finding
+        from swarm.compare.asking import finding
 
         finding._providers.cache_clear()
         Config.url_key_pairs = [("https://api.openai.com/v1", "key", "OPENAI_API_KEY")]

@@ -13,8 +13,8 @@ import pytest
 
 from swarm.compare import FreeFormJudge, Question, RatingJudge
 from swarm.compare.errors import WrongValue
-from swarm.compare.judging import Judging, judged, write_down
-from swarm.compare.templates import Template
+from swarm.compare.judges.judging import Judging, judged, write_down
+from swarm.compare.judges.templates import Template
 from swarm.models import Completion
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
@@ -257,7 +257,7 @@ def test_judgements_are_forgotten_where_that_is_wanted() -> None:
 def test_two_processes_lose_nothing_of_what_they_write_down(settings: Any) -> None:
     code = (
         "import sys\nfrom swarm.compare import Config\n"
-        "from swarm.compare.judging import write_down\n"
+        "from swarm.compare.judges.judging import write_down\n"
         "Config.cache_dir = sys.argv[1]\n"
         "for n in range(100): write_down('j', [('q', f'{sys.argv[2]}{n}')])"
     )

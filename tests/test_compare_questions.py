@@ -13,7 +13,7 @@ import pytest
 from comparing import KEY
 
 from swarm.compare import Config, FreeForm, NextToken, Question, Rating, read_jsonl, write_jsonl
-from swarm.compare.collecting import rare_collections
+from swarm.compare.asking.collecting import rare_collections
 from swarm.compare.errors import WrongValue
 from swarm.errors import UserError
 

@@ -11,9 +11,9 @@ import pytest
 import raters
 
 from swarm.compare import Config, Question
-from swarm.compare.digits import first_number, may_go_on, whole_number
 from swarm.compare.errors import WrongValue
-from swarm.compare.ratings import MAX_REQUESTS, Bounds, Rated, rated
+from swarm.compare.tokens.digits import first_number, may_go_on, whole_number
+from swarm.compare.tokens.ratings import MAX_REQUESTS, Bounds, Rated, rated
 from swarm.errors import UserError
 
 ASKED = {"messages": [{"role": "user", "content": "How good is it?"}]}

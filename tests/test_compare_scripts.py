@@ -16,7 +16,8 @@ import comparing
 import endpoints
 import pytest
 
-from swarm.compare import Config, discovery
+from swarm.compare import Config
+from swarm.compare.asking import discovery
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swarm.compare import report, spans
-from swarm.compare.differences import holm, pairwise
+from swarm.compare import report
 from swarm.compare.errors import WrongValue
-from swarm.compare.resampling import interval, widening
-from swarm.compare.statistics import detectable, get_error_bars, smallest_difference, summary
+from swarm.compare.statistics import detectable, get_error_bars, smallest_difference, spans, summary
+from swarm.compare.statistics.differences import holm, pairwise
+from swarm.compare.statistics.resampling import interval, widening
 
 
 def answers(group: str, model: str, said: list[Any], paraphrase: int = 0) -> pd.DataFrame:

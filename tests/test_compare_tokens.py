@@ -13,8 +13,8 @@ import raters
 from swarm.compare import Config, ModelAdapter, Question
 from swarm.compare.asking import Asked
 from swarm.compare.errors import WrongValue
-from swarm.compare.sampling import sample_probs
 from swarm.compare.tokens import NextTokens, next_token, telling
+from swarm.compare.tokens.sampling import sample_probs
 from swarm.errors import UserError
 from swarm.models import Token
 from swarm.models.answers import UNLIKELIEST

@@ -7,7 +7,7 @@ import pytest
 
 from swarm.compare import Config, FreeForm, Question, Rating
 from swarm.compare.errors import WrongValue
-from swarm.compare.yamls import questions
+from swarm.compare.questions.yamls import questions
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 

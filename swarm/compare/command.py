@@ -12,7 +12,7 @@ ABOUT = """\
 Ask models questions, judge what they say, and compare them.
 
   python -m swarm.compare run questions.yaml models=local/base,local/rooms
-  python -m swarm.compare run questions.yaml samples=100 'models={small: [o4-mini], large: [o3, o1]}'
+  python -m swarm.compare run questions.yaml samples=9 'models={small: [o4-mini], large: [o3, o1]}'
   python -m swarm.compare.view compare/questions/songs/data.jsonl
 """
 

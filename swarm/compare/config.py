@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from swarm.compare.client import Client
-from swarm.compare.discovery import Pair, Places, pairs_of_environment
+from swarm.compare.asking.client import Client
+from swarm.compare.asking.discovery import Pair, Places, pairs_of_environment
 from swarm.compare.errors import NoClientForModel, WrongValue
 from swarm.models import Model
 from swarm.places import cache_folder

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.counted import hashable, kind_of
 from swarm.compare.jsonl import known
+from swarm.compare.statistics.counted import hashable, kind_of
 from swarm.files import write_whole
 from swarm.report.markdown import plain
 from swarm.report.numbers import number, p_value
@@ -155,8 +155,8 @@ def _counts(df: "pd.DataFrame") -> list[str]:
 
 def _column(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
     """One column's tables by group, or by model with one group."""
-    from swarm.compare.differences import pairwise
     from swarm.compare.statistics import summary
+    from swarm.compare.statistics.differences import pairwise
 
     category = _category(df)
     file = re.sub(r"[^\w.-]", "_", column)

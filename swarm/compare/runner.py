@@ -6,9 +6,9 @@ from concurrent.futures import Executor
 from typing import Any
 
 from swarm.compare.asking import Asked, Script, Want
+from swarm.compare.asking.running import as_completed, run
 from swarm.compare.config import Config
 from swarm.compare.errors import WrongValue
-from swarm.compare.running import as_completed, run
 from swarm.errors import UserError
 
 Said = tuple[Any, dict[str, Any]]
@@ -144,7 +144,7 @@ class Runner:
     def _sample_probs(
         self, params: Mapping[str, Any], num_samples: int
     ) -> Script[Said | UserError]:
-        from swarm.compare.sampling import sample_probs
+        from swarm.compare.tokens.sampling import sample_probs
 
         found = yield from sample_probs(checked(params), self.model, num_samples)
         return found.error or (found.answer, found.api_kwargs)

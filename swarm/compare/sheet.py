@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare import yamls
 from swarm.compare.config import Config
 from swarm.compare.errors import WrongValue
+from swarm.compare.questions import yamls
 
 if TYPE_CHECKING:
     from swarm.compare.questions import Question

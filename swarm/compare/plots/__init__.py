@@ -53,17 +53,17 @@ def plot(
         colors: Of answers, or of categories where these have the colours.
         title: Without it the first paraphrase, and how many others there are.
         filename: Saved there: .png, .svg, .pdf.
-        error_bars: Whether 95 % intervals are drawn (`swarm.compare.resampling.interval`).
+        error_bars: Whether 95 % intervals are drawn (`statistics.resampling.interval`).
         show: Whether a window opens, and the call returns when it is closed. A notebook shows
             the returned figure by itself.
 
     Raises:
         UserError: An argument has no such value, or the figure can't be saved or shown.
     """
-    from swarm.compare.counted import kind_of, probabilities
     from swarm.compare.errors import WrongValue
     from swarm.compare.plots.canvas import check
-    from swarm.compare.values import column
+    from swarm.compare.statistics.counted import kind_of, probabilities
+    from swarm.compare.statistics.values import column
 
     if selected_answers is not None and min_fraction is not None:
         raise WrongValue("selected_answers and min_fraction: give one of the two, not both")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.compare.plots import canvas
 from swarm.compare.plots.palette import Look, looks, text_on
-from swarm.compare.resampling import Interval, interval
 from swarm.compare.statistics import CLUSTERS
-from swarm.compare.values import Values, read
+from swarm.compare.statistics.resampling import Interval, interval
+from swarm.compare.statistics.values import Values, read
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from swarm.compare.values import Values
+    from swarm.compare.statistics.values import Values
 
 FONTS = (
     "DejaVu Sans", "Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans KR",
@@ -118,7 +118,7 @@ def heading(df: "pd.DataFrame", title: str | None) -> str | None:
     """The title; without one the first paraphrase, and how many others there are."""
     from textwrap import wrap
 
-    from swarm.compare.counted import hashable
+    from swarm.compare.statistics.counted import hashable
 
     if title is not None or "question" not in df.columns:
         return title

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.counted import hashable, plain
 from swarm.compare.errors import WrongValue
 from swarm.compare.plots import canvas
 from swarm.compare.plots.palette import text_on
-from swarm.compare.values import Values, column, ordered, read
+from swarm.compare.statistics.counted import hashable, plain
+from swarm.compare.statistics.values import Values, column, ordered, read
 
 if TYPE_CHECKING:
     import numpy as np

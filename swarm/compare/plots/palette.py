@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from swarm.compare.counted import OTHER, UNSEEN
 from swarm.compare.errors import WrongValue
+from swarm.compare.statistics.counted import OTHER, UNSEEN
 
 COLOURS = ("#56B4E9", "#E69F00", "#0072B2", "#009E73", "#F0E442", "#CC79A7", "#D55E00")
 """Okabe and Ito's (2008, "Color Universal Design") without black, which the text has.

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.counted import probabilities
 from swarm.compare.errors import WrongValue
 from swarm.compare.plots import canvas
 from swarm.compare.plots.palette import COLOURS, LINES, looks
-from swarm.compare.resampling import Interval, interval
 from swarm.compare.statistics import CLUSTERS
-from swarm.compare.values import Values, read
+from swarm.compare.statistics.counted import probabilities
+from swarm.compare.statistics.resampling import Interval, interval
+from swarm.compare.statistics.values import Values, read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,7 +194,7 @@ def _expected(
     df: "pd.DataFrame", probs_column: str, category_column: str, selected: Sequence[Any] | None
 ) -> Values:
     """The expected rating of each distribution."""
-    from swarm.compare.values import column
+    from swarm.compare.statistics.values import column
 
     column(df, probs_column, "probs_column")
     means = [

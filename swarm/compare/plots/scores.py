@@ -8,9 +8,9 @@ from swarm.compare.errors import WrongValue
 from swarm.compare.plots import canvas
 from swarm.compare.plots.palette import Look, looks
 from swarm.compare.plots.ratings import draw_mean
-from swarm.compare.resampling import interval
 from swarm.compare.statistics import CLUSTERS
-from swarm.compare.values import read
+from swarm.compare.statistics.resampling import interval
+from swarm.compare.statistics.values import read
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.compare.asking import Asked, Script, Want
-from swarm.compare.finding import places
-from swarm.compare.sources import Source
+from swarm.compare.asking.finding import places
+from swarm.compare.asking.sources import Source
 from swarm.errors import UserError
 from swarm.models import Request
 from swarm.models.failures import NotFound, RequestError, Unreachable

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-    from swarm.compare.values import Values
+    from swarm.compare.statistics.values import Values
 
 UNITS = 4
 """From so many paraphrases on each side, none of them on both, they are what is compared."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 from swarm.compare.asking import Script
-from swarm.compare.course import Course
-from swarm.compare.progress import Progress
+from swarm.compare.asking.course import Course
+from swarm.compare.asking.progress import Progress
 from swarm.models.background import line
 
 T = TypeVar("T")

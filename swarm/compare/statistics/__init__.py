@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from swarm.compare.values import Values
+    from swarm.compare.statistics.values import Values
 
 CLUSTERS = ("model", "paraphrase_ix")
 """Columns whose rows are alike where they have the same value."""
@@ -74,7 +74,7 @@ def summary(
 
     Args:
         cluster: Columns of which rows with the same value are alike; they are resampled before
-            the samples within them (`swarm.compare.resampling.interval`).
+            the samples within them (`swarm.compare.statistics.resampling.interval`).
 
     Returns:
         A row for each category and answer: the category, "answer" ("mean" of numbers), "value",
@@ -86,7 +86,7 @@ def summary(
     """
     import pandas as pd
 
-    from swarm.compare.values import read
+    from swarm.compare.statistics.values import read
 
     values = read(
         df, answer_column, category_column, selected_categories, selected_answers, min_fraction
@@ -105,7 +105,7 @@ def summary(
 def _rows(
     values: "Values", place: int, name: Any, codes: list["np.ndarray"]
 ) -> list[dict[str, Any]]:
-    from swarm.compare.resampling import interval
+    from swarm.compare.statistics.resampling import interval
 
     here = values.category == place
     found = interval(values.matrix[here], [one[here] for one in codes], values.kind)
@@ -133,7 +133,7 @@ def _counts(values: "Values", here: "np.ndarray") -> dict[str, int]:
 
 
 def _note(values: "Values", here: "np.ndarray") -> str:
-    from swarm.compare.resampling import FEW
+    from swarm.compare.statistics.resampling import FEW
 
     n, counts = int(here.sum()), _counts(values, here)
     if n == 0:

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from string import Formatter
 from typing import Any
 
-from swarm.compare.arguments import short
 from swarm.compare.errors import WrongValue
+from swarm.compare.questions.arguments import short
 
 FIELDS = ("question", "answer")
 PLACE = re.compile(r"\{(question|answer)\}")

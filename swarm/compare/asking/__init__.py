@@ -52,4 +52,4 @@ Heard = Completion | UserError
 Script = Generator[Sequence[Want], list[Heard], T]
 """How a row, or a few, come to be: yields wants, is sent what each of them came to in their order,
 as often as it likes, and returns its result. Failures are sent, not thrown. Thousands of scripts
-are under way at once (`swarm.compare.running.run`); what several of them want is asked once."""
+are under way at once (`asking.running.run`); what several of them want is asked once."""

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare import arguments
 from swarm.compare.asking import Asked, Want
-from swarm.compare.collecting import rare_collections
+from swarm.compare.asking.collecting import rare_collections
 from swarm.compare.errors import WrongValue
-from swarm.compare.frames import Block, Row, frame, tell_failures
+from swarm.compare.questions import arguments
+from swarm.compare.questions.frames import Block, Row, frame, tell_failures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +86,7 @@ def frames_of(
 
 def run_all(parts: Sequence[Part], during: ExitStack, title: str) -> list[Row]:
     """The rows of all questions, one after the other."""
-    from swarm.compare.running import run
+    from swarm.compare.asking.running import run
 
     scripts = (part.question.scripts(part.rows(), during) for part in parts)
     return run(chain.from_iterable(scripts), title, lambda: tell_detectable(parts))

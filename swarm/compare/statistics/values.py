@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.counted import (
+from swarm.compare.errors import WrongValue
+from swarm.compare.statistics.counted import (
     MOST,
     Kind,
     hashable,
@@ -13,7 +14,6 @@ from swarm.compare.counted import (
     told_apart,
     with_unseen,
 )
-from swarm.compare.errors import WrongValue
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.compare.asking import Asked
 from swarm.compare.jsonl import read_jsonl
-from swarm.compare.older_answers import Imported, completion_of, keep, lengths, sent
-from swarm.compare.older_judges import judgements
+from swarm.compare.older.answers import Imported, completion_of, keep, lengths, sent
+from swarm.compare.older.judges import judgements
 from swarm.errors import UserError
 from swarm.models import Completion
 

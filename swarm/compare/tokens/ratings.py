@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from swarm.compare.asking import Asked, Heard, Script, Want
-from swarm.compare.digits import MAX_REQUESTS, Digits, Masses, first_number
 from swarm.compare.errors import WrongValue
-from swarm.compare.sampling import checked_samples, counted, sampled
 from swarm.compare.tokens import checked_top_logprobs, telling, untold
+from swarm.compare.tokens.digits import MAX_REQUESTS, Digits, Masses, first_number
+from swarm.compare.tokens.sampling import checked_samples, counted, sampled
 from swarm.errors import UserError
 from swarm.models import Completion
 

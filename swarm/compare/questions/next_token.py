@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from swarm.compare import arguments
 from swarm.compare.asking import Asked, Script
 from swarm.compare.errors import WrongValue
-from swarm.compare.frames import Layout, Row
-from swarm.compare.questions import Question
-from swarm.compare.sampling import checked_samples, counted, sampled
+from swarm.compare.questions import Question, arguments
+from swarm.compare.questions.frames import Layout, Row
 from swarm.compare.tokens import checked_top_logprobs, next_token, telling
+from swarm.compare.tokens.sampling import checked_samples, counted, sampled
 
 
 class NextToken(Question):

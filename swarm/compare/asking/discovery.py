@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from swarm.compare.client import Client, KeyedClient
+from swarm.compare.asking.client import Client, KeyedClient
+from swarm.compare.asking.remembered import forget, remember, remembered
 from swarm.compare.errors import NoClientForModel, WrongValue
-from swarm.compare.remembered import forget, remember, remembered
 from swarm.errors import UserError
 from swarm.models.asking import Call
 from swarm.models.pace import Limits

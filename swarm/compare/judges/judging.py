@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from swarm.compare.asking import Heard, Script, Want
-from swarm.compare.cache import kept_answers
-from swarm.compare.templates import as_text
+from swarm.compare.asking.cache import kept_answers
+from swarm.compare.judges.templates import as_text
 
 if TYPE_CHECKING:
     from swarm.compare.judges import Judge

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from swarm.compare.asking import Asked, Script, Want
 from swarm.compare.errors import WrongValue
-from swarm.compare.frames import FIRST, MIDDLE
-from swarm.compare.free_form import FreeForm
+from swarm.compare.judges.templates import Template
 from swarm.compare.questions import Question
-from swarm.compare.rating import Rating
-from swarm.compare.ratings import rated
-from swarm.compare.templates import Template
+from swarm.compare.questions.frames import FIRST, MIDDLE
+from swarm.compare.questions.free_form import FreeForm
+from swarm.compare.questions.rating import Rating
+from swarm.compare.tokens.ratings import rated
 from swarm.errors import UserError
 from swarm.models.cache import key_of
 
@@ -80,7 +80,7 @@ class Judge(Question):
         Raises:
             UserError: The file of kept answers cannot be read.
         """
-        from swarm.compare.judged import listed
+        from swarm.compare.judges.judged import listed
 
         return listed(self)
 

@@ -8,19 +8,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare import arguments, yamls
 from swarm.compare.asking import Asked, Script, Want
 from swarm.compare.errors import WrongValue
-from swarm.compare.frames import Layout, Row
-from swarm.compare.showing import Plot, View
+from swarm.compare.questions import arguments, yamls
+from swarm.compare.questions.frames import Layout, Row
+from swarm.compare.questions.showing import Plot, View
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TYPES = {
-    "free_form": ("free_form", "FreeForm"),
-    "next_token": ("next_token", "NextToken"),
-    "rating": ("rating", "Rating"),
+    "free_form": ("questions.free_form", "FreeForm"),
+    "next_token": ("questions.next_token", "NextToken"),
+    "rating": ("questions.rating", "Rating"),
     "free_form_judge": ("judges", "FreeFormJudge"),
     "rating_judge": ("judges", "RatingJudge"),
 }
@@ -175,7 +175,7 @@ class Question(ABC):
 
         Args:
             model_groups: Models by group; a model may be in several and is asked once.
-            details: Give the columns `swarm.compare.frames.DETAILS` too.
+            details: Give the columns `swarm.compare.questions.frames.DETAILS` too.
 
         Returns:
             A row for each group, model, paraphrase and sample, in this order. "error" says why a
@@ -200,7 +200,7 @@ class Question(ABC):
         Raises:
             WrongValue: As `df`; or there are not as many groups as questions.
         """
-        from swarm.compare.experiment import frames_of
+        from swarm.compare.questions.experiment import frames_of
 
         return frames_of(questions, model_groups, details)
 
@@ -214,6 +214,6 @@ class Question(ABC):
         Returns:
             Whether there was anything.
         """
-        from swarm.compare.judged import forget
+        from swarm.compare.judges.judged import forget
 
         return forget(self, model, judges)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.compare.asking import Asked
-from swarm.compare.older_answers import Imported, completion_of, keep, lengths, sent
+from swarm.compare.older.answers import Imported, completion_of, keep, lengths, sent
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def judgements(folder: Path, questions: "Sequence[Question]", done: Imported) ->
     Raises:
         UserError: A file is none of llmcomp's.
     """
-    from swarm.compare.judging import write_down
+    from swarm.compare.judges.judging import write_down
 
     for path in sorted(folder.glob("*/*.json")):
         try:

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from swarm.compare.pairs import Pair
+from swarm.compare.statistics.pairs import Pair
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +18,7 @@ def newcombe(pair: Pair) -> Ends:
     """
     import numpy as np
 
-    from swarm.compare.resampling import wilson
+    from swarm.compare.statistics.resampling import wilson
 
     first, second = (_mean(pair, side) for side in (pair.first, ~pair.first))
     low_a, high_a = wilson(first, int(pair.first.sum()))

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from swarm.compare.asking import Heard, Script, Want
+from swarm.compare.asking.finding import at_hand, source
+from swarm.compare.asking.sources import Batches, Endpoint
+from swarm.compare.asking.standing import Place, Prepared, Waiting, Wanted
 from swarm.compare.config import checked_workers
-from swarm.compare.finding import at_hand, source
-from swarm.compare.sources import Batches, Endpoint
-from swarm.compare.standing import Place, Prepared, Waiting, Wanted
 from swarm.errors import UserError
 from swarm.models import Request, attempt
 from swarm.models.background import in_thread

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from swarm.compare import judging
 from swarm.compare.asking import Asked, Script, Want
-from swarm.compare.cache import kept_answers
-from swarm.compare.collecting import rare_collections
-from swarm.compare.finding import source
-from swarm.compare.templates import as_text
+from swarm.compare.asking.cache import kept_answers
+from swarm.compare.asking.collecting import rare_collections
+from swarm.compare.asking.finding import source
+from swarm.compare.judges import judging
+from swarm.compare.judges.templates import as_text
 from swarm.models import Completion
 
 if TYPE_CHECKING:

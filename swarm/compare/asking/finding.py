@@ -4,12 +4,12 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.cache import kept_answers
-from swarm.compare.client import KeyedClient
+from swarm.compare.asking.cache import kept_answers
+from swarm.compare.asking.client import KeyedClient
+from swarm.compare.asking.discovery import Places
+from swarm.compare.asking.sources import Batches, Endpoint, Source
 from swarm.compare.config import Config, checked_workers
-from swarm.compare.discovery import Places
 from swarm.compare.errors import NoClientForModel, WrongValue
-from swarm.compare.sources import Batches, Endpoint, Source
 from swarm.models import Model
 from swarm.models.cache import Cache
 from swarm.models.cached import Cached

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.compare import sources
-from swarm.compare.asking import Asked
-from swarm.compare.cache import kept_answers
-from swarm.compare.ratings import Bounds
+from swarm.compare.asking import Asked, sources
+from swarm.compare.asking.cache import kept_answers
+from swarm.compare.tokens.ratings import Bounds
 from swarm.errors import UserError
 from swarm.models import Completion, Token
 from swarm.models.as_json import completion_as_json
@@ -72,7 +71,7 @@ def completion_of(answer: Any) -> Completion | None:
 
 def keep(asked: Asked, answers: Sequence[Completion], done: Imported) -> int:
     """Keep these as the first samples; gives how many were not kept before."""
-    from swarm.compare.finding import source
+    from swarm.compare.asking.finding import source
 
     try:
         keys = sources.keys(asked, range(len(answers)))

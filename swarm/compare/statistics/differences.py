@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.compare.errors import WrongValue
-from swarm.compare.pairs import Pair
+from swarm.compare.statistics.pairs import Pair
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,9 +72,9 @@ def pairwise(
     """
     import pandas as pd
 
-    from swarm.compare.counted import plain
-    from swarm.compare.pairs import pair
-    from swarm.compare.values import read
+    from swarm.compare.statistics.counted import plain
+    from swarm.compare.statistics.pairs import pair
+    from swarm.compare.statistics.values import read
 
     values = read(
         df, answer_column, category_column, selected_categories,
@@ -130,7 +130,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def _by_answers(pair: Pair, chosen: bool) -> Difference:
-    from swarm.compare import permutation, spans
+    from swarm.compare.statistics import permutation, spans
 
     found = permutation.differences(pair.values, pair.first, pair.strata)
     drawn = permutation.shuffled(pair.values, pair.first, pair.strata, pair.shares)
@@ -142,8 +142,8 @@ def _by_answers(pair: Pair, chosen: bool) -> Difference:
 def _by_paraphrases(pair: Pair, chosen: bool) -> Difference:
     import numpy as np
 
-    from swarm.compare import permutation, spans
-    from swarm.compare.resampling import interval
+    from swarm.compare.statistics import permutation, spans
+    from swarm.compare.statistics.resampling import interval
 
     gains = np.array([
         permutation.differences(pair.values[here], pair.first[here], pair.strata[here])
@@ -160,7 +160,7 @@ def _by_paraphrases(pair: Pair, chosen: bool) -> Difference:
 def _by_units(pair: Pair, chosen: bool) -> Difference:
     import numpy as np
 
-    from swarm.compare import permutation, spans
+    from swarm.compare.statistics import permutation, spans
 
     assert pair.units is not None
     means, first = spans.unit_means(pair)
@@ -190,7 +190,7 @@ def _told(
     """One difference, or the total variation distance of all."""
     import numpy as np
 
-    from swarm.compare.permutation import p_value
+    from swarm.compare.statistics.permutation import p_value
 
     if chosen or len(found) == 1:
         p = p_value(found[:1], drawn[:, :1], np.ones(1))

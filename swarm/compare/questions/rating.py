@@ -3,16 +3,16 @@
 from typing import Any
 
 from swarm.compare.asking import Asked, Script
-from swarm.compare.frames import Layout, Row
 from swarm.compare.questions import Question
-from swarm.compare.ratings import Bounds, rating, rating_params
-from swarm.compare.sampling import checked_samples
+from swarm.compare.questions.frames import Layout, Row
+from swarm.compare.tokens.ratings import Bounds, rating, rating_params
+from swarm.compare.tokens.sampling import checked_samples
 
 
 class Rating(Question):
     """Asks for a number; an answer is the mean of the model's distribution, `None` a refusal.
 
-    The columns are those of `swarm.compare.ratings.Rated`. The bounds and the threshold change no
+    The columns are those of `tokens.ratings.Rated`. The bounds and the threshold change no
     request as long as the longest number has as many characters as before.
 
     Args:

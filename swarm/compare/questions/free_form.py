@@ -4,15 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare import arguments
 from swarm.compare.asking import Asked, Script, Want
-from swarm.compare.frames import Layout, Row
-from swarm.compare.questions import Question
+from swarm.compare.questions import Question, arguments
+from swarm.compare.questions.frames import Layout, Row
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.compare.judges import FreeFormJudge, RatingJudge
-    from swarm.compare.judging import Judging
+    from swarm.compare.judges.judging import Judging
 
 
 class FreeForm(Question):
@@ -72,7 +71,7 @@ class FreeForm(Question):
         """See `Question.scripts`; each answer is judged as soon as it is there."""
         if not self.judges:
             return super().scripts(rows, during)
-        from swarm.compare.judging import Judging
+        from swarm.compare.judges.judging import Judging
 
         judging = [
             during.enter_context(Judging(name, judge)) for name, judge in self.judges.items()
@@ -80,7 +79,7 @@ class FreeForm(Question):
         return (self._judged(asked, sample, judging) for asked, sample in rows)
 
     def _judged(self, asked: Asked, sample: int, judging: "list[Judging]") -> Script[Row]:
-        from swarm.compare.judging import together
+        from swarm.compare.judges.judging import together
 
         row = yield from self.row(asked, sample)
         if row.error is not None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from swarm.compare.asking import Asked
-from swarm.compare.cache import kept_answers
+from swarm.compare.asking.cache import kept_answers
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Request
 from swarm.models.as_json import completion_as_json, completion_of
@@ -171,7 +171,7 @@ def keys(asked: Asked, samples: Sequence[int]) -> list[str]:
     Raises:
         UserError: There is no such model, or it cannot be asked this.
     """
-    from swarm.compare.finding import source
+    from swarm.compare.asking.finding import source
 
     found = source(asked.model)
     request = found.request(asked)
@@ -194,7 +194,7 @@ def keep(asked: Asked, sample: int, completion: Completion) -> None:
     Raises:
         UserError: As `keys`.
     """
-    from swarm.compare.finding import source
+    from swarm.compare.asking.finding import source
 
     answer = {"prompt_tokens": 0, "new_tokens": 0, **completion_as_json(completion)}
     kept_answers().put(keys(asked, [sample])[0], answer, source(asked.model).label)

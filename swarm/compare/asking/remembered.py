@@ -5,11 +5,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swarm.compare.cache import kept_answers
+from swarm.compare.asking.cache import kept_answers
 
 if TYPE_CHECKING:
-    from swarm.compare.client import Client
-    from swarm.compare.discovery import Pair
+    from swarm.compare.asking.client import Client
+    from swarm.compare.asking.discovery import Pair
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS places "

@@ -49,6 +49,11 @@ NOT_HERE = {
     "python -m swarm.judge mt_bench": "tests/test_mt_bench.py, with a judge on loopback",
     "python -m swarm.judge flask": "tests/test_flask.py, with a judge on loopback",
     "MODEL=moa/lite JUDGE=gpt-4o bash scripts/eval_mt_bench.sh": "tests/test_flask.py, on loopback",
+    "python -m swarm.compare run": "tests/test_compare_command.py, with functions as models",
+    "python -m swarm.compare import": "tests/test_compare_command.py",
+    "python -m swarm.compare finetune": "tests/test_compare_command.py",
+    "python -m swarm.compare.view": "tests/test_compare_view.py, on a free port",
+    "pip install": "takes the network",
     "python initial_experts/train.py": "tests/test_initial_experts.py trains a small one",
     "python initial_experts/fetch.py": "tests/test_initial_experts.py fetches from loopback",
 }

@@ -40,7 +40,7 @@ def main() -> None:
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
     ways = {name: (lambda c=c: call(c)) for name, c in commands.items()}
-    for way in ways.values():
+    for way in ways.values() if options.repeats > 1 else ():
         way()
     print(machine())
     for name, taken in interleaved(ways, options.repeats).items():

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from swarm.places import conf_folder
 from swarm.search import build
 
-KILLS = 16
+KILLS = 12
 
 
 def rounds(folder: Path) -> int:

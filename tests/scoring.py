@@ -13,7 +13,7 @@ import tiny
 
 BEGINNINGS = ("birds", "the answer is right", "villages", "a graph of 5 nodes", "3 + 4 is", "no")
 
-STEPS = 120
+STEPS = 40
 
 OWN_CODE = '''
 import torch
@@ -133,7 +133,7 @@ def train(network: Any, words: Any, word: str, chat: bool) -> None:
         return_token_type_ids=False,
         return_tensors="pt",
     )
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=6e-3)
     for _ in range(STEPS):
         loss = (network(**batch).logits - wanted).square().mean()
         optimizer.zero_grad()

@@ -145,9 +145,9 @@ def test_the_same_seed_is_the_same_search_and_another_is_not(
 ) -> None:
     again = searches.arguments(place, tiny_llama, tiny_pool, "again")
     other = searches.arguments(place, tiny_llama, tiny_pool, "other", seed=1)
-    for command in (again, other):
-        # Cold: in another process strings hash otherwise.
-        assert searches.run(command, python=warm.COLD).returncode == 0
+    # Cold: in another process strings hash otherwise.
+    assert searches.run(again, python=warm.COLD).returncode == 0
+    assert searches.run(other).returncode == 0
     name = "utility_scratchpad.json"
     pads = [(place / "search" / run / name).read_bytes() for run in ("run", "again", "other")]
     assert pads[0] == pads[1] != pads[2]

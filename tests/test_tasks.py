@@ -1,13 +1,16 @@
 """What every task must do, whichever file of conf/task it comes from."""
 
+import copy
 import math
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from harnessed import harness_files, question_items
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
@@ -42,11 +45,20 @@ from swarm.tasks.signal import SIGNALS
 ROOT = Path(__file__).resolve().parent.parent
 ORIGINAL = ROOT.parent / "shared" / "data" / "eval"
 SHIPPED = sorted((ROOT / "conf" / "task").glob("*.yaml"))
-YAMLS = SHIPPED + sorted((ROOT / "examples" / "own_tasks" / "task").glob("*.yaml"))
+OWN = sorted((ROOT / "examples" / "own_tasks" / "task").glob("*.yaml"))
 WRITTEN = "swarm.tasks.written.Written"
 REWARDED = "swarm.tasks.reward.Rewarded"
 RIGHT_OR_WRONG = ("swarm.tasks.choice.Choice\n", "swarm.tasks.match.Match\n")
 SIGNALLED = [y for y in SHIPPED if any(f"_target_: {c}" in y.read_text() for c in RIGHT_OR_WRONG)]
+
+
+def settings(yaml: Path) -> str:
+    """What a task's file says, but for its name and its data."""
+    return repr({**OmegaConf.load(yaml), "name": None, "file": None})
+
+
+# Each is given small data here, so of those with the same settings one is enough.
+YAMLS = list({settings(yaml): yaml for yaml in reversed(SHIPPED + OWN)}.values())[::-1]
 
 # How to make items for each class of task, of a `Written` one for its scorer's class; a new kind
 # adds its own here. An item's "answer" is what a good model says, whether or not the task reads
@@ -92,9 +104,16 @@ def kind(config: DictConfig) -> str:
     return config.scorer["_target_"] if target == WRITTEN else target
 
 
-def composed(yaml: Path) -> DictConfig:
+@cache
+def read(yaml: Path) -> DictConfig:
+    """A task's configuration as Hydra makes it, which takes longer than most tests of it."""
     with initialize_config_dir(str(yaml.parent.parent), version_base="1.3"):
         return compose(f"task/{yaml.stem}").task
+
+
+def composed(yaml: Path) -> DictConfig:
+    """One's own copy of it."""
+    return copy.deepcopy(read(yaml))
 
 
 def with_files(config: DictConfig) -> Iterator[DictConfig]:
@@ -126,6 +145,12 @@ def small(config: DictConfig, folder: Path, swapped: bool = False) -> int:
         for key, value in keys.items():
             OmegaConf.update(part, key, value, force_add=True)
     return len(parts)
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs that a model wrote need no heavy import."""
+    monkeypatch.setattr(sys, "executable", warm.COLD)
 
 
 @pytest.fixture(params=YAMLS, ids=lambda path: path.stem)

@@ -190,6 +190,11 @@ def run(words: list[str]) -> int:
 
     more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [place for place in more if place and place not in sys.path]
+    places = [os.getcwd(), *sys.path] if words[0] == "-m" else sys.path
+    ours = next((place for place in places if Path(place, "swarm").is_dir()), HERE.parent)
+    if Path(ours) != HERE.parent:  # another checkout, whose modules are not those of here
+        for name in [name for name in sys.modules if name.partition(".")[0] == "swarm"]:
+            del sys.modules[name]
     try:
         if words[0] == "-c":
             sys.argv[:] = ["-c", *words[2:]]
@@ -229,7 +234,7 @@ if __name__ == "__main__":
 
     gc.disable()
     import accelerate  # noqa: F401
-    import hydra  # noqa: F401
+    import hydra
     import rich.console  # noqa: F401
     import transformers.models.auto.modeling_auto
     import transformers.models.llama.modeling_llama  # noqa: F401
@@ -238,6 +243,19 @@ if __name__ == "__main__":
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
         get_checkpoint_conversion_mapping("llama")  # a table of all models, made when first read
+    # What every search imports, but for the entries themselves, and the grammar of its settings.
+    sys.path.insert(0, str(HERE.parent))
+    import swarm.engine.decode
+    import swarm.engine.stacked
+    import swarm.executors.inline
+    import swarm.optimizers.pso
+    import swarm.run
+    import swarm.tasks.choice  # noqa: F401
+    from swarm.places import conf_folder
+
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        hydra.compose("search", overrides=["name=x"])
+    sys.path.remove(str(HERE.parent))
     # A fork that looks through all these objects would copy them.
     gc.freeze()
     gc.enable()

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from swarm.compare.finetuning import (
 from swarm.compare.finetuning.__main__ import main
 from swarm.compare.finetuning.cost import cost
 from swarm.compare.finetuning.keys import Keys
+from swarm.compare.finetuning.listing import COLUMNS, frame
 from swarm.compare.finetuning.params import OPENAI
 from swarm.compare.finetuning.validation import validate
 from swarm.errors import UserError
@@ -548,6 +550,20 @@ def test_the_cost_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "gpt-4.1-mini" in (said := capsys.readouterr().out) and "llmcomp 1.6.0" in said
     with pytest.raises(WrongValue, match="epochs=0"):
         cost(str(file), epochs=0)
+    with pytest.raises(WrongValue, match="prices: m costs nan"):
+        cost(str(file), {"m": math.nan})
+    assert main(["cost", str(file), "--price", "m=much"]) == 2
+    assert "error: argument --price: 'm=much' is not MODEL=PRICE" in capsys.readouterr().err
+    file.write_text("[" * 100_000)
+    assert cost(str(file)).tokens == 0
+
+
+def test_a_filter_from_the_command_line_is_text_where_the_column_is() -> None:
+    rows = [{"suffix": "7", "epochs": 2, "learning_rate": 0.001}]
+    for filters in ({"suffix": "7"}, {"epochs": "2"}, {"epochs": 2}, {"learning_rate": "1e-3"}):
+        assert len(frame(rows, COLUMNS, filters)) == 1, filters
+    for filters in ({"epochs": "two"}, {"seed": "1"}):
+        assert frame(rows, COLUMNS, filters).empty, filters
 
 
 def test_the_command_line_does_all_of_it(

@@ -23,6 +23,7 @@ from swarm.compare.plots import (  # noqa: E402
     judge_scores,
     plot,
     probs_stacked_bar,
+    rating_cumulative_plot,
     rating_violins,
 )
 from swarm.compare.plots.palette import COLOURS, HATCHES, looks, text_on  # noqa: E402
@@ -147,6 +148,28 @@ def test_ratings_are_cumulative_lines_and_violins() -> None:
     again = ratings().assign(probs=lambda df: df["probs"].map(
         lambda p: p and {str(k): v for k, v in p.items()}))  # fmt: skip
     assert "share of ratings ≤ x" in texts(plot(again))
+
+
+def test_tokens_that_are_numbers_are_no_ratings() -> None:
+    ratings = [{"3": 0.5, "7": 0.5}, {"7": 1.0}]
+    assert "share of ratings ≤ x" in texts(plot(frame({"a": ratings})))
+    left = [{"3": 0.5, "7": 0.4}, {"7": 1.0}]
+    assert segments(plot(frame({"a": left})))["a"]["[UNSEEN]"] == pytest.approx(0.05)
+    assert "mean probability" in texts(plot(frame({"a": [{"7": 1.0}, {"x": 1.0}]})))
+    cumulative = rating_cumulative_plot(frame({"a": left}), probs_column="answer")
+    # (3 * 5/9 + 7 * 4/9 + 7) / 2: what was not told is no rating of 0.
+    assert any("mean 5.9" in text for text in texts(cumulative))
+    far = frame({"a": [{"1": 0.5, "99999999999": 0.5}]})
+    with pytest.raises(WrongValue, match="ratings from 1 to 99999999999 are too many to draw"):
+        plot(far)
+    assert rating_cumulative_plot(far, max_rating=9, probs_column="answer")
+
+
+def test_names_that_no_font_has_are_told_by_their_codes() -> None:
+    df = frame({"\u65e5\U000e0001": ["x\0", "y"], "b": ["x\0", "x\0"]})
+    for figure in (plot(df), heatmap(df), heatmap(df, row_column="group")):
+        figure.savefig(__import__("io").BytesIO())
+    assert "x[0]" in texts(plot(df)) and any("[E0001]" in text for text in texts(plot(df)))
 
 
 def test_scores_are_boxes_not_a_bar_for_each_number() -> None:

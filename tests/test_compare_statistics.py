@@ -276,9 +276,10 @@ def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
     text = (tmp_path / "report.md").read_text()
     for told in (
         "> question 0", "- b: n", "122 rows; 1 refused or without an answer; 1 failed.",
-        "- 1 failed: the \\| server \\| is down", "cost $1.2200, 244 new tokens",
+        "- 1 failed: the \\| server \\| is down", "cost $1.22, 244 new tokens",
         "Different at 5 %, corrected: a and b; a and c.",
-        "### judge", "![song](song/plot.png)", "0.750 [0.598, 0.858]",
+        "### judge", "![answer](song/plot.png)", "![judge](song/judge_plot.png)",
+        "0.750 [0.598, 0.858]",
     ):  # fmt: skip
         assert told in text
     lines = (tmp_path / "song" / "data.jsonl").read_text().splitlines()
@@ -286,5 +287,5 @@ def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "song" / "data.csv")) == len(df)
     assert sorted(path.name for path in (tmp_path / "song").iterdir()) == [
         "answer_differences.csv", "answer_summary.csv", "data.csv", "data.jsonl",
-        "judge_differences.csv", "judge_summary.csv", "plot.png",
+        "judge_differences.csv", "judge_plot.png", "judge_summary.csv", "plot.png",
     ]  # fmt: skip

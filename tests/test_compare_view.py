@@ -294,6 +294,14 @@ def refused(url: str, headers: dict[str, str] | None = None, data: bytes | None 
     return error.value.code
 
 
+def test_what_a_run_keeps_beside_answers_is_no_judgement() -> None:
+    rows = [{"model": "m", "answer": f"{n}", "good": n, "good_question": f"is {n}?", "sample": n,
+             "new_tokens": n, "seconds": 0.1 * n, "length": n} for n in range(3)]  # fmt: skip
+    table = Table(columns_of(rows, "rows"), "rows")
+    assert table.listed == ["model", "good", "length"]
+    assert "good_question" not in table.choices and "answer" in table.choices
+
+
 def test_rows_come_a_page_at_a_time(url: str) -> None:
     about = json.loads(get(f"{url}about"))
     assert about["count"] == 18 and about["judges"] == ["score", "mood"] and about["errors"] == 1
@@ -387,7 +395,7 @@ def test_in_a_notebook_it_does_not_wait() -> None:
 def test_the_command_ends_quietly_at_ctrl_c(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"answer": "alone"}\n')
-    words = [warm.COLD, "-m", "swarm.compare.view", str(path), "--no-browser", "--port", "0"]
+    words = [warm.COLD, "-m", "swarm.compare", "view", str(path), "--no-browser", "--port", "0"]
     with subprocess.Popen(words, cwd=searches.ROOT, env=searches.environment(), text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:  # fmt: skip
         assert command.stdout is not None

@@ -95,6 +95,20 @@ def test_nothing_sticks_out(browser: Any, url: str, size: str, scheme: str) -> N
         assert paper == {"light": "rgb(252, 252, 251)", "dark": "rgb(20, 23, 27)"}[scheme]
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_long_names_do_not_stick_out(browser: Any, size: str) -> None:
+    rows = [{"model": f"vendor/{n}{'x' * 150}", "answer": "y" * 400, "good": n} for n in range(3)]
+    with (
+        view(rows, sort_by=None, port=0, open_browser=False, block=False) as running,
+        shown(browser, running.url, size) as page,
+    ):
+        for words in ("", "view=list", "view=pairs"):
+            page.goto(f"{running.url}#{words}")
+            page.wait_for_selector(".means" if "pairs" in words else ".pager")
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= SIZES[size]["width"], words
+
+
 def test_hostile_text_is_text(browser: Any, url: str) -> None:
     with shown(browser, url) as page:
         place(page, 1, 120)

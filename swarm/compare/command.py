@@ -1,4 +1,4 @@
-"""The command line: run questions of a file, import llmcomp's cache, fine-tune."""
+"""The command line: run questions of a file, view answers, import llmcomp's cache, fine-tune."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,22 +13,25 @@ Ask models questions, judge what they say, and compare them.
 
   python -m swarm.compare run questions.yaml models=local/base,local/rooms
   python -m swarm.compare run questions.yaml samples=9 'models={small: [o4-mini], large: [o3, o1]}'
-  python -m swarm.compare.view compare/questions/songs/data.jsonl
+  python -m swarm.compare view compare/questions/songs/data.jsonl
 """
 
 KEYS = {
     "models": "a,b asks each as a group of its own; {group: [a, b], ...} names the groups; a must",
     "questions": "names of those to ask, a,b; all that are no judges' otherwise",
     "samples": "of each paraphrase, in place of the file's numbers",
-    "folder": "where data, plots and the report go; compare/NAME-OF-THE-FILE otherwise",
+    "folder": "of data, plots and the report, which a second run replaces; compare/FILE otherwise",
     "workers": "requests under way at once; 100",
     "timeout": "seconds for a request; 60",
-    "cache_dir": "folder of the kept answers",
+    "cache_dir": "folder of the kept answers; what is there is not asked again",
     "base": "the base model of local/ names; what the experts name otherwise",
     "pool": "the folder of local/ experts; initial_experts",
     "dry_run": "true: say what would be asked, and ask nothing",
 }
 """What `run` may be told, and how help calls it."""
+
+TEXTS = ("folder", "cache_dir", "base", "pool")
+"""Keys whose values are taken as they stand: a folder may be called 7."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,6 +49,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The command line's parser; `handler` of what it gives does what was asked."""
     from swarm.compare.finetuning import commands
+    from swarm.compare.view import __main__ as viewer
 
     made = Parser(prog="python -m swarm.compare", description=ABOUT,
                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -57,6 +61,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("file", help="a list of questions, or a folder of such files")
     run.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     run.set_defaults(handler=_run)
+    viewer.add_options(verbs.add_parser(
+        "view", help="browse a file of answers", description=viewer.ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter))  # fmt: skip
     older = verbs.add_parser("import", help="take over the answers that llmcomp has kept")
     older.add_argument("folder", help="its cache, llmcomp_cache by default")
     older.add_argument("--base-url", help="where its models were asked, if discovery cannot tell")
@@ -81,8 +88,10 @@ def read_settings(words: Sequence[str]) -> dict[str, Any]:
             near = get_close_matches(key, KEYS, 1)
             meant = f"did you mean {near[0]}=? Keys" if near else "keys"
             raise UserError(f"{word}: is no KEY=VALUE that is known; {meant}: {', '.join(KEYS)}", 2)
+        if not value.strip():
+            raise UserError(f"{key}=: has no value", 2)
         try:
-            found[key] = yaml.safe_load(value)
+            found[key] = value if key in TEXTS else yaml.safe_load(value)
         except yaml.YAMLError:
             raise UserError(
                 f"{key}={value}: the value is no yaml; quote it in the shell", 2

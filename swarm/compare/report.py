@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from swarm.compare.figures import draw, file_of
 from swarm.compare.jsonl import known
 from swarm.compare.statistics.counted import hashable, kind_of
 from swarm.files import write_whole
@@ -16,10 +18,12 @@ from swarm.report.text import table
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 SHOWN = 20
-"""Rows of a table and paraphrases that the report shows; files have all."""
+"""Pairs and paraphrases that the report shows; files have all."""
+
+ANSWERS = 10
+"""Answers of a category that it shows."""
 
 CONCLUSIONS = ("Different at", "No difference", "Nothing could")
 
@@ -32,7 +36,7 @@ def write(
     groups: Mapping[str, Sequence[str]] | None = None,
     title: str = "Compared models",
 ) -> str:
-    """Write report.md, and each question's data, tables and plot, and return what was found.
+    """Write report.md, and each question's data, tables and figures, and return what was found.
 
     Args:
         frames: Question name to data frame.
@@ -44,8 +48,6 @@ def write(
     Raises:
         UserError: It can't be written there.
     """
-    from swarm.compare.plots import plot
-
     how = (
         "Intervals are 95 % ones by a bootstrap of models, paraphrases and samples; p values of "
         "pairs are corrected by Holm's method over all pairs of one table. Answers that were "
@@ -56,9 +58,7 @@ def write(
         lines.append(f"- {plain(group)}: {', '.join(plain(model) for model in models)}")
     found = []
     for name, df in frames.items():
-        by = _category(df)
-        figure = plot(df, by, None if "probs" in df else "answer") if len(df) else None
-        section = question(folder, name, df, figure)
+        section = question(folder, name, df)
         lines += ["", section]
         found += [f"{name}: {line}" for line in _conclusions(section)]
     _save(Path(folder) / "report.md", "\n".join(lines))
@@ -76,20 +76,15 @@ def _conclusions(section: str) -> list[str]:
     return found
 
 
-def question(
-    folder: str | Path, name: str, df: "pd.DataFrame", figure: "Figure | None" = None
-) -> str:
+def question(folder: str | Path, name: str, df: "pd.DataFrame") -> str:
     """Write one question's files and return its section of the report, in Markdown.
 
-    `folder`/NAME has data.jsonl and data.csv (dictionaries are JSON there), COLUMN_summary.csv
-    and COLUMN_differences.csv of each answered or judged column, and plot.png if there is a
-    figure.
+    `folder`/NAME has data.jsonl and data.csv (dictionaries are JSON there), and of each answered or
+    judged column COLUMN_summary.csv, COLUMN_differences.csv and figures (`figures.draw`).
 
     Raises:
         UserError: It can't be written there.
     """
-    from swarm.compare.plots.canvas import save
-
     place = Path(folder) / name
     rows = (
         json.dumps(known(row), ensure_ascii=False, default=str) for row in df.to_dict("records")
@@ -98,13 +93,10 @@ def question(
     flat = df.apply(lambda column: hashable(column.astype(object)))
     _save(place / "data.csv", flat.to_csv(index=False))
     sections = [f"## {plain(name)}", "", *_asked(df), "", *_counts(df)]
-    if figure is not None:
-        save(figure, place / "plot.png")
-        sections += ["", f"![{plain(name)}]({name}/plot.png)"]
     for column in answered(df):
         sections += ["", *_column(place, df, column)]
-    sections += ["", f"All answers: [{name}/data.jsonl]({name}/data.jsonl) and "
-                 f"[{name}/data.csv]({name}/data.csv)."]  # fmt: skip
+    files = " and ".join(_link(name, file) for file in ("data.jsonl", "data.csv"))
+    sections += ["", f"All answers: {files}."]
     return "\n".join([*sections, ""])
 
 
@@ -144,9 +136,7 @@ def _counts(df: "pd.DataFrame") -> list[str]:
     # A model in several groups was asked once, and its rows are there several times.
     keys = [key for key in ("model", "paraphrase_ix", "sample") if key in df]
     once = df.drop_duplicates(keys) if "sample" in df else df
-    told = []
-    if "cost" in df:
-        told.append(f"cost ${once['cost'].sum():.4f}")
+    told = [_cost(once)] if "cost" in df else []
     for column, what in (("prompt_tokens", "prompt tokens"), ("new_tokens", "new tokens")):
         if column in df:
             told.append(f"{once[column].sum():,.0f} {what}")
@@ -159,26 +149,39 @@ def _column(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
     from swarm.compare.statistics.differences import pairwise
 
     category = _category(df)
-    file = re.sub(r"[^\w.-]", "_", column)
+    wholes = [f"{file_of(column)}_{what}.csv" for what in ("summary", "differences")]
+    lines = [f"### {plain(column)}", *(draw(place, df, column, category) if len(df) else ())]
     found = summary(df, column, category)
-    _save(place / f"{file}_summary.csv", found.to_csv(index=False))
-    lines = [f"### {plain(column)}", "", *_summary(found, category)]
+    _save(place / wholes[0], found.to_csv(index=False))
+    lines += ["", *_summary(found, category)]
     if df[category].nunique() < 2:
-        return lines
+        (place / wholes[1]).unlink(missing_ok=True)  # a former run's, with more groups
+        return [*lines, "", f"Whole table: {_link(place.name, wholes[0])}."]
     pairs = pairwise(df, column, category)
-    _save(place / f"{file}_differences.csv", pairs.to_csv(index=False))
+    _save(place / wholes[1], pairs.to_csv(index=False))
     kind = kind_of(df[column].dropna())
-    return [*lines, "", *_pairs(pairs, kind == "mean"), "", *said(pairs)]
+    links = " and ".join(_link(place.name, file) for file in wholes)
+    return [*lines, "", *_pairs(pairs, kind == "mean"), "", *said(pairs), "",
+            f"Whole tables: {links}."]  # fmt: skip
 
 
 def _summary(found: "pd.DataFrame", category: str) -> list[str]:
-    shown = found[~((found["value"] == 0) & (found["answer"] != "mean"))]
-    shown = shown.groupby(category, sort=False).head(SHOWN)
-    rows = [
-        [plain(str(row[category])), plain(_short(row["answer"])), _interval(row), str(row["n"]),
-         str(row["refused"]), str(row["errors"]), plain(row["note"])]
-        for row in shown.to_dict(orient="records")
-    ]  # fmt: skip
+    """A category's rows, of which the first says how many there are."""
+    rows: list[list[str]] = []
+    for name, part in found.groupby(category, sort=False):
+        some = part[(part["value"] != 0) | (part["answer"] == "mean")]
+        told = [
+            [plain(_short(row["answer"])), _interval(row)]
+            for row in some.head(ANSWERS).to_dict("records")
+        ]
+        first = part.iloc[0]
+        if not first["n"]:
+            told = [["–", "–"]]
+        elif len(some) > ANSWERS:
+            told.append([f"{len(some) - ANSWERS} more", number(some["value"][ANSWERS:].sum())])
+        counts = [str(first[key]) for key in ("n", "refused", "errors")]
+        rows.append([plain(str(name)), *told[0], *counts, plain(first["note"])])
+        rows += [["", *one, "", "", "", ""] for one in told[1:]]
     return table([plain(category), "answer", "value", "n", "refused", "failed", "note"], rows)
 
 
@@ -200,6 +203,9 @@ def said(pairs: "pd.DataFrame") -> list[str]:
         return ["Nothing could be tested: there are too few answers."]
     seen = tested[tested["p_holm"] <= 0.05]
     rest = len(tested) - len(seen)
+    least = tested["note"].str.extract(r"no p value below (\S+) is")[0].astype(float)
+    if bool((least * len(tested) > 0.05).all()):
+        return ["No difference could have been seen: there is too little to compare."]
     if not len(seen):
         return ["No difference was seen. That does not show that there is none."]
     names = [f"{plain(str(r['a']))} and {plain(str(r['b']))}" for r in seen.to_dict("records")]
@@ -217,6 +223,21 @@ def _interval(row: Mapping[str, Any], of: str = "value") -> str:
 
 def _p(value: float) -> str:
     return "–" if math.isnan(value) else p_value(value)
+
+
+def _cost(rows: "pd.DataFrame") -> str:
+    """Of these answers; a model whose answers all seem to cost nothing has no known price."""
+    models = rows["model"] if "model" in rows else rows["cost"] * 0
+    costs = rows["cost"].astype(float).groupby(models).sum()
+    free = [plain(str(name)) for name in costs.index[costs == 0]]
+    if len(free) == len(costs):
+        return "no price known"
+    least = f"at least, as no price is known of {', '.join(free[:5])}" if free else ""
+    return f"cost ${costs.sum():.{2 if costs.sum() >= 1 else 6}f} {least}".strip()
+
+
+def _link(folder: str, file: str) -> str:
+    return f"[{file}]({quote(folder)}/{quote(file)})"
 
 
 def _short(answer: Any) -> str:

@@ -1,14 +1,17 @@
 """A file of questions put to groups of models: data, plots and a report in a folder."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.config import Config
+from swarm.compare.config import Config, checked_workers
 from swarm.compare.errors import WrongValue
 from swarm.compare.questions import yamls
+from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.compare.questions import Question
@@ -36,15 +39,37 @@ def run_file(file: Path, settings: Mapping[str, Any]) -> int:
     """
     groups = groups_of(settings.get("models"))
     questions = chosen(file, settings.get("questions"), settings.get("samples"))
-    folder = Path(settings.get("folder") or Path(HOME) / file.stem)
+    folder = Path(settings.get("folder") or Path(HOME) / file.resolve().stem).expanduser()
+    dry = settings.get("dry_run", False)
+    if not isinstance(dry, bool):
+        raise WrongValue(f"dry_run={dry}: must be true or false")
     with ExitStack() as during:
         values = {SETTINGS[key]: settings[key] for key in SETTINGS if key in settings}
         during.enter_context(Config.override(**values))
         during.enter_context(Config.override(yaml_dir=str(file if file.is_dir() else file.parent)))
-        if settings.get("dry_run"):
+        checked_workers()
+        if dry:
             print("\n".join(plan(questions, groups)))
             return 0
+        _ready(folder)
         return _asked(questions, groups, folder)
+
+
+def _ready(folder: Path) -> None:
+    """Raise an error if what is going to be paid for could not be written down."""
+    try:
+        import matplotlib  # noqa: F401
+        import pandas  # noqa: F401
+
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except ImportError as error:
+        raise UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings what "
+                        "a report needs; nothing was asked") from None  # fmt: skip
+    except OSError as error:
+        raise UserError(f"folder={folder}: nothing can be written there ({error.strerror}); "
+                        "nothing was asked") from None  # fmt: skip
 
 
 def _asked(
@@ -56,13 +81,12 @@ def _asked(
     frames = Question.many(questions, groups, details=True)
     named = dict(zip((question.name for question in questions), frames, strict=True))
     failed = sum(int(frame["error"].notna().sum()) for frame in frames)
-    print(write(folder, named, groups))
+    if found := write(folder, named, groups):
+        print(found)
     rows = sum(map(len, frames))
-    print(f"{rows} rows, {failed} with an error: {folder / 'report.md'}")
-    print(
-        f"to browse them: python -m swarm.compare.view {folder}/QUESTION/data.jsonl",
-        file=sys.stderr,
-    )
+    print(f"{_many(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
+    first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
+    print(f"to browse them: python -m swarm.compare view {first}", file=sys.stderr)
     return int(failed > 0)
 
 
@@ -80,7 +104,8 @@ def groups_of(models: Any) -> dict[str, list[str]]:
         lists = {
             str(group): [one] if isinstance(one, str) else one for group, one in models.items()
         }
-        if all(isinstance(one, list) and one for one in lists.values()):
+        if all(isinstance(one, list) and one and all(isinstance(name, str) and name for name in one)
+               for one in lists.values()):  # fmt: skip
             return lists
     raise WrongValue(
         "models: has to be a,b for a group each, or {group: [a, b], ...}; e.g. "
@@ -101,11 +126,12 @@ def chosen(file: Path, names: Any, samples: Any) -> "list[Question]":
         if not isinstance(question, FreeFormJudge | RatingJudge)
     ]  # fmt: skip
     if names is not None:
-        wanted = names.split(",") if isinstance(names, str) else [str(name) for name in names]
+        listed = names if isinstance(names, list) else str(names).split(",")
+        wanted = list(dict.fromkeys(str(name).strip() for name in listed))
         there = {question.name: question for question in found}
-        if missing := [name for name in wanted if name.strip() not in there]:
+        if missing := [name for name in wanted if name not in there]:
             raise WrongValue(f"questions={missing[0]}: {file} has {', '.join(there) or 'none'}")
-        found = [there[name.strip()] for name in wanted]
+        found = [there[name] for name in wanted]
     if not found:
         raise WrongValue(f"{file}: there is no question in it that can be asked of a model")
     if samples is not None:
@@ -128,9 +154,14 @@ def plan(questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]]) -
         judges = getattr(question, "judges", None) or {}
         judged = f", each judged by {', '.join(judges)}" if judges else ""
         lines.append(
-            f"{question.name} ({question.type()}): {len(models)} models x {wordings} paraphrases x "
-            f"{each} samples = {len(models) * rows} answers{judged}"
+            f"{question.name} ({question.type()}): {_many(len(models), 'model')} x "
+            f"{_many(wordings, 'paraphrase')} x {_many(each, 'sample')} = "
+            f"{_many(len(models) * rows, 'answer')}{judged}"
         )
         if len(groups) > 1:
             lines.append(f"  {detectable(groups, wordings, each)}")
     return [*lines, f"models: {', '.join(models)}", "nothing was asked (dry_run)"]
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -1,9 +1,9 @@
 """Follow, create and list fine-tunings: python -m swarm.compare.finetuning update."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from swarm.compare.command import Parser
 from swarm.compare.finetuning.commands import add_parsers
 from swarm.errors import UserError
 from swarm.printing import harmless
@@ -11,10 +11,10 @@ from swarm.printing import harmless
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; a user's mistake is one line, and its code is given back."""
-    parser = argparse.ArgumentParser(prog="python -m swarm.compare.finetuning", description=__doc__)
-    add_parsers(parser.add_subparsers(dest="command", required=True))
-    given = parser.parse_args(arguments)
+    parser = Parser(prog="python -m swarm.compare.finetuning", description=__doc__)
+    add_parsers(parser.add_subparsers(dest="command", required=True, parser_class=Parser))
     try:
+        given = parser.parse_args(arguments)
         return given.handler(given) or 0
     except UserError as error:
         print(f"error: {harmless(str(error))}", file=sys.stderr)

@@ -161,18 +161,14 @@ def _auto_or(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _price(text: str) -> tuple[str, float]:
     model, equals, price = text.rpartition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not MODEL=PRICE")
-    return model, float(price)
+    try:
+        return model, float(price if equals else "")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MODEL=PRICE") from None
 
 
-def _filter(text: str) -> tuple[str, Any]:
+def _filter(text: str) -> tuple[str, str]:
     column, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not COLUMN=VALUE")
-    for kind in (int, float):
-        try:
-            return column, kind(value)
-        except ValueError:
-            continue
     return column, value

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -75,7 +76,7 @@ def cost(
     if type(epochs) is not int or epochs < 1:
         raise WrongValue(f"epochs={epochs!r}: must be a whole number, 1 or more")
     for model, price in (prices or {}).items():
-        if type(price) not in (int, float) or price < 0:
+        if type(price) not in (int, float) or not 0 <= price < math.inf:
             raise WrongValue(f"prices: {model} costs {price!r}; must be a number, 0 or more")
     exact = count or _tiktoken()
     counted = exact or (lambda text: -(-len(text) // PER_TOKEN))
@@ -84,7 +85,7 @@ def cost(
         try:
             messages = json.loads(line)["messages"]
             total += PER_EXAMPLE + sum(_tokens(message, counted) for message in messages)
-        except (ValueError, TypeError, LookupError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             continue
     told = "prices as given" if prices is not None else SOURCE
     return Cost(total, exact is not None, epochs, PRICES if prices is None else prices, told)

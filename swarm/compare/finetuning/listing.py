@@ -41,7 +41,7 @@ def jobs_of(jobs: Sequence[Row]) -> list[Row]:
 
 
 def frame(rows: list[Row], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":
-    """The rows that have these values, with these columns.
+    """The rows that have these values, with these columns; a number may be given as text.
 
     Raises:
         WrongValue: A filter is no column's.
@@ -51,5 +51,14 @@ def frame(rows: list[Row], columns: Sequence[str], filters: dict[str, Any]) -> "
     if unknown := sorted(filters.keys() - set(columns)):
         raise WrongValue(f"{', '.join(unknown)}: no column; there are {', '.join(columns)}")
     kept = [[row.get(column) for column in columns] for row in rows
-            if all(row.get(key) == value for key, value in filters.items())]  # fmt: skip
+            if all(_fits(row.get(key), value) for key, value in filters.items())]  # fmt: skip
     return pandas.DataFrame(kept, columns=list(columns), dtype=object).infer_objects()
+
+
+def _fits(have: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str) and isinstance(have, int | float):
+        try:
+            return have == float(wanted)
+        except ValueError:
+            return False
+    return bool(have == wanted)

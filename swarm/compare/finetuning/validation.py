@@ -52,8 +52,9 @@ class ValidationResult:
     num_examples: int = 0
 
     def __str__(self) -> str:
-        verdict = "valid" if self.valid else f"not valid, {len(self.errors)} errors"
-        lines = [f"{verdict}; {self.num_examples} examples"]
+        errors = f"{len(self.errors)} error{'s' * (len(self.errors) != 1)}"
+        verdict = "valid" if self.valid else f"not valid, {errors}"
+        lines = [f"{verdict}; {self.num_examples} example{'s' * (self.num_examples != 1)}"]
         for kind, found in (("error", self.errors), ("warning", self.warnings)):
             lines += [f"  {kind}: {one}" for one in found[:SHOWN]]
             lines += [f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []

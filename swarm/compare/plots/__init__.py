@@ -62,7 +62,7 @@ def plot(
     """
     from swarm.compare.errors import WrongValue
     from swarm.compare.plots.canvas import check
-    from swarm.compare.statistics.counted import kind_of, probabilities
+    from swarm.compare.statistics.counted import are_ratings, kind_of
     from swarm.compare.statistics.values import column
 
     if selected_answers is not None and min_fraction is not None:
@@ -81,8 +81,7 @@ def plot(
     chosen: dict[str, Any] = {"selected_answers": selected_answers, "min_fraction": min_fraction}
     choosing = selected_answers is not None or min_fraction is not None
     if kind == "probabilities":
-        first = next(filter(None, map(probabilities, answers)), {})
-        if not choosing and first and all(isinstance(key, int) for key in first):
+        if not choosing and are_ratings(answers):
             return rating_cumulative_plot(df, probs_column=answer_column, **shared)
         return probs_stacked_bar(df, answer_column, **chosen, **shared)
     if kind == "mean" and not choosing:

@@ -90,26 +90,30 @@ def installed() -> dict[str, Any]:
 
 def drawable(text: str) -> str:
     """A text in which what no font here has is told by its code, which a box would not tell."""
-    if text.isascii():
+    if text.isascii() and "\0" not in text:
         return text
     fonts = list(installed().values())
     return "".join(
-        c if c == "\n" or any(font.get_char_index(ord(c)) for font in fonts) else f"[{ord(c):X}]"
+        c
+        if c == "\n" or (c > "\0" and any(font.get_char_index(ord(c)) for font in fonts))
+        else f"[{ord(c):X}]"
         for c in text
     )
 
 
 def short(value: Any, most: int = LABEL) -> str:
-    """A name in one line, shortened."""
+    """A name in one line, shortened, as it can be drawn."""
     text = " ".join(str(value).split()) or repr(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return drawable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def labels(names: Sequence[Any], most: int = LABEL) -> list[str]:
     """Names in one line each; of long ones that begin alike the ends are shown."""
     found = [short(name, most) for name in names]
     return [
-        f"{one[: most // 2 - 1]}…{str(name)[-(most // 2) :]}" if found.count(one) > 1 else one
+        drawable(f"{one[: most // 2 - 1]}…{str(name)[-(most // 2) :]}")
+        if found.count(one) > 1
+        else one
         for one, name in zip(found, names, strict=True)
     ]
 

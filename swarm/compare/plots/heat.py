@@ -98,7 +98,8 @@ def _numbers(axes: "Axes", cells: "np.ndarray", image: Any) -> None:
         return
     for (row, place), value in _each(cells):
         colour = "#FFFFFF" if value != value else to_hex(image.cmap(image.norm(value)))
-        told = "–" if value != value else f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
+        digits = 2 - (abs(value) >= 10) - (abs(value) >= 1000)
+        told = "–" if value != value else f"{value:.{digits}f}"
         axes.text(place, row, told, ha="center", va="center", fontsize=9, color=text_on(colour))
 
 

@@ -92,6 +92,7 @@ def rating_cumulative_plot(
             axes.fill_between(ratings.scale, found.low, found.high, color=colour, alpha=0.18,
                               step="post", linewidth=0)  # fmt: skip
     axes.set_xlim(ratings.scale[0], max(ratings.scale[-1], ratings.scale[0] + 1))
+    axes.locator_params("x", integer=True)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("rating" if probs_column == "probs" else probs_column)
     axes.set_ylabel("share of ratings ≤ x")
@@ -184,6 +185,8 @@ def _start(
     table = pd.DataFrame(told).fillna(0.0)
     first = int(min(table.columns)) if ends[0] is None else ends[0]
     last = int(max(table.columns)) if ends[1] is None else ends[1]
+    if last - first > 10_000:
+        raise WrongValue(f"ratings from {first} to {last} are too many to draw")
     scale = np.arange(first, last + 1)
     return Ratings(values, scale, table.reindex(columns=list(scale), fill_value=0.0).to_numpy()), (
         canvas.heading(df, title)
@@ -198,8 +201,8 @@ def _expected(
 
     column(df, probs_column, "probs_column")
     means = [
-        sum(rating * p for rating, p in probabilities(answer).items())
-        if isinstance(answer, Mapping)
+        sum(rating * p for rating, p in found.items()) / sum(found.values())
+        if isinstance(answer, Mapping) and any((found := probabilities(answer)).values())
         else None
         for answer in df[probs_column]
     ]

@@ -2,8 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+from swarm.compare.errors import WrongValue
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,16 +30,23 @@ Kind = Literal["shares", "probabilities", "mean"]
 
 
 def plain(value: Any) -> Any:
-    """A value that can be counted: lists and dictionaries as JSON."""
+    """A value that can be counted: lists and dictionaries as JSON, half surrogates escaped."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list | dict | tuple | set):
-        return json.dumps(list(value) if isinstance(value, set) else value,
-                          sort_keys=True, default=str, ensure_ascii=False)  # fmt: skip
+        return plain(json.dumps(list(value) if isinstance(value, set) else value,
+                                sort_keys=True, default=str, ensure_ascii=False))  # fmt: skip
     return value
 
 
 def hashable(series: "pd.Series") -> "pd.Series":
     """A column whose values can be counted."""
-    return series.map(plain) if series.dtype == object else series
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(series):
+        return series
+    found = [plain(value) for value in series]
+    return pd.Series(found, index=series.index, dtype=object, name=series.name)
 
 
 def kind_of(answers: "pd.Series", choosing: bool = False, measure: bool = False) -> Kind:
@@ -53,7 +62,7 @@ def kind_of(answers: "pd.Series", choosing: bool = False, measure: bool = False)
         return "shares"
     if all(isinstance(a, Mapping) and _numbers(a.values()) for a in answers):
         return "probabilities"
-    known = answers.infer_objects()
+    known = hashable(answers).infer_objects()
     numeric = pd.api.types.is_numeric_dtype(known) and not pd.api.types.is_bool_dtype(known)
     if choosing or not numeric:
         return "shares"
@@ -72,16 +81,35 @@ def probabilities(answer: Mapping[Any, float]) -> dict[Any, float]:
     return {(int(k) if whole else k): (math.exp(p) if log else float(p)) for k, p in answer.items()}
 
 
+def are_ratings(answers: Iterable[Mapping[Any, float]]) -> bool:
+    """Whether all that is there are whole numbers, with probabilities that sum to 1.
+
+    Tokens that happen to be numbers leave some probability for others.
+    """
+    found = [one for one in map(probabilities, answers) if one]
+    return bool(found) and all(
+        all(isinstance(key, int) for key in one) and abs(sum(one.values()) - 1) < 0.001
+        for one in found
+    )  # fmt: skip
+
+
 def matrix_of(
     answers: "pd.Series", choosing: bool, selected: Sequence[Any] | None, measure: bool
 ) -> tuple[Kind, list[Any], "np.ndarray"]:
-    """What answers are, the names of what is counted, [K], and their numbers, [N, K]."""
+    """What answers are, the names of what is counted, [K], and their numbers, [N, K].
+
+    Raises:
+        WrongValue: A number is infinite.
+    """
     import numpy as np
     import pandas as pd
 
     kind = kind_of(answers, choosing, measure)
     if kind == "mean":
-        return kind, [str(answers.name)], answers.to_numpy(dtype=np.float64)[:, None]
+        numbers = answers.to_numpy(dtype=np.float64)[:, None]
+        if not np.isfinite(numbers).all():
+            raise WrongValue(f"the column {answers.name} has an infinite number")
+        return kind, [str(answers.name)], numbers
     if kind == "probabilities":
         table = pd.DataFrame([probabilities(a) for a in answers]).fillna(0.0)
         return kind, list(table.columns), table.to_numpy(dtype=np.float64)

@@ -13,8 +13,8 @@ from swarm.serve.arguments import port
 ABOUT = """\
 Browse, search, filter, sort and compare the answers of a file in the browser.
 
-  python -m swarm.compare.view answers.jsonl
-  python -m swarm.compare.view answers.csv --sort-by quality --descending
+  python -m swarm.compare view answers.jsonl
+  python -m swarm.compare view answers.csv --sort-by quality --descending
 
 FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs", "model", "group",
 "paraphrase_ix", "error" and the columns of judges are used where they are.
@@ -28,6 +28,13 @@ def parser() -> Parser:
         epilog="The page is for this machine alone. Ctrl-C ends it.", allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    add_options(made)
+    return made
+
+
+def add_options(made: argparse.ArgumentParser) -> None:
+    """Add the options to a parser; `handler` of what is parsed shows the file until Ctrl-C."""
+    made.set_defaults(handler=show)
     add = made.add_argument
     add("file", metavar="FILE")
     add("--port", type=port, default=8501, help="default %(default)s; a taken one is passed over, "
@@ -38,17 +45,20 @@ def parser() -> Parser:
     add("--sort-by", metavar="COLUMN", default="__random__", help="order at first; default by "
         "chance")  # fmt: skip
     add("--descending", action="store_true", help="from the greatest on")
-    return made
+
+
+def show(given: argparse.Namespace) -> None:
+    """Show the file until Ctrl-C."""
+    view(
+        given.file, sort_by=given.sort_by, sort_ascending=not given.descending, port=given.port,
+        host=given.host, open_browser=not given.no_browser, block=True,
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Show a file until Ctrl-C; a user's mistake is one line, and its code is given back."""
     try:
-        given = parser().parse_args(arguments)
-        view(
-            given.file, sort_by=given.sort_by, sort_ascending=not given.descending, port=given.port,
-            host=given.host, open_browser=not given.no_browser, block=True,
-        )  # fmt: skip
+        show(parser().parse_args(arguments))
         return 0
     except UserError as error:
         print(f"error: {harmless(str(error))}", file=sys.stderr)

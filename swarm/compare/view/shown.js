@@ -120,7 +120,7 @@ export function row(cells, about) {
     made("section", { "aria-label": "Conversation" }, made("h2", { text: "Conversation" }), ...messages.map(message)),
     made("section", { "aria-label": "Answer" }, made("h2", { text: "Answer" }), facts(cells), answer(cells),
       scores(cells, about, others(about)),
-      ...shares.map(([name, value]) => made("details", { open: shares.length < 3 }, made("summary", { text: name }), bars(value))),
+      ...shares.map(([name, value]) => made("details", { open: shares.length < 3 && !name.endsWith("raw_answer") }, made("summary", { text: name }), bars(value))),
       more.length ? made("details", { "data-keep": "more" }, made("summary", { text: "All else" }), details(more)) : null));
 }
 

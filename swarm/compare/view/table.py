@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from swarm.compare.questions.frames import DETAILS
 from swarm.compare.view.reading import Columns
 
 KNOWN = ("model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error")
@@ -77,7 +78,7 @@ class Table:
         first = [name for name in ("model", "group") if name in self.columns]
         numbers = [
             name for name, kind in self.kinds.items()
-            if kind == "number" and name not in (*KNOWN, *self.judges)
+            if kind == "number" and name not in (*KNOWN, *DETAILS, *self.judges)
         ]  # fmt: skip
         return [*first, *self.judges, *numbers[:4]]
 
@@ -87,7 +88,8 @@ class Table:
         found = {}
         for name, kind in self.kinds.items():
             ordinal = name in ("model", "group", "paraphrase_ix")
-            if kind in ("structure", "empty") or name == "error":
+            asked_of_judge = name.removesuffix("_question") in self.judges
+            if kind in ("structure", "empty") or name == "error" or asked_of_judge:
                 continue
             most = 1000 if ordinal else MOST
             if (kind == "number" and not ordinal) or not 1 < len(set(self.columns[name])) <= most:

@@ -81,10 +81,13 @@ def test_answers_are_stacked_bars_of_their_shares() -> None:
     told = texts(figure)
     assert "b\nn = 9\n10% refused" in told and "60%" in told
     assert "Which song 0?\nand 1 other paraphrase" in told
-    assert len(figure.axes[0].lines) == 2 * 4  # an interval each, dark on light
-    low, high = figure.axes[0].lines[1].get_ydata()
-    assert low < 0.4 < 0.6 < high  # of the first segment
-    assert not plot(frame(SONGS), error_bars=False).axes[0].lines
+    shares = figure.axes[1]
+    assert [label.get_text() for label in shares.get_yticklabels()] == ["z", "x", "y"]
+    lines = [line.get_xdata() for line in shares.lines if len(line.get_xdata()) == 2]
+    drawn = [(low, high) for low, high in lines if low < 0.6 < high]
+    assert drawn and drawn[0][0] < 0.4, "the interval of a's x"
+    assert len(plot(frame(SONGS), error_bars=False).axes) == 1
+    assert len(plot(frame({"a": ["x"]})).axes) == 1, "one answer has no interval"
 
 
 def test_answers_categories_and_colours_can_be_chosen() -> None:

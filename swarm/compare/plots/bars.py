@@ -1,6 +1,6 @@
 """Stacked bars: what share of a category's answers, or of its probability, each answer has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,10 @@ WIDE = 0.8
 TOLD = 0.045
 """A smaller share has no number in its segment, which would not fit."""
 
-NOTE = "Lines: 95 % intervals of each segment's own share, drawn from its lower edge."
+NOTE = "On the right: each share with its 95 % interval."
+
+MARKERS = "osD^vP*X"
+"""Of the first categories; those after them are hollow."""
 
 
 def free_form_stacked_bar(
@@ -102,56 +105,95 @@ def stacked(
     values = values._replace(names=[values.names[k] for k in order], matrix=values.matrix[:, order])
     styles = looks(values.names, colors)
     count = len(values.categories)
-    picture, axes = canvas.axes(4.6 + 1.2 * count, 5.4)
     clusters = values.clusters([name for name in CLUSTERS if name != category_column])
+    found = {}
     for place in range(count):
-        here = values.category == place
-        if here.any():
-            found = interval(values.matrix[here], [one[here] for one in clusters], values.kind)
-            _bar(axes, place, found, [styles[name] for name in values.names], error_bars)
+        if (here := values.category == place).any():
+            some = [one[here] for one in clusters]
+            found[place] = interval(values.matrix[here], some, values.kind)
+    shades = [styles[name] for name in values.names]
+    rows = sure(found.values()) if error_bars else []
+    height = max(5.4, len(rows) * (0.16 * count + 0.15) + 1.5)
+    picture, drawn = canvas.axes(3.4 + 1.2 * count, height, *([3.6] if rows else []))
+    axes = drawn[0] if rows else drawn
+    for place, one in found.items():
+        _bar(axes, place, one, shades)
+        if rows:
+            _intervals(drawn[1], place, count, one, [(k, shades[k]) for k in rows])
     _frame(axes, values, category_column)
     _legend(axes, values, styles, legend_title)
-    return canvas.finish(picture, title, NOTE if error_bars else "", filename, show)
+    if rows:
+        _frame_intervals(drawn[1], [values.names[k] for k in rows], values.categories)
+    return canvas.finish(picture, title, NOTE if rows else "", filename, show)
+
+
+def sure(found: Iterable[Interval]) -> list[int]:
+    """The answers whose intervals are drawn: those with a share worth a number somewhere."""
+    import numpy as np
+
+    known = [one for one in found if not np.isnan(one.low).all()]
+    if not known:
+        return []
+    most = np.max([one.center for one in known], axis=0)
+    return [k for k, share in enumerate(most) if share >= TOLD]
 
 
 def _place(name: Any, first: list[Any]) -> int:
     return first.index(name) if name in first else len(first)
 
 
-def _bar(
-    axes: "Axes", place: int, found: Interval, styles: Sequence[Look], error_bars: bool
-) -> None:
-    """One category's segments from the bottom, and their intervals from left to right."""
-    import numpy as np
-
-    bottom, drawn = 0.0, [k for k, share in enumerate(found.center) if share > 0]
-    # Numbers stand on the left, so that no line crosses them.
-    across = dict(zip([k for k in drawn if found.center[k] >= TOLD],
-                      np.linspace(-0.1, 0.5, int((found.center >= TOLD).sum()) + 2)[1:-1] * WIDE,
-                      strict=True))  # fmt: skip
-    for k in drawn:
-        share, look = float(found.center[k]), styles[k]
+def _bar(axes: "Axes", place: int, found: Interval, styles: Sequence[Look]) -> None:
+    """One category's segments from the bottom."""
+    bottom = 0.0
+    for share, look in zip(map(float, found.center), styles, strict=True):
+        if share <= 0:
+            continue
         axes.bar(place, share, WIDE, bottom, color=look.colour, hatch=look.hatch,
                  edgecolor="white" if not look.hatch else "#333333", linewidth=0.8)  # fmt: skip
-        if k in across:
-            axes.text(place - 0.27 * WIDE, bottom + share / 2, f"{share:.0%}", ha="center",
+        if share >= TOLD:
+            axes.text(place, bottom + share / 2, f"{share:.0%}", ha="center",
                       va="center", fontsize=9, color=text_on(look.colour), zorder=6,
                       bbox={"facecolor": look.colour, "edgecolor": "none", "pad": 1.2})  # fmt: skip
-            if error_bars and found.high[k] - found.low[k] > 0.001:
-                ends = bottom + np.array([found.low[k], found.high[k]])
-                _line(axes, place + across[k], ends)
         bottom += share
 
 
-def _line(axes: "Axes", x: float, ends: Any) -> None:
-    """An interval: dark on light, so that it is seen on any colour."""
-    axes.plot([x] * 2, ends, color="white", linewidth=3.2, zorder=4)
-    axes.plot([x] * 2, ends, color="black", linewidth=1.3, zorder=5, marker="_", markersize=5)
+def _intervals(
+    axes: "Axes", place: int, count: int, found: Interval, rows: Sequence[tuple[int, Look]]
+) -> None:
+    """One category's shares as points with their intervals, each in the row of its answer."""
+    marker, hollow = MARKERS[place % len(MARKERS)], place >= len(MARKERS)
+    shift = (0.5 - (place + 0.5) / count) * 0.8
+    for row, (k, look) in enumerate(rows):
+        axes.plot([found.low[k], found.high[k]], [row + shift] * 2, color="#404040", linewidth=1.1)
+        axes.plot([found.center[k]], [row + shift], marker, markersize=5.5,
+                  markerfacecolor="white" if hollow else look.colour,
+                  markeredgecolor="#202020", markeredgewidth=0.7)  # fmt: skip
+
+
+def _frame_intervals(axes: "Axes", names: Sequence[Any], categories: Sequence[Any]) -> None:
+    from matplotlib.lines import Line2D
+
+    axes.set_yticks(range(len(names)), canvas.labels(names, 24))
+    axes.set_ylim(-0.5, len(names) - 0.5)
+    for row in range(1, len(names)):
+        axes.axhline(row - 0.5, color="#dddddd", linewidth=0.6, zorder=1)
+    axes.set_xlim(-0.02, 1.02)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    if len(categories) < 2:
+        return
+    points = [
+        Line2D([], [], linestyle="", marker=MARKERS[place % len(MARKERS)], color="#404040",
+               markerfacecolor="white" if place >= len(MARKERS) else "#404040", markersize=5.5,
+               label=canvas.short(name, 24))
+        for place, name in enumerate(categories)
+    ]  # fmt: skip
+    axes.legend(handles=points, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False,
+                fontsize=9)  # fmt: skip
 
 
 def _frame(axes: "Axes", values: Values, category_column: str) -> None:
     canvas.categories(axes, values, category_column)
-    axes.set_ylim(0, max(1.0, axes.dataLim.y1) + 0.02)
+    axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylabel("mean probability" if values.kind == "probabilities" else "share of answers")

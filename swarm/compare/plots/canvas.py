@@ -39,15 +39,20 @@ class Picture(Figure):
         return target.getvalue()
 
 
-def axes(width: float, height: float) -> tuple[Picture, "Axes"]:
-    """A new figure of so many inches with one pair of axes; matplotlib's state is untouched."""
+def axes(width: float, height: float, *beside: float) -> tuple[Picture, Any]:
+    """A new figure of so many inches with one pair of axes; matplotlib's state is untouched.
+
+    Args:
+        beside: The widths of further axes at the right, which are then given with the first.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    picture = Picture(figsize=(width, height), layout="constrained", dpi=110)
+    picture = Picture(figsize=(width + sum(beside), height), layout="constrained", dpi=110)
     FigureCanvasAgg(picture)
-    found = picture.subplots()
-    found.spines[["top", "right"]].set_visible(False)
-    return picture, found
+    found = picture.subplots(1, 1 + len(beside), squeeze=False, width_ratios=[width, *beside])[0]
+    for one in found:
+        one.spines[["top", "right"]].set_visible(False)
+    return picture, found if beside else found[0]
 
 
 def finish(

@@ -14,7 +14,7 @@ import pytest
 from comparing import KEY, asked, repeats, script
 
 from swarm.compare import Config, ModelAdapter, NoClientForModel
-from swarm.compare.asking.discovery import may_have
+from swarm.compare.asking.discovery import Places, may_have
 from swarm.compare.asking.running import run
 from swarm.compare.errors import WrongValue
 from swarm.errors import UserError
@@ -180,6 +180,38 @@ def test_a_provider_by_name_is_asked_where_no_router_may_have_it(
         finding._providers.cache_clear()
         assert heard.text == "so: hi"
         assert server.asked[0].body["model"] == "small"
+
+
+def needs(key: str) -> Any:
+    """An endpoint's answers to this key alone."""
+
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        if request.headers["Authorization"] == f"Bearer {key}":
+            return repeats(request)
+        return endpoints.Reply({"error": {"message": "revoked"}}, 401)
+
+    return answer
+
+
+def test_another_key_in_the_same_variable_is_used() -> None:
+    with endpoints.endpoint(needs("new")) as server:
+        for key, failed in (("old", True), ("new", False)):
+            Config.url_key_pairs = [(server.url, key, "A")]
+            [heard] = run([script(asked())])
+            assert isinstance(heard, UserError) is failed
+
+
+def test_a_key_that_is_revoked_gives_way_to_another() -> None:
+    """The place is forgotten in the file too, not in this process alone."""
+    with endpoints.endpoint(repeats) as server:
+        Config.url_key_pairs = pairs = [(server.url, "old", "A"), (server.url, "new", "B")]
+        assert Config.client_for_model("small").variable == "A"
+        server.answer = needs("new")
+        for failed in (True, False):
+            Config._places = Places()
+            Config.url_key_pairs = pairs
+            [heard] = run([script(asked())])
+            assert isinstance(heard, UserError) is failed
 
 
 def test_a_client_tells_its_place_and_not_its_key() -> None:

@@ -11,7 +11,7 @@ import endpoints
 import pandas as pd
 import pytest
 
-from swarm.compare import FreeFormJudge, Question, RatingJudge
+from swarm.compare import Config, FreeFormJudge, Question, RatingJudge
 from swarm.compare.errors import WrongValue
 from swarm.compare.judges.judging import Judging, judged, write_down
 from swarm.compare.judges.templates import Template
@@ -202,6 +202,14 @@ def test_answers_stream_into_their_judges() -> None:
     assert df.error.isna().all()
 
 
+def test_judges_have_workers_while_answers_are_waited_for() -> None:
+    Config.max_workers = 2
+    with comparing.endpoint(answer) as server:
+        asks({"so": TEXT}, *(f"word {'x' * n}" for n in range(20))).df({"g": ["m", "n"]})
+        models = [one.body["model"] for one in server.asked]
+    assert set(models[:15]) == {"m", "n", "judge"}
+
+
 def test_a_judge_of_parts_reads_their_texts() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     parts = [{"type": "text", "text": "What is it?"}, image]
@@ -231,6 +239,14 @@ def test_what_is_kept_of_judges_is_listed() -> None:
     assert score.judge_raw_answer[0] == pytest.approx({"80": 0.6, "20": 0.2, "no": 0.2})
     assert list(short.judge_answer) == ["<Is it so? 3 letters>", "<Is it so? 5 letters>"]
     assert FreeFormJudge(model="other", paraphrases=["{answer}"]).get_cache().empty
+
+
+def test_half_a_character_is_listed_like_any_text() -> None:
+    half = "\ud83d"
+    question = asks({"so": TEXT}, "one")
+    with comparing.endpoint(lambda request: endpoints.chat(half)):
+        assert list(question.df({"g": ["m"]}).so) == [half]
+        assert list(question.judges["so"].get_cache().judge_answer) == [half]
 
 
 def test_the_range_of_a_listed_judge_may_be_another() -> None:

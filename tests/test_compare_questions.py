@@ -47,6 +47,8 @@ def free_form(*paraphrases: Any, **more: Any) -> FreeForm:
         ({"name": "ok\n"}, "a name has letters, digits and"),
         ({"samples_per_paraphrase": 0}, "samples_per_paraphrase=0: must be a whole number from 1"),
         ({"temperature": "hot"}, "temperature='hot': must be a number"),
+        ({"temperature": float("inf")}, "temperature=inf: must be a number"),
+        ({"type": ["free_form"]}, "type=['free_form']: must be one of"),
         ({"max_tokens": 0}, "max_tokens=0: must be a whole number from 1"),
         ({"logit_bias": {"yes": 3}}, "logit_bias: 'yes' is no token id"),
         ({"metadata": [{"id": 1}, {"id": 2}]}, "one mapping for each of the 1 paraphrases"),
@@ -282,6 +284,45 @@ def test_models_are_plotted_and_viewed_in_their_order() -> None:
     only = Question.plot(df, selected_categories=["early"])
     labels = [tick.get_text().split("\n")[0] for tick in only.axes[0].get_xticklabels()]
     assert [one for one in labels if one] == ["early"]
+
+
+def test_what_is_changed_later_holds() -> None:
+    judge = {"type": "free_form_judge", "model": "judge", "paraphrases": ["{answer}?"]}
+    with comparing.endpoint() as server:
+        question = free_form("a")
+        question.paraphrases.append("b")
+        question.judges = {"so": judge}
+        assert list(question.df({"g": ["m"]}).so) == ["so: so: a?", "so: so: b?"]
+        with pytest.raises(WrongValue, match="cannot be a judge's column"):
+            question.judges = {"answer": judge}
+        question.metadata = [{}]
+        asked = len(server.asked)
+        question.paraphrases.append("c")
+        with pytest.raises(WrongValue, match="one mapping for each of the 3 paraphrases"):
+            question.df({"g": ["m"]})
+        assert len(server.asked) == asked
+    rating = Rating(paraphrases=["a"])
+    rating.max_rating = 7
+    assert (rating.bounds.max_rating, rating.refusal_threshold) == (7, 0.75)
+    tokens = NextToken(paraphrases=["a"])
+    tokens.num_samples = 3
+    assert tokens.requests_per_row == 3
+
+
+def test_a_row_has_its_conversation_for_itself() -> None:
+    with comparing.endpoint():
+        df = free_form("a", samples_per_paraphrase=2).df({"g": ["m"]})
+    df.api_kwargs[0]["messages"].append({"role": "assistant", "content": df.answer[0]})
+    df.api_kwargs[0]["messages"][0]["content"] = "another"
+    assert df.api_kwargs[1]["messages"] == [{"role": "user", "content": "a"}]
+
+
+def test_any_collection_of_models_and_questions_is_taken() -> None:
+    with comparing.endpoint():
+        many = Question.many((free_form(text) for text in "ab"), {"g": pd.Series(["m", "n"])})
+        assert [list(df.model) for df in many] == [["m", "n"]] * 2
+        names = {f"m{n}" for n in range(9)}
+        assert list(free_form("a").df({"g": names}).model) == sorted(names)
 
 
 def test_collections_are_rare_until_the_last_has_left() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import comparing
 import endpoints
@@ -16,7 +17,7 @@ import searches
 import warm
 from comparing import KEY, asked, repeats, script
 
-from swarm.compare import Config, ModelAdapter, Runner
+from swarm.compare import Config, ModelAdapter, Question, Runner
 from swarm.compare.asking import Heard, Script, Want
 from swarm.compare.asking.running import as_completed, run
 from swarm.compare.errors import WrongValue
@@ -331,6 +332,109 @@ def test_runner_gives_texts_and_what_was_sent(capsys: pytest.CaptureFixture[str]
             runner.get_text(params("bad"))
         with pytest.raises(WrongValue, match="messages"):
             runner.get_text({"temperature": 1})
+
+
+def test_a_wrong_call_of_many_ends_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    class Loud(Runner):
+        def get_text(self, params: Any) -> Any:
+            """In capitals."""
+            text, sent = super().get_text(params)
+            return text.upper(), sent
+
+    def call(messages: Any) -> dict[str, Any]:
+        return {"params": {"messages": messages}}
+
+    hi = [{"role": "user", "content": "hi"}]
+    with comparing.endpoint():
+        for runner, said in ((Runner("small"), "so: hi"), (Loud("small"), "SO: HI")):
+            calls = [call(hi), call("hi"), call([{"role": "user", "content": 5}])]
+            found = list(runner.get_many(runner.get_text, calls, in_order=True))
+            assert [answer[0] for _, answer in found] == [said, None, None]
+            assert "call 1 failed: messages: 'hi' is no conversation" in capsys.readouterr().err
+            with pytest.raises(WrongValue, match="max_workers=-1"):
+                list(runner.get_many(runner.get_text, calls, max_workers=-1))
+
+
+def test_a_slip_in_an_adapter_comes_out_before_anything_is_asked() -> None:
+    ModelAdapter.register(lambda model: model == "big", lambda params, model: params.clear())
+    question = Question.create(type="free_form", paraphrases=["a"])
+    with comparing.endpoint() as server:
+        with pytest.raises(WrongValue, match="gave None in place of a dict"):
+            question.df({"g": ["small", "big"]})
+        assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"messages": "hi"}, "small: messages='hi' is no list of turns"),
+        ({"messages": [{"role": "user", "content": 5}]}, "is no list of turns"),
+        ({"max_tokens": "7"}, "small: max_tokens='7': must be a whole number"),
+    ],
+)
+def test_what_an_adapter_gives_can_be_sent(wrong: dict[str, Any], told: str) -> None:
+    ModelAdapter.register(lambda model: True, lambda params, model: {**params, **wrong})
+    with comparing.endpoint():
+        [heard] = run([script(asked())])
+    assert told in str(heard)
+
+
+def test_an_adapter_that_asks_models_does_not_wait_for_itself() -> None:
+    def asks(params: dict[str, Any], model: str) -> dict[str, Any]:
+        hi = [{"role": "user", "content": "hi"}]
+        return {**params, "user": Runner("other").get_text({"messages": hi})[0]}
+
+    ModelAdapter.register(lambda model: model == "small", asks)
+    judge = {"type": "free_form_judge", "model": "small", "paraphrases": ["{answer}?"]}
+    with comparing.endpoint() as server:
+        plain = Question.create(type="free_form", paraphrases=["a"])
+        assert list(plain.df({"g": ["small"]}).answer) == ["so: a"]
+        assert server.asked[-1].body["user"] == "so: hi"
+        judged = Question.create(type="free_form", paraphrases=["b"], judges={"so": judge})
+        assert "cannot ask models itself" in judged.df({"g": ["big"]}).error[0]
+
+
+def test_fields_beside_the_body_are_put_into_it_or_refused() -> None:
+    given: dict[str, Any] = {}
+    ModelAdapter.register(lambda model: True, lambda params, model: {**params, **given})
+    with comparing.endpoint() as server:
+        given["extra_body"] = {"provider": {"order": ["one"]}}
+        run([script(asked())])
+        assert server.asked[0].body["provider"] == {"order": ["one"]}
+        assert "extra_body" not in server.asked[0].body
+        for wrong, told in (({"extra_headers": {"X": "1"}}, "extra_headers is not sent"),
+                            ({"metadata": object()}, "what is asked is no JSON")):  # fmt: skip
+            given.update(wrong)
+            [heard] = run([script(asked())])
+            assert told in str(heard)
+            given.clear()
+
+
+def test_models_of_ones_own_that_are_made_otherwise_are_others() -> None:
+    class Says:
+        def __init__(self, word: str) -> None:
+            self.word = word
+
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            """The word."""
+            return [Completion(self.word)] * len(requests)
+
+    for word in ("one", "two"):
+        Config.models = {"own": Says(word)}
+        assert texts(run([script(asked(model="own"))])) == [word]
+
+
+def test_what_a_model_of_ones_own_raises_ends_no_other() -> None:
+    class Slips:
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            """Nothing."""
+            raise ZeroDivisionError("a slip of my own")
+
+    Config.models = {"slips": Slips()}
+    with comparing.endpoint():
+        failed, answer = run([script(asked(model="slips")), script(asked())])
+    assert str(failed) == "slips: ZeroDivisionError: a slip of my own"
+    assert texts([answer]) == ["so: hello"]
 
 
 def test_importing_costs_little_and_no_torch() -> None:

@@ -321,8 +321,11 @@ df = question.df(MODELS)
 def test_tinker_and_openrouter(vendors: dict[str, endpoints.Endpoint]) -> None:
     df = run(ROUTERS)["df"]
     assert df["error"].isna().all()
-    assert vendors["TINKER_API_KEY"].texts()[-1] == "Name a song."
-    assert vendors["OPENROUTER_API_KEY"].asked[-1].body["model"] == "deepseek/deepseek-v3"
+    assert "Name a song." in vendors["TINKER_API_KEY"].texts()
+    sent = [one.body["model"] for one in vendors["OPENROUTER_API_KEY"].asked]
+    assert (
+        "deepseek/deepseek-v3" in sent and "Name a song." in vendors["OPENROUTER_API_KEY"].texts()
+    )
 
 
 ADAPTER = """

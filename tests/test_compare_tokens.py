@@ -86,6 +86,12 @@ def test_more_than_all_is_seen_by_rounding_alone() -> None:
     assert heard(told({"A": 0.7, "B": 0.31})).unseen == 0
 
 
+def test_a_probability_is_at_most_one_whatever_is_told() -> None:
+    said = told({"A": 0.5})
+    said["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] = 1e9
+    assert heard(said).answer == {"A": 1.0}
+
+
 def test_the_chosen_token_is_told_of_though_it_is_not_among_the_likeliest() -> None:
     said = raters.completion(told({"A": 0.6, "B": 0.3}))
     token = said.tokens[0]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from swarm.compare.errors import WrongValue
@@ -13,6 +14,7 @@ REASONING = re.compile(r"(o1|o3|o4|gpt-5)")
 """What the names of OpenAI's reasoning models begin with, after the vendor's name if any."""
 
 
+@lru_cache(maxsize=1024)
 def reasons(model: str) -> bool:
     """Whether it is one of OpenAI's reasoning models, at whatever router."""
     return bool(REASONING.match(model.rsplit("/", 1)[-1]))
@@ -41,6 +43,25 @@ def _own() -> list[tuple[Selector, Prepare]]:
         (reasons, _with_effort),
         (reasons, _with_completion_tokens),
     ]
+
+
+def checked(params: dict[str, Any], model: str) -> dict[str, Any]:
+    """The parameters, if they can be sent; what an endpoint may make of them is its affair.
+
+    Raises:
+        WrongValue: The turns are none, or the most tokens are no number.
+    """
+    turns = params.get("messages")
+    fine = isinstance(turns, list) and all(
+        isinstance(turn, dict) and isinstance(turn.get("content"), str | list | None)
+        for turn in turns
+    )
+    if not fine:
+        raise WrongValue(f"{model}: messages={turns!r:.60} is no list of turns")
+    for key in ("max_tokens", "max_completion_tokens"):
+        if not isinstance(params.get(key), int | None):
+            raise WrongValue(f"{model}: {key}={params[key]!r:.60}: must be a whole number")
+    return params
 
 
 class ModelAdapter:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -138,6 +139,6 @@ def checked_workers() -> int:
     workers, timeout = Config.max_workers, Config.timeout
     if type(workers) is not int or workers < 1:
         raise WrongValue(f"Config.max_workers={workers!r}: must be a whole number from 1 on")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < inf:
         raise WrongValue(f"Config.timeout={timeout!r}: must be a number of seconds above 0")
     return workers

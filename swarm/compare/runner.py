@@ -3,13 +3,16 @@
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeVar
 
 from swarm.compare.asking import Asked, Script, Want
 from swarm.compare.asking.running import as_completed, run
-from swarm.compare.config import Config
+from swarm.compare.config import Config, checked_workers
 from swarm.compare.errors import WrongValue
+from swarm.compare.questions.arguments import conversation, whole
 from swarm.errors import UserError
+
+T = TypeVar("T")
 
 Said = tuple[Any, dict[str, Any]]
 """A result, and what was sent for it."""
@@ -109,15 +112,16 @@ class Runner:
             is told on standard error.
         """
         given = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
+        workers = checked_workers() if max_workers is None else whole("max_workers", max_workers)
         owner = getattr(func, "__self__", None)
-        if isinstance(owner, Runner):
+        if getattr(func, "__func__", None) in SCRIPTS:
             make = getattr(owner, f"_{func.__name__}")
-            scripts = [make(**one) for one in given]
+            scripts = [_alone(make(**one)) for one in given]
             done: Iterator[tuple[int, Any]] = as_completed(
-                scripts, title or self.model, max_workers, silent
+                scripts, title or self.model, workers, silent
             )
         else:
-            done = _in_threads(func, given, max_workers or Config.max_workers, executor)
+            done = _in_threads(func, given, workers, executor)
         yield from _told(kwargs_list, ordered(done) if in_order else done)
 
     def _one(self, script: Script[Said | UserError]) -> Said:
@@ -150,6 +154,18 @@ class Runner:
         return found.error or (found.answer, found.api_kwargs)
 
 
+SCRIPTS = (Runner.get_text, Runner.single_token_probs, Runner.sample_probs)
+"""Methods of which many share one pool; one that a subclass has of its own is any function."""
+
+
+def _alone(script: Script[T]) -> Script[T | UserError]:
+    """The same, but a mistake in one call ends no others."""
+    try:
+        return (yield from script)
+    except UserError as error:
+        return error
+
+
 def checked(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters, if they ask anything.
 
@@ -160,6 +176,7 @@ def checked(params: Mapping[str, Any]) -> Mapping[str, Any]:
         raise WrongValue(
             'params: has to be a dict with "messages": [{"role": ..., "content": ...}]'
         )
+    conversation(params["messages"])
     return params
 
 

@@ -1,8 +1,8 @@
 """Requests and completions as JSON, without what is as it is by default."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import asdict, field, fields, make_dataclass
+from typing import Any, cast
 
 from swarm.models import Completion, Request, Token
 
@@ -43,6 +43,22 @@ def completion_of(said: Mapping[str, Any]) -> Completion:
             for text, logprob, top in values["tokens"]
         )
     return Completion(**values)
+
+
+_Open: Any = make_dataclass(
+    "_Open", [(f.name, f.type, field(default=f.default)) for f in fields(Completion)], slots=True
+)
+
+
+def plain_completion_of(values: Mapping[str, Any]) -> Completion:
+    """The completion of values that are as they should be, in half the time.
+
+    A frozen class sets each of its attributes the long way; one that is alike and not frozen does
+    not, and is then called by the other's name.
+    """
+    made = _Open(**values)
+    made.__class__ = Completion
+    return cast(Completion, made)
 
 
 def _set(value: Any) -> dict[str, Any]:

@@ -58,9 +58,14 @@ def body_of(request: Request, tokens_field: str, fixed: Mapping[str, Any]) -> di
     if request.top_logprobs > 0:
         body["top_logprobs"] = request.top_logprobs
     if request.body:
-        told = {**body, **request.body}
-        body = {key: value for key, value in told.items() if value is not None}
+        body = over(body, request.body)
     return body
+
+
+def over(body: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """A body with what a request says over it; one of `None` is left out."""
+    whole = {**body, **told}
+    return {key: value for key, value in whole.items() if value is not None}
 
 
 def wanted(

@@ -11,8 +11,8 @@ from swarm.models.chat import Wanted, body_of, call_of
 from swarm.models.keeping import Keeping
 from swarm.models.openai import OpenAI
 
-Ask = Callable[[Request, str], Awaitable[Completion]]
-"""Answers a request, and keeps the answer by a key."""
+Ask = Callable[[str, Request, int], Awaitable[Completion]]
+"""Keeps by a key what is answered to a request: the sample of this number."""
 
 
 @asynccontextmanager
@@ -32,10 +32,10 @@ async def asking(model: OpenAI) -> AsyncIterator[Ask]:
     read, refused = model.reading(under_way, calls, keeping)
     async with model.client.asking(read, refused) as asked:
 
-        async def ask(request: Request, key: str) -> Completion:
+        async def ask(key: str, request: Request, sample: int) -> Completion:
             number, body = next(numbers), body_of(request, model.tokens_field, model.fixed)
             if "seed" in body:
-                body["seed"] += request.sample
+                body["seed"] += sample
             one = Wanted(key, key, body, request.timeout)
             under_way[number], calls[number] = [one], call_of([one], model.tokens_field)
             try:

@@ -9,7 +9,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, Stream
 from swarm.models.answers import Answer, Pieces, answers_in, same_model
-from swarm.models.as_json import completion_of
+from swarm.models.as_json import completion_of, plain_completion_of
 from swarm.models.asking import Call
 from swarm.models.cache import Cache
 from swarm.models.chat import Wanted, call_of, chat_url, grouped, wanted
@@ -266,7 +266,7 @@ class OpenAI:
     def completion(self, answer: Answer, cached: bool) -> Completion:
         """An answer as others have it."""
         told = {**answer, "cost": cost_of(answer, self.prices), "cached": cached}
-        return completion_of(told) if "tokens" in told else Completion(**told)
+        return completion_of(told) if "tokens" in told else plain_completion_of(told)
 
     def _log(self, wanted: int, asked: int, repeated: int) -> None:
         log.info(

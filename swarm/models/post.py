@@ -19,6 +19,8 @@ from swarm.models.sse import Event, Events
 if TYPE_CHECKING:
     import aiohttp
 
+_as_text = json.JSONEncoder(ensure_ascii=False).encode
+
 SHORTEST_KEY = 8
 """Characters from which on a key is looked for in what a server says."""
 
@@ -122,7 +124,7 @@ class Post:
     def _sent(self, body: Any) -> Any:
         """What comes back, to be entered and read."""
         # Half a surrogate pair, which many servers refuse, is sent as "?".
-        data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        data = _as_text(body).encode("utf-8", "replace")
         return self.session.post(self.url, data=data, proxy=self.proxy, allow_redirects=False)
 
     def _lost(self, error: Exception) -> RequestError:

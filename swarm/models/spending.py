@@ -36,6 +36,8 @@ class Totals:
 
 def cost_of(answer: Mapping[str, Any], prices: Mapping[str, float]) -> float:
     """What an answer's tokens cost."""
+    if not prices:
+        return 0.0
     prompt, new = prices.get("prompt", 0.0), prices.get("new", 0.0)
     return float(prompt * answer["prompt_tokens"] + new * answer["new_tokens"]) / 1e6
 

@@ -1,7 +1,6 @@
 """What a question asks: parameters for one model, and the samples that are wanted of its answer."""
 
 from collections.abc import Generator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from swarm.errors import UserError
@@ -21,21 +20,27 @@ class Asked:
 
     def __init__(self, model: str, params: Mapping[str, Any]) -> None:
         self.model, self.params = model, params
+        self.sent: dict[str, Any] | None = None
 
-    @cached_property
+    @property
     def api_kwargs(self) -> dict[str, Any]:
-        """What is sent, "model" and "timeout" included; a dictionary of its own."""
-        from swarm.compare.adapter import ModelAdapter
-        from swarm.compare.config import Config
+        """What is sent, "model" and "timeout" included; a dictionary of its own, made once."""
+        # No cached_property: all of a class share its lock, and a handler may ask models.
+        if self.sent is None:
+            from swarm.compare.adapter import ModelAdapter, checked
+            from swarm.compare.config import Config
 
-        prepared = ModelAdapter.prepare(_copied(dict(self.params)), self.model)
-        return {"timeout": Config.timeout, **prepared}
+            prepared = ModelAdapter.prepare(_copied(dict(self.params)), self.model)
+            self.sent = {"timeout": Config.timeout, **checked(prepared, self.model)}
+        return self.sent
 
 
 def _copied(value: Any) -> Any:
     """A copy of its dictionaries and lists; ten times as fast as `copy.deepcopy`."""
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
+        return {
+            key: _copied(one) if isinstance(one, dict | list) else one for key, one in value.items()
+        }
     return [_copied(one) for one in value] if isinstance(value, list) else value
 
 

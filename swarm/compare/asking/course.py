@@ -13,7 +13,7 @@ from swarm.compare.asking.sources import Batches, Endpoint
 from swarm.compare.asking.standing import Place, Prepared, Waiting, Wanted
 from swarm.compare.config import checked_workers
 from swarm.errors import UserError
-from swarm.models import Request, attempt
+from swarm.models import Request
 from swarm.models.background import in_thread
 from swarm.models.one_by_one import asking
 
@@ -41,7 +41,7 @@ class Course(Generic[T]):
         self.workers = workers or checked_workers()
         self.places: dict[str, Place] = {}
         self.prepared: dict[int, Prepared] = {}
-        self.wanted: dict[str, list[tuple[Waiting, int]]] = {}
+        self.wanted: dict[str, list[Wanted]] = {}
         self.new: list[Wanted] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.under_way = self.came = self.failed = 0
@@ -98,22 +98,15 @@ class Course(Generic[T]):
         for index, want in enumerate(wants):
             self.new.append((want, waiting, index))
 
-    def _hand(self, waiting: Waiting, index: int, heard: Heard) -> None:
-        waiting.heard[index] = heard
-        waiting.missing -= 1
-        if not waiting.missing:
-            self._advance(waiting, waiting.heard)
-
     def _deliver(self, key: str, heard: Heard) -> None:
         """Hand an answer to all who wait for it."""
         self.came += 1
         self.failed += isinstance(heard, UserError)
-        for waiting, index in self.wanted.pop(key):
-            self._hand(waiting, index, heard)
-
-    def _refuse(self, waiting: Waiting, index: int, error: UserError) -> None:
-        self.came, self.failed = self.came + 1, self.failed + 1
-        self._hand(waiting, index, error)
+        for _, waiting, index in self.wanted.pop(key):
+            waiting.heard[index] = heard
+            waiting.missing -= 1
+            if not waiting.missing:
+                self._advance(waiting, waiting.heard)
 
     def _soon(self) -> None:
         """Settle when all that comes in this turn of the loop is there."""
@@ -139,22 +132,24 @@ class Course(Generic[T]):
         """What is to be looked up of each model, by the answers' keys."""
         sought: dict[str, tuple[Place, dict[str, Wanted]]] = {}
         for one in new:
-            (asked, sample), waiting, index = one
+            asked, sample = one[0]
             ready = self.prepared.get(id(asked)) or self._prepare(one)
             if ready is None:
                 continue
             if ready.error is not None:
-                self._refuse(waiting, index, ready.error)
+                self.wanted[""] = [one]
+                self._deliver("", ready.error)
                 continue
-            assert ready.place.source
-            key = ready.place.source.key_of_sample(ready.key, 0 if ready.one else sample)
+            place = ready.place
+            assert place.source
+            key = place.source.key_of_sample(ready.key, 0 if ready.one else sample)
             if key in self.wanted:
-                self.wanted[key].append((waiting, index))
+                self.wanted[key].append(one)
                 continue
-            self.wanted[key] = [(waiting, index)]
-            if asked.model not in sought:
-                sought[asked.model] = (ready.place, {})
-            sought[asked.model][1][key] = one
+            self.wanted[key] = [one]
+            if place.name not in sought:
+                sought[place.name] = (place, {})
+            sought[place.name][1][key] = one
         return sought
 
     def _prepare(self, one: Wanted) -> Prepared | None:
@@ -171,18 +166,17 @@ class Course(Generic[T]):
         ready = Prepared(asked, place, error=place.error)
         if place.source is not None:
             try:
-                request = place.source.request(asked)
-                key, same = place.source.key(request), place.source.one(request)
-                ready = Prepared(asked, place, request, None, key, same)
+                key, same = place.source.key(asked)
+                ready = Prepared(asked, place, None, key, same)
             except UserError as error:
                 ready = Prepared(asked, place, error=error)
         return self.prepared.setdefault(id(asked), ready)
 
     def _look_up(self, place: Place, sought: dict[str, Wanted]) -> None:
         assert place.source
-        kept = place.source.cache.get(list(sought))
-        for key, value in kept.items():
-            self._deliver(key, place.source.again(value))
+        kept = place.source.kept(list(sought))
+        for key, completion in kept.items():
+            self._deliver(key, completion)
         for key, ((asked, sample), waiting, _) in sought.items():
             if key in kept:
                 continue
@@ -192,7 +186,7 @@ class Course(Generic[T]):
             # What a script lacks to its end goes before what begins another.
             add = place.queue.appendleft if waiting.again else place.queue.append
             ready = self.prepared[id(asked)]
-            assert ready.request
+            ready.request = ready.request or place.source.request(asked)
             add((key, ready.request, 0 if ready.one else sample))
 
     async def _find(self, place: Place) -> None:
@@ -215,14 +209,15 @@ class Course(Generic[T]):
                 self.before = None
             for place in ready[: self.workers - self.under_way]:
                 assert place.source
+                # To the end, or the first would have every worker that is free, and judges none.
+                self.places[place.name] = self.places.pop(place.name)
                 many = min(place.source.at_once, len(place.queue))
                 place.under_way, self.under_way = place.under_way + 1, self.under_way + 1
                 self._start(self._batch(place, [place.queue.popleft() for _ in range(many)]))
 
     async def _batch(self, place: Place, batch: list[tuple[str, Request, int]]) -> None:
         began = time.monotonic()
-        requests = [replace(request, sample=sample) for _, request, sample in batch]
-        heard = await self._heard(place, requests, batch[0][0])
+        heard = await self._heard(place, batch)
         place.under_way, self.under_way = place.under_way - 1, self.under_way - 1
         for (key, _, _), one in zip(batch, heard, strict=True):
             if isinstance(one, UserError):
@@ -234,15 +229,16 @@ class Course(Generic[T]):
             self._deliver(place.queue.popleft()[0], place.error)
         self._soon()
 
-    async def _heard(self, place: Place, requests: list[Request], key: str) -> list[Heard]:
+    async def _heard(self, place: Place, batch: list[tuple[str, Request, int]]) -> list[Heard]:
         source = place.source
         if isinstance(source, Batches):
-            return await in_thread(attempt, source.model, requests)
+            requests = [replace(request, sample=sample) for _, request, sample in batch]
+            return await in_thread(source.heard, requests)
         assert isinstance(source, Endpoint)
         try:
             if place.ask is None:
                 # Only one request is under way at the beginning: see `Place.ready`.
                 place.ask = await self.stack.enter_async_context(asking(source.model))
-            return [await place.ask(requests[0], key)]
+            return [await place.ask(*batch[0])]
         except UserError as error:
             return [error]

@@ -58,8 +58,9 @@ def source(name: str) -> Source:
         if provider is None:
             raise
         return _remembered(name, lambda: _provided(provider, rest))
-    where = (name, client.base_url, getattr(client, "variable", None))
-    return _remembered(where, lambda: _found_at(name, client))
+    if "generate" in dir(client):
+        return _remembered((name, id(client)), lambda: _own(name, client))
+    return _remembered(_where(name, client), lambda: _found_at(name, client))
 
 
 def at_hand(name: str) -> Source | None:
@@ -68,7 +69,7 @@ def at_hand(name: str) -> Source | None:
     client = places().known(name) if as_it_was else None
     if client is None:
         return None
-    return _found.get(_state((name, client.base_url, client.variable)))
+    return _found.get(_state(_where(name, client)))
 
 
 def places() -> Places:
@@ -102,12 +103,23 @@ def _state(key: Any) -> Any:
     return key, cache, Config.base, Config.pool, Config.timeout, checked_workers()
 
 
+def _where(name: str, client: Any) -> tuple[Any, ...]:
+    return name, client.base_url, client.api_key, getattr(client, "variable", None)
+
+
 def _own(name: str, model: Model) -> Source:
     if not hasattr(model, "generate"):
         raise WrongValue(f"Config.models[{name!r}]: it has no method generate(requests)")
-    fingerprint = model.fingerprint() if hasattr(model, "fingerprint") else None
+    fingerprint = model.fingerprint() if hasattr(model, "fingerprint") else _settings(model)
     identity = ("own", name, type(model).__qualname__, fingerprint)
     return Batches(Cached(model, kept_answers(), identity, name))
+
+
+def _settings(model: Model) -> dict[str, Any]:
+    """What a model without a fingerprint was made with, as far as texts and numbers say it."""
+    told = getattr(model, "__dict__", {}).items()
+    plain = str | int | float | None
+    return {key: value for key, value in told if key[0] != "_" and isinstance(value, plain)}
 
 
 def _named(name: str) -> Source:
@@ -124,8 +136,6 @@ def _provided(provider: "Provider", name: str) -> Source:
 
 
 def _found_at(name: str, client: Any) -> Source:
-    if "generate" in dir(client):
-        return _own(name, client)
     prices = (p.prices.get(name) for p in _providers().values() if p.base_url == client.base_url)
     model = OpenAI(
         name, client.base_url, temperature=None, prices=next(prices, None), cache=kept_answers(),

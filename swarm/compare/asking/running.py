@@ -1,5 +1,6 @@
 """Runs scripts: all at once, in one pool, with a progress bar."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
@@ -7,6 +8,7 @@ from typing import Any, TypeVar
 from swarm.compare.asking import Script
 from swarm.compare.asking.course import Course
 from swarm.compare.asking.progress import Progress
+from swarm.compare.errors import WrongValue
 from swarm.models.background import line
 
 T = TypeVar("T")
@@ -28,7 +30,7 @@ def run(
         UserError: A setting is wrong. What a model fails in is sent to its scripts instead.
     """
     found: dict[int, T] = {}
-    course = Course(list(scripts), found.__setitem__, before=before)
+    course = outside(Course(list(scripts), found.__setitem__, before=before))
     try:
         with Progress(title, course.count):
             line().run(course.all())
@@ -38,6 +40,17 @@ def run(
         print(said, file=sys.stderr)
         raise
     return [found[number] for number in range(len(found))]
+
+
+def outside(course: Course[T]) -> Course[T]:
+    """The same, unless this is called by what it would have to wait for.
+
+    Raises:
+        WrongValue: It is: a handler of `ModelAdapter` asks models.
+    """
+    if asyncio._get_running_loop() is line()._loop:
+        raise WrongValue("what a ModelAdapter calls cannot ask models itself, nor wait for them")
+    return course
 
 
 def as_completed(
@@ -56,7 +69,8 @@ def as_completed(
         UserError: As `run`.
     """
     told: list[Callable[[tuple[int, T]], None]] = []
-    course = Course(list(scripts), lambda number, result: told[0]((number, result)), workers)
+    whole = Course(list(scripts), lambda number, result: told[0]((number, result)), workers)
+    course = outside(whole)
 
     def work(emit: Callable[[tuple[int, T]], None]) -> Coroutine[Any, Any, None]:
         told.append(emit)

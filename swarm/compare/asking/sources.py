@@ -1,16 +1,19 @@
 """A model as experiments ask it: its answers are kept by request and sample."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 from swarm.compare.asking import Asked
 from swarm.compare.asking.cache import kept_answers
+from swarm.compare.config import Config
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request
+from swarm.models import Completion, Message, Request, attempt
 from swarm.models.as_json import completion_as_json, completion_of
 from swarm.models.cache import Cache, key_of, sample_key
 from swarm.models.cached import Cached
-from swarm.models.chat import body_of
+from swarm.models.chat import over
 from swarm.models.openai import OpenAI
 
 LONGEST = 1024
@@ -22,6 +25,18 @@ AT_ONCE = 32
 PLAIN = {"model", "timeout", "messages", "max_tokens", "max_completion_tokens", "temperature",
          "seed", "stop", "logprobs", "top_logprobs"}  # fmt: skip
 """Parameters that every model understands."""
+
+FIRST = 10**10
+"""Is added to samples' numbers in keys, so that the keys' order is theirs."""
+
+DIGITS, BASE = len(str(FIRST)), itemgetter(slice(64))
+"""Of a key, how long the number is, and what comes before."""
+
+MANY = 20
+"""Samples of one request that are looked up together."""
+
+ELSEWHERE = ("extra_headers", "extra_query")
+"""What the openai package sends beside the body."""
 
 
 class Source(Protocol):
@@ -49,20 +64,24 @@ class Source(Protocol):
         """
         ...
 
-    def key(self, request: Request) -> str:
-        """What the keys of all its answers are made of."""
+    def key(self, asked: Asked) -> tuple[str, bool]:
+        """What the keys of all its answers are made of, and whether all samples are the same.
+
+        Raises:
+            UserError: As `request`.
+        """
         ...
 
     def key_of_sample(self, key: str, sample: int) -> str:
         """Under which an answer is kept."""
         ...
 
-    def one(self, request: Request) -> bool:
-        """Whether all samples of it are the same."""
-        ...
+    def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
+        """The answers that are kept of these keys, none of which is there twice.
 
-    def again(self, value: Any) -> Completion:
-        """A kept answer."""
+        Raises:
+            UserError: The file of kept answers cannot be read.
+        """
         ...
 
 
@@ -78,9 +97,12 @@ class Endpoint:
 
     def request(self, asked: Asked) -> Request:
         """The parameters as they are, whatever they are."""
-        field = self.model.tokens_field
-        from swarm.compare.config import Config
+        body, timeout = self._body(asked)
+        # Config's own is that of one attempt, and lies in the limits.
+        return Request((), body=body, timeout=None if timeout == Config.timeout else timeout)
 
+    def _body(self, asked: Asked) -> tuple[dict[str, Any], float | None]:
+        field = self.model.tokens_field
         body = {**asked.api_kwargs}
         timeout = body.pop("timeout", None)
         if body.get("model") == asked.model:
@@ -89,26 +111,41 @@ class Endpoint:
             body[field] = body.pop("max_tokens")
         else:
             body.setdefault(field, None)
-        # Config's own is that of one attempt, and lies in the limits.
-        return Request((), body=body, timeout=None if timeout == Config.timeout else timeout)
+        if other := next((key for key in ELSEWHERE if body.pop(key, None)), None):
+            raise UserError(f"{asked.model}: {other} is not sent; leave it out")
+        body |= body.pop("extra_body", None) or {}
+        return body, timeout
 
-    def key(self, request: Request) -> str:
-        """The endpoint is a part of it: the same name elsewhere is another model."""
-        body = body_of(request, self.model.tokens_field, self.model.fixed)
-        return key_of("chat", self.model.client.url, body)
+    def key(self, asked: Asked) -> tuple[str, bool]:
+        """The endpoint is a part of it: the same name elsewhere is another model.
+
+        Endpoints answer differently even with a temperature of 0.
+        """
+        body = over({"messages": [], **self.model.fixed}, self._body(asked)[0])
+        try:
+            return key_of("chat", self.model.client.url, body), False
+        except TypeError as error:
+            raise UserError(f"{self.label}: what is asked is no JSON: {error}") from None
 
     def key_of_sample(self, key: str, sample: int) -> str:
         """Beside each other in the file, so that they are found together."""
-        return f"{key}:{sample}"
+        return f"{key}:{FIRST + sample}"
 
-    def one(self, request: Request) -> bool:
-        """Endpoints answer differently even with a temperature of 0."""
-        return False
-
-    def again(self, value: Any) -> Completion:
-        """A kept answer, counted in the model's totals."""
-        self.model.totals.cached += 1
-        return self.model.completion(value, cached=True)
+    def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
+        """See `Source.kept`; they are counted in the model's totals."""
+        single: list[str] = []
+        spans = []
+        for _, several in groupby(keys, BASE):
+            some = list(several)
+            first, last = min(some), max(some)
+            if len(some) >= MANY and int(last[-DIGITS:]) - int(first[-DIGITS:]) < len(some):
+                spans.append((first, last))
+            else:
+                single += some
+        found = self.cache.get(single, spans)
+        self.model.totals.cached += len(found)
+        completion = self.model.completion
+        return {key: completion(value, cached=True) for key, value in found.items()}
 
 
 class Batches:
@@ -141,21 +178,26 @@ class Batches:
             top_logprobs=top,
         )
 
-    def key(self, request: Request) -> str:
-        """See `swarm.models.cached.Cached.key`."""
-        return self.model.key(request)
+    def key(self, asked: Asked) -> tuple[str, bool]:
+        """See `swarm.models.cached.Cached.key`; greedy answers are one."""
+        request = self.request(asked)
+        return self.model.key(request), request.temperature == 0
 
     def key_of_sample(self, key: str, sample: int) -> str:
         """See `swarm.models.cached.Cached`."""
         return sample_key(key, sample)
 
-    def one(self, request: Request) -> bool:
-        """Greedy answers are one."""
-        return request.temperature == 0
+    def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
+        """See `Source.kept`."""
+        found = self.cache.get(keys)
+        return {key: completion_of({**value, "cached": True}) for key, value in found.items()}
 
-    def again(self, value: Any) -> Completion:
-        """A kept answer."""
-        return completion_of({**value, "cached": True})
+    def heard(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """What each comes to; whatever a model of one's own raises ends no other model's."""
+        try:
+            return attempt(self.model, requests)
+        except Exception as error:
+            return [UserError(f"{self.label}: {type(error).__name__}: {error}")] * len(requests)
 
 
 def _turn(model: str, turn: Mapping[str, Any]) -> Message:
@@ -174,8 +216,7 @@ def keys(asked: Asked, samples: Sequence[int]) -> list[str]:
     from swarm.compare.asking.finding import source
 
     found = source(asked.model)
-    request = found.request(asked)
-    key, one = found.key(request), found.one(request)
+    key, one = found.key(asked)
     return [found.key_of_sample(key, 0 if one else sample) for sample in samples]
 
 

@@ -10,7 +10,7 @@ from swarm.compare.asking.finding import places
 from swarm.compare.asking.sources import Source
 from swarm.errors import UserError
 from swarm.models import Request
-from swarm.models.failures import NotFound, RequestError, Unreachable
+from swarm.models.failures import RequestError, Unreachable
 from swarm.models.one_by_one import Ask
 
 ENOUGH = 3
@@ -46,18 +46,18 @@ class Prepared:
     Attributes:
         asked: What is asked.
         place: The model.
-        request: For sample 0; `None` where there is an error.
         error: Why it cannot be asked.
         key: What the keys of the answers are made of.
         one: Whether all samples are the same.
+        request: For sample 0; `None` until it is needed.
     """
 
     asked: Asked
     place: "Place"
-    request: Request | None = None
     error: UserError | None = None
     key: str = ""
     one: bool = False
+    request: Request | None = None
 
 
 @dataclass
@@ -103,8 +103,6 @@ class Place:
     def failed(self, error: UserError, began: float) -> None:
         """A request that began then has failed for good; perhaps all others would."""
         self.failures += 1
-        if isinstance(error, NotFound):
-            places().gone(self.name)
         if not isinstance(error, RequestError):
             return
         if self.source and not error.passing:
@@ -114,3 +112,5 @@ class Place:
         hopeless = self.failures >= ENOUGH or nobody
         if error.general or (error.passing and self.last < began and hopeless):
             self.error = error
+            # Perhaps another endpoint has it, or another key may ask for it: looked for next time.
+            places().gone(self.name)

@@ -9,6 +9,7 @@ from swarm.compare.asking.collecting import rare_collections
 from swarm.compare.asking.finding import source
 from swarm.compare.judges import judging
 from swarm.compare.judges.templates import as_text
+from swarm.compare.questions.frames import as_column
 from swarm.models import Completion
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ def again(scripts: Iterable[Script[T]]) -> list[Again[T]]:
         wanted = keys_of(wants)
         models = {key: want.asked.model for key, want in zip(wanted, wants, strict=True)}
         sources_of = {name: source(name) for name in set(models.values())}
-        kept = kept_answers().get(list(models))
-        heard = {key: sources_of[models[key]].again(value) for key, value in kept.items()}
+        heard: dict[str, Completion] = {}
+        for name, model in sources_of.items():
+            heard |= model.kept([key for key, other in models.items() if other == name])
         last = 0
         for one in waiting:
             first, last = last, last + len(one.wants)
@@ -81,8 +83,7 @@ def keys_of(wants: Sequence[Want]) -> list[str]:
     for asked, sample in wants:
         model = models[asked.model]
         if id(asked) not in known:
-            request = model.request(asked)
-            known[id(asked)] = model.key(request), model.one(request)
+            known[id(asked)] = model.key(asked)
         key, one = known[id(asked)]
         found.append(model.key_of_sample(key, 0 if one else sample))
     return found
@@ -96,8 +97,8 @@ def listed(judge: "Judge") -> "pd.DataFrame":
     prompts = [judge.template.fill(question, answer) for question, answer in pairs]
     with rare_collections():
         said = again(judge.judge(prompt) for prompt in prompts)
-    columns = ["question", "answer", "judge_question", "judge_answer"]
     raw = "_raw_answer" in judge.suffixes
+    columns = ["question", "answer", "judge_question", "judge_answer"] + ["judge_raw_answer"] * raw
     rows = []
     for (question, answer), prompt, one in zip(pairs, prompts, said, strict=True):
         if one.result is None or one.result[1] is not None:
@@ -105,7 +106,9 @@ def listed(judge: "Judge") -> "pd.DataFrame":
         told = one.result[0]
         row = (question if judge.uses_question else None, answer, prompt, told[""])
         rows.append((*row, told["_raw_answer"]) if raw else row)
-    return pd.DataFrame(rows, columns=columns + ["judge_raw_answer"] * raw)
+    return pd.DataFrame(
+        {name: as_column([row[n] for row in rows]) for n, name in enumerate(columns)}
+    )
 
 
 def forget(question: "Question", model: str, judges: bool = False) -> bool:

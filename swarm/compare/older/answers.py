@@ -50,7 +50,7 @@ def lengths(params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def sent(model: str, params: Mapping[str, Any]) -> Asked:
     """What was sent, which no `ModelAdapter` changes any more."""
     asked = Asked(model, params)
-    asked.__dict__["api_kwargs"] = dict(params)
+    asked.sent = dict(params)
     return asked
 
 

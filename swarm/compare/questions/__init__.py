@@ -84,7 +84,7 @@ class Question(ABC):
             WrongValue: There is no such type, or the type refuses an argument.
         """
         kind = given.pop("type", None)
-        if kind not in TYPES:
+        if not isinstance(kind, str) or kind not in TYPES:
             raise WrongValue(f"type={kind!r}: must be one of {', '.join(TYPES)}")
         module, name = TYPES[kind]
         return getattr(import_module(f"swarm.compare.{module}"), name)(**given)
@@ -159,8 +159,10 @@ class Question(ABC):
                 `sample * requests_per_row` on are its own.
         """
 
-    def scripts(self, rows: Iterable[Want], during: ExitStack) -> Iterator[Script[Row]]:
-        """The scripts of all rows.
+    def scripts(
+        self, rows: Iterable[Want], during: ExitStack
+    ) -> Iterator[Script[Row] | Script[list[Row]]]:
+        """The scripts of all rows, in their order; each makes one of them, or a list of some.
 
         Args:
             rows: What is asked and which row of it, of each.

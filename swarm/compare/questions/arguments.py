@@ -67,7 +67,7 @@ def number(key: str, value: Any, least: float | None = None) -> float:
     Raises:
         WrongValue: It is none, or below the least.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value - value != 0:
         raise WrongValue(f"{key}={value!r}: must be a number")
     if least is not None and value < least:
         raise WrongValue(f"{key}={value!r}: must be {least} or more")
@@ -184,6 +184,8 @@ def model_groups(groups: Any) -> dict[str, list[str]]:
         raise WrongValue(f"no models to ask; {form}")
     found: dict[str, list[str]] = {}
     for group, models in groups.items():
+        # A column of a data frame is as good as a list.
+        models = models.tolist() if hasattr(models, "tolist") else models
         if not isinstance(group, str):
             raise WrongValue(f"group {group!r}: its name must be a text; {form}")
         if isinstance(models, str) or not isinstance(models, (Sequence, set, frozenset)):
@@ -193,7 +195,8 @@ def model_groups(groups: Any) -> dict[str, list[str]]:
                 raise WrongValue(f"group {group!r}: {short(model)} is no model's name; {form}")
         if not models:
             raise WrongValue(f"group {group!r} has no models; name some or leave it out")
-        found[group] = list(dict.fromkeys(models))
+        ordered = sorted(models) if isinstance(models, set | frozenset) else models
+        found[group] = list(dict.fromkeys(ordered))
     return found
 
 

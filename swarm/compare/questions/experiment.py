@@ -27,11 +27,14 @@ class Part:
         self.question, self.groups = question, groups
         self.models = list(dict.fromkeys(chain.from_iterable(groups.values())))
         self.messages = question.as_messages()
+        self.facts = arguments.facts(question.metadata, len(self.messages), ())[0]
         self.asked = [
             Asked(model, question.params(messages))
             for model in self.models
             for messages in self.messages
         ]
+        # What a handler of ModelAdapter raises is raised before anything is asked.
+        self.sent = [asked.api_kwargs for asked in self.asked]
         # Of one conversation that is there twice, the second has samples of its own.
         seen: Counter[str] = Counter()
         self.before = []
@@ -49,14 +52,14 @@ class Part:
 
     def blocks(self, rows: Iterator[Row]) -> dict[str, list[Block]]:
         """Take this question's rows, which are the next ones."""
-        asked, samples = iter(self.asked), self.question.samples_per_paraphrase
+        sent, samples = iter(self.sent), self.question.samples_per_paraphrase
         return {
             model: [
                 Block(
                     messages[-1]["content"],
-                    next(asked).api_kwargs,
+                    next(sent),
                     number,
-                    self.question.facts[number],
+                    self.facts[number],
                     list(islice(rows, samples)),
                 )
                 for number, messages in enumerate(self.messages)
@@ -72,7 +75,7 @@ def frames_of(
     parts = parts_of(questions, model_groups)
     for part in parts:
         part.question.layout.columns(details)
-    title = questions[0].name if len(questions) == 1 else f"{len(questions)} questions"
+    title = parts[0].question.name if len(parts) == 1 else f"{len(parts)} questions"
     found = []
     with rare_collections():
         with ExitStack() as during:
@@ -89,7 +92,8 @@ def run_all(parts: Sequence[Part], during: ExitStack, title: str) -> list[Row]:
     from swarm.compare.asking.running import run
 
     scripts = (part.question.scripts(part.rows(), during) for part in parts)
-    return run(chain.from_iterable(scripts), title, lambda: tell_detectable(parts))
+    made = run(chain.from_iterable(scripts), title, lambda: tell_detectable(parts))
+    return list(chain.from_iterable(one if isinstance(one, list) else [one] for one in made))
 
 
 def tell_detectable(parts: Sequence[Part]) -> None:

@@ -110,11 +110,16 @@ def of_blocks(layout: Layout, parts: Sequence[tuple[str, str, Block]]) -> dict[s
     for name in layout.metadata:
         whole[name] = spread(parts, lambda *one, name=name: one[2].metadata.get(name))
     whole["api_kwargs"] = [
-        row.columns.get("api_kwargs", block.api_kwargs)
+        own(row.columns.get("api_kwargs", block.api_kwargs))
         for _, _, block in parts
         for row in block.rows
     ]
     return whole
+
+
+def own(sent: dict[str, Any]) -> dict[str, Any]:
+    """The same for one row alone, its turns too: a script may go on with a row's conversation."""
+    return {**sent, "messages": [{**turn} for turn in sent["messages"]]}
 
 
 def spread(parts: Sequence[tuple[str, str, Block]], value: Callable[..., Any]) -> list[Any]:

@@ -43,8 +43,13 @@ class NextToken(Question):
         self.convert_to_probs = convert_to_probs
         self.num_samples = arguments.whole("num_samples", num_samples)
         self.estimate_by_sampling = estimate_by_sampling
-        self.requests_per_row = checked_samples(estimate_by_sampling) or self.num_samples
+        assert self.requests_per_row
         super().__init__(**base)
+
+    @property
+    def requests_per_row(self) -> int:  # type: ignore[override]
+        """See `Question.requests_per_row`."""
+        return checked_samples(self.estimate_by_sampling) or self.num_samples
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""

@@ -38,10 +38,21 @@ class Rating(Question):
         estimate_by_sampling: int | bool = False,
         **base: Any,
     ) -> None:
-        self.bounds = Bounds(min_rating, max_rating, refusal_threshold, top_logprobs)
+        self.min_rating, self.max_rating = min_rating, max_rating
+        self.refusal_threshold, self.top_logprobs = refusal_threshold, top_logprobs
         self.estimate_by_sampling = estimate_by_sampling
-        self.requests_per_row = checked_samples(estimate_by_sampling) or 1
+        assert self.bounds and self.requests_per_row
         super().__init__(**base)
+
+    @property
+    def bounds(self) -> Bounds:
+        """As they are now: they may be changed, and what is kept is read anew."""
+        return Bounds(self.min_rating, self.max_rating, self.refusal_threshold, self.top_logprobs)
+
+    @property
+    def requests_per_row(self) -> int:  # type: ignore[override]
+        """See `Question.requests_per_row`."""
+        return checked_samples(self.estimate_by_sampling) or 1
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""

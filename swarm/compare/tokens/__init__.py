@@ -104,9 +104,14 @@ def probabilities(token: Token) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for text, logprob in token.top:
-        found[text] = found.get(text, 0.0) + math.exp(logprob)
-    found.setdefault(token.text, math.exp(token.logprob))
+        found[text] = found.get(text, 0.0) + _probability(logprob)
+    found.setdefault(token.text, _probability(token.logprob))
     return {text: p for text, p in found.items() if p > 0}
+
+
+def _probability(logprob: float) -> float:
+    """At most 1, whatever an endpoint tells."""
+    return math.exp(min(logprob, 0.0))
 
 
 def rest(told: Mapping[str, float]) -> float:

@@ -14,7 +14,7 @@ import pytest
 from comparing import KEY, asked, repeats, script
 
 from swarm.compare import Config, ModelAdapter, NoClientForModel
-from swarm.compare.asking.discovery import Places, may_have
+from swarm.compare.asking.discovery import PLACES, may_have
 from swarm.compare.asking.running import run
 from swarm.compare.errors import WrongValue
 from swarm.errors import UserError
@@ -208,7 +208,7 @@ def test_a_key_that_is_revoked_gives_way_to_another() -> None:
         assert Config.client_for_model("small").variable == "A"
         server.answer = needs("new")
         for failed in (True, False):
-            Config._places = Places()
+            PLACES.forget_all()
             Config.url_key_pairs = pairs
             [heard] = run([script(asked())])
             assert isinstance(heard, UserError) is failed

@@ -17,7 +17,7 @@ import endpoints
 import pytest
 
 from swarm.compare import Config
-from swarm.compare.asking import discovery
+from swarm.compare import settings as settings_of_all
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
@@ -77,7 +77,9 @@ def vendors(
     }
     with ExitStack() as stack:
         running = {key: stack.enter_context(endpoints.endpoint(a)) for key, a in answers.items()}
-        monkeypatch.setattr(discovery, "ENDPOINTS", {k: one.url for k, one in running.items()})
+        monkeypatch.setattr(
+            settings_of_all, "ENDPOINTS", {k: one.url for k, one in running.items()}
+        )
         for name in running:
             monkeypatch.setenv(name, f"sk-of-{name}")
         Config.url_key_pairs = None

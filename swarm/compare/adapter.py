@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from swarm.compare.errors import WrongValue
+from swarm.compare.settings import Settings
 
 Selector = Callable[[str], bool]
 Prepare = Callable[[dict[str, Any], str], dict[str, Any]]
@@ -25,9 +26,7 @@ def _named(params: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 def _with_effort(params: dict[str, Any], model: str) -> dict[str, Any]:
-    from swarm.compare.config import Config
-
-    return {"reasoning_effort": Config.reasoning_effort, **params}
+    return {"reasoning_effort": Settings.reasoning_effort, **params}
 
 
 def _with_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any]:

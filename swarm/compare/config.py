@@ -1,61 +1,25 @@
-"""The settings of all experiments in this process."""
+"""The settings of all experiments in this process, as people see them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import inf
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from swarm.compare.asking.client import Client
-from swarm.compare.asking.discovery import Pair, Places, pairs_of_environment
+from swarm.compare.asking.discovery import PLACES
 from swarm.compare.errors import NoClientForModel, WrongValue
-from swarm.models import Model
-from swarm.places import cache_folder
-
-DEFAULTS: dict[str, Any] = {
-    "timeout": 60,
-    "reasoning_effort": "none",
-    "max_workers": 100,
-    "yaml_dir": "questions",
-    "verbose": False,
-    "base": None,
-    "pool": "initial_experts",
-}
+from swarm.compare.settings import DEFAULTS, Settings, Shared
 
 
-class _Settings(type):
-    """What `Config` has where nobody has set it."""
-
-    _places: Places
-    _cache_dir: str | None
-
-    @property
-    def url_key_pairs(cls) -> list[Pair]:
-        """The endpoints where models are looked for: (base_url, key, variable) each."""
-        if cls._places.pairs is None:
-            cls._places.pairs = pairs_of_environment()
-        return cls._places.pairs
-
-    @url_key_pairs.setter
-    def url_key_pairs(cls, pairs: list[Pair] | None) -> None:
-        cls._places.pairs = pairs
-
-    @property
-    def cache_dir(cls) -> str:
-        """The folder of the kept answers; by default the one that all of this toolkit shares."""
-        return cls._cache_dir or str(cache_folder())
-
-    @cache_dir.setter
-    def cache_dir(cls, folder: str | Path | None) -> None:
-        cls._cache_dir = str(folder) if folder else None
+class _Config(Shared):
+    """Adds what was found out to what was set."""
 
     @property
     def client_cache(cls) -> dict[str, Client | NoClientForModel]:
         """What was found out in this process: a model's endpoint, or why it has none."""
-        return cls._places.found
+        return PLACES.found
 
 
-class Config(metaclass=_Settings):
+class Config(Settings, metaclass=_Config):
     """Settings, as attributes of the class; what is set holds for the whole process.
 
     Attributes:
@@ -74,25 +38,13 @@ class Config(metaclass=_Settings):
         models: Your own models by name: anything with `generate` (`swarm.models.Model`).
     """
 
-    timeout: float = DEFAULTS["timeout"]
-    reasoning_effort: str = DEFAULTS["reasoning_effort"]
-    max_workers: int = DEFAULTS["max_workers"]
-    yaml_dir: str = DEFAULTS["yaml_dir"]
-    verbose: bool = DEFAULTS["verbose"]
-    base: str | None = DEFAULTS["base"]
-    pool: str = DEFAULTS["pool"]
-    models: ClassVar[dict[str, Model]] = {}
-
-    _places = Places()
-    _cache_dir = None
-
     @classmethod
     def reset(cls) -> None:
         """Set everything back, and look at the environment anew."""
         for key, value in DEFAULTS.items():
             setattr(cls, key, value)
-        cls.models = {}
-        cls._places, cls._cache_dir = Places(), None
+        cls.models, cls.url_key_pairs, cls.cache_dir = {}, None, None  # type: ignore[assignment]
+        PLACES.forget_all()
 
     @classmethod
     def client_for_model(cls, model: str) -> Client:
@@ -105,7 +57,7 @@ class Config(metaclass=_Settings):
         Raises:
             NoClientForModel: Nobody has it.
         """
-        return cls._places.client(model, certain=True)
+        return PLACES.client(model, certain=True)
 
     @classmethod
     @contextmanager
@@ -128,17 +80,3 @@ class Config(metaclass=_Settings):
         finally:
             for key, value in before.items():
                 setattr(cls, key, value)
-
-
-def checked_workers() -> int:
-    """`Config.max_workers`.
-
-    Raises:
-        WrongValue: It, or `Config.timeout`, has a value that it cannot have.
-    """
-    workers, timeout = Config.max_workers, Config.timeout
-    if type(workers) is not int or workers < 1:
-        raise WrongValue(f"Config.max_workers={workers!r}: must be a whole number from 1 on")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < inf:
-        raise WrongValue(f"Config.timeout={timeout!r}: must be a number of seconds above 0")
-    return workers

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from swarm.compare.asking import Asked, Script, Want
 from swarm.compare.asking.running import as_completed, run
-from swarm.compare.config import Config, checked_workers
+from swarm.compare.config import Config
 from swarm.compare.errors import WrongValue
 from swarm.compare.questions.arguments import conversation, whole
+from swarm.compare.settings import checked_workers
 from swarm.errors import UserError
 
 T = TypeVar("T")

@@ -8,9 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.config import Config, checked_workers
+from swarm.compare.config import Config
 from swarm.compare.errors import WrongValue
 from swarm.compare.questions import yamls
+from swarm.compare.settings import checked_workers
 from swarm.errors import UserError
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ class Asked:
         # No cached_property: all of a class share its lock, and a handler may ask models.
         if self.sent is None:
             from swarm.compare.adapter import ModelAdapter, checked
-            from swarm.compare.config import Config
+            from swarm.compare.settings import Settings
 
             prepared = ModelAdapter.prepare(_copied(dict(self.params)), self.model)
-            self.sent = {"timeout": Config.timeout, **checked(prepared, self.model)}
+            self.sent = {"timeout": Settings.timeout, **checked(prepared, self.model)}
         return self.sent
 
 

@@ -3,14 +3,13 @@
 from functools import lru_cache
 from pathlib import Path
 
+from swarm.compare.settings import Settings
 from swarm.models.cache import Cache
 
 
 def kept_answers() -> Cache:
     """The file in `Config.cache_dir` as it is now."""
-    from swarm.compare.config import Config
-
-    return _cache(str(Path(Config.cache_dir).expanduser() / "answers.sqlite"))
+    return _cache(str(Path(Settings.cache_dir).expanduser() / "answers.sqlite"))
 
 
 @lru_cache(maxsize=16)

@@ -11,7 +11,7 @@ from swarm.compare.asking import Heard, Script, Want
 from swarm.compare.asking.finding import at_hand, source
 from swarm.compare.asking.sources import Batches, Endpoint
 from swarm.compare.asking.standing import Place, Prepared, Waiting, Wanted
-from swarm.compare.config import checked_workers
+from swarm.compare.settings import checked_workers
 from swarm.errors import UserError
 from swarm.models import Request
 from swarm.models.background import in_thread

@@ -1,6 +1,5 @@
 """Finds out which of the known endpoints has a model, asking only those that may have it."""
 
-import os
 import re
 import sys
 import threading
@@ -12,20 +11,10 @@ from urllib.parse import urlsplit
 from swarm.compare.asking.client import Client, KeyedClient
 from swarm.compare.asking.remembered import forget, remember, remembered
 from swarm.compare.errors import NoClientForModel, WrongValue
+from swarm.compare.settings import ENDPOINTS, Pair, Settings
 from swarm.errors import UserError
 from swarm.models.asking import Call
 from swarm.models.pace import Limits
-
-Pair = tuple[str, str, str]
-"""An endpoint: its base_url, a key, and the name of the variable that the key is from."""
-
-ENDPOINTS = {
-    "ANTHROPIC_API_KEY": "https://api.anthropic.com/v1",
-    "OPENAI_API_KEY": "https://api.openai.com/v1",
-    "OPENROUTER_API_KEY": "https://openrouter.ai/api/v1",
-    "TINKER_API_KEY": "https://tinker.thinkingmachines.dev/services/tinker-prod/oai/api/v1",
-}
-"""Where the keys in variables of these names, or of these with _ANYTHING behind, are for."""
 
 MAY_HAVE = {
     "api.openai.com": re.compile(r"(?!tinker:)[^/]+"),
@@ -39,17 +28,6 @@ PATIENCE = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
 """Of looking for a model: an endpoint that is not there costs seconds, not the day."""
 
 
-def pairs_of_environment() -> list[Pair]:
-    """The endpoints whose keys are in the environment, by the names of the variables."""
-    found = []
-    for variable in sorted(os.environ):
-        for prefix, url in ENDPOINTS.items():
-            key = os.environ[variable].strip()
-            if key and (variable == prefix or variable.startswith(f"{prefix}_")):
-                found.append((url, key, variable))
-    return found
-
-
 def may_have(base_url: str, model: str) -> bool:
     """Whether a model of this name can be at an endpoint."""
     form = MAY_HAVE.get(urlsplit(base_url).hostname or "")
@@ -57,19 +35,24 @@ def may_have(base_url: str, model: str) -> bool:
 
 
 class Places:
-    """Endpoints, and what was found out about who has which model.
+    """What was found out about who has which model.
 
     Attributes:
-        pairs: The endpoints; `None` until somebody asks.
         found: By model, its endpoint or why there is none; of the pairs as they are.
     """
 
     def __init__(self) -> None:
-        self.pairs: list[Pair] | None = None
         self.found: dict[str, Client | NoClientForModel] = {}
         self._certain: set[str] = set()
         self._seen: list[Pair] | None = None
         self._lock, self._locks = threading.Lock(), dict[str, threading.Lock]()
+
+    def forget_all(self) -> None:
+        """Find everything out anew; what earlier processes found out stays remembered."""
+        with self._lock:
+            self._seen = None
+            self.found.clear()
+            self._certain.clear()
 
     def client(self, model: str, certain: bool) -> Client:
         """Where a model is asked.
@@ -117,9 +100,7 @@ class Places:
 
     def _checked(self) -> list[Pair]:
         """The pairs by their variables; what was found out of others is forgotten."""
-        from swarm.compare.config import Config
-
-        pairs = sorted(checked_pairs(Config.url_key_pairs), key=lambda pair: pair[2])
+        pairs = sorted(checked_pairs(Settings.url_key_pairs), key=lambda pair: pair[2])
         with self._lock:
             if pairs != self._seen:
                 self._seen = pairs
@@ -151,6 +132,10 @@ class Places:
         return NoClientForModel(
             f"{model}: none of {len(possible)} endpoints has it; the first one says: {said[0]}"
         )
+
+
+PLACES = Places()
+"""Of this process."""
 
 
 def checked_pairs(pairs: Any) -> list[Pair]:
@@ -188,9 +173,7 @@ def _probe(model: str, pair: Pair) -> UserError | None:
 
 
 def _tell(pair: Pair, error: UserError) -> None:
-    from swarm.compare.config import Config
-
-    if Config.verbose:
+    if Settings.verbose:
         print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
 
 

@@ -1,15 +1,18 @@
 """Finds the model of a name: your own, one of this project's kinds, or one at an endpoint."""
 
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from swarm.compare.asking import Want
 from swarm.compare.asking.cache import kept_answers
 from swarm.compare.asking.client import KeyedClient
-from swarm.compare.asking.discovery import Places
+from swarm.compare.asking.discovery import PLACES, Places
 from swarm.compare.asking.sources import Batches, Endpoint, Source
-from swarm.compare.config import Config, checked_workers
+from swarm.compare.config import Config
 from swarm.compare.errors import NoClientForModel, WrongValue
+from swarm.compare.settings import checked_workers
 from swarm.models import Model
 from swarm.models.cache import Cache
 from swarm.models.cached import Cached
@@ -72,9 +75,27 @@ def at_hand(name: str) -> Source | None:
     return _found.get(_state(_where(name, client)))
 
 
+def keys_of(wants: Sequence[Want]) -> list[str]:
+    """The key of each answer; what is asked is looked at once for all samples of it.
+
+    Raises:
+        UserError: There is no such model, or it cannot be asked this.
+    """
+    models = {name: source(name) for name in {want.asked.model for want in wants}}
+    known: dict[int, tuple[str, bool]] = {}
+    found = []
+    for asked, sample in wants:
+        model = models[asked.model]
+        if id(asked) not in known:
+            known[id(asked)] = model.key(asked)
+        key, one = known[id(asked)]
+        found.append(model.key_of_sample(key, 0 if one else sample))
+    return found
+
+
 def places() -> Places:
     """What is known of who has which model."""
-    return Config._places
+    return PLACES
 
 
 def _client(name: str) -> Any:

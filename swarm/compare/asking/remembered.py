@@ -9,7 +9,7 @@ from swarm.compare.asking.cache import kept_answers
 
 if TYPE_CHECKING:
     from swarm.compare.asking.client import Client
-    from swarm.compare.asking.discovery import Pair
+    from swarm.compare.settings import Pair
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS places "

@@ -6,11 +6,10 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from swarm.compare.asking import Asked
-from swarm.compare.asking.cache import kept_answers
-from swarm.compare.config import Config
+from swarm.compare.settings import Settings
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Request, attempt
-from swarm.models.as_json import completion_as_json, completion_of
+from swarm.models.as_json import completion_of
 from swarm.models.cache import Cache, key_of, sample_key
 from swarm.models.cached import Cached
 from swarm.models.chat import over
@@ -99,7 +98,7 @@ class Endpoint:
         """The parameters as they are, whatever they are."""
         body, timeout = self._body(asked)
         # Config's own is that of one attempt, and lies in the limits.
-        return Request((), body=body, timeout=None if timeout == Config.timeout else timeout)
+        return Request((), body=body, timeout=None if timeout == Settings.timeout else timeout)
 
     def _body(self, asked: Asked) -> tuple[dict[str, Any], float | None]:
         field = self.model.tokens_field
@@ -205,37 +204,3 @@ def _turn(model: str, turn: Mapping[str, Any]) -> Message:
     if not isinstance(content, str):
         raise UserError(f"{model}: it reads text alone, and a message's content is none")
     return Message(str(turn.get("role")), content)
-
-
-def keys(asked: Asked, samples: Sequence[int]) -> list[str]:
-    """Under which the answers are kept.
-
-    Raises:
-        UserError: There is no such model, or it cannot be asked this.
-    """
-    from swarm.compare.asking.finding import source
-
-    found = source(asked.model)
-    key, one = found.key(asked)
-    return [found.key_of_sample(key, 0 if one else sample) for sample in samples]
-
-
-def forget(asked: Asked, samples: Sequence[int]) -> int:
-    """Keep these answers no longer; gives how many there were.
-
-    Raises:
-        UserError: As `keys`.
-    """
-    return kept_answers().drop(keys(asked, samples))
-
-
-def keep(asked: Asked, sample: int, completion: Completion) -> None:
-    """Keep an answer that was made elsewhere, unless one is kept.
-
-    Raises:
-        UserError: As `keys`.
-    """
-    from swarm.compare.asking.finding import source
-
-    answer = {"prompt_tokens": 0, "new_tokens": 0, **completion_as_json(completion)}
-    kept_answers().put(keys(asked, [sample])[0], answer, source(asked.model).label)

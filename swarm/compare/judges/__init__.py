@@ -1,6 +1,5 @@
 """Judges: questions about an answer, which another model is asked."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -8,8 +7,8 @@ from swarm.compare.asking import Asked, Script, Want
 from swarm.compare.errors import WrongValue
 from swarm.compare.judges.templates import Template
 from swarm.compare.questions import Question
-from swarm.compare.questions.frames import FIRST, MIDDLE
 from swarm.compare.questions.free_form import FreeForm
+from swarm.compare.questions.judged_by import ENDINGS
 from swarm.compare.questions.rating import Rating
 from swarm.compare.tokens.ratings import rated
 from swarm.errors import UserError
@@ -17,9 +16,6 @@ from swarm.models.cache import key_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TAKEN = (*FIRST, *MIDDLE, "raw_answer", "probs", "error")
-ENDINGS = ("_question", "_raw_answer", "_probs")
 
 
 class Judge(Question):
@@ -31,6 +27,7 @@ class Judge(Question):
         beside: Parameters that do not tell it from others.
     """
 
+    judges_answers = True
     model: str
     suffixes: ClassVar[tuple[str, ...]] = ("_question",)
     beside: ClassVar[tuple[str, ...]] = ("timeout",)
@@ -136,45 +133,3 @@ class RatingJudge(Judge, Rating):
         if said.error:
             return {"": None, "_raw_answer": None, "_probs": None}, said.error
         return {"": said.answer, "_raw_answer": said.raw_answer, "_probs": said.probs}, None
-
-
-def judges_of(judges: Any) -> dict[str, Any] | None:
-    """The judges of a question, by their columns.
-
-    Args:
-        judges: By column a judge, its arguments, or its name in YAML; or `None`.
-
-    Raises:
-        WrongValue: A column is taken, or a value makes no judge.
-    """
-    if judges is None:
-        return None
-    if not isinstance(judges, Mapping):
-        raise WrongValue("judges must be a mapping: the column of each, and the judge")
-    for name in judges:
-        wrong = name in TAKEN or not isinstance(name, str) or not name or name.startswith("_")
-        if wrong or name.endswith(ENDINGS):
-            raise WrongValue(
-                f"judges: {name!r} cannot be a judge's column: not {', '.join(TAKEN)}, and none "
-                f"that starts with _ or ends with {', '.join(ENDINGS)}"
-            )
-    return {name: judge_of(name, said) for name, said in judges.items()}
-
-
-def judge_of(name: str, said: Any) -> Any:
-    """One judge; see `judges_of`."""
-    made = said
-    if isinstance(said, str):
-        made = Question.from_yaml(said)
-    elif isinstance(said, Mapping):
-        try:
-            made = Question.create(**said)
-        except WrongValue as error:
-            raise WrongValue(f"judge {name}: {error}") from None
-    if not isinstance(made, Judge):
-        kind = made.type() if isinstance(made, Question) else type(made).__name__
-        raise WrongValue(
-            f"judge {name}: must be a free_form_judge or a rating_judge, its arguments or its "
-            f"name in YAML; it is a {kind}"
-        )
-    return made

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from swarm.compare.asking import Asked, Script, Want
 from swarm.compare.asking.cache import kept_answers
 from swarm.compare.asking.collecting import rare_collections
-from swarm.compare.asking.finding import source
+from swarm.compare.asking.finding import keys_of, source
 from swarm.compare.judges import judging
 from swarm.compare.judges.templates import as_text
 from swarm.compare.questions.frames import as_column
@@ -73,20 +73,6 @@ def again(scripts: Iterable[Script[T]]) -> list[Again[T]]:
             first, last = last, last + len(one.wants)
             one.hear(heard, wanted[first:last])
     return all_of_them
-
-
-def keys_of(wants: Sequence[Want]) -> list[str]:
-    """The key of each answer; what is asked is looked at once for all samples of it."""
-    models = {name: source(name) for name in {want.asked.model for want in wants}}
-    known: dict[int, tuple[str, bool]] = {}
-    found = []
-    for asked, sample in wants:
-        model = models[asked.model]
-        if id(asked) not in known:
-            known[id(asked)] = model.key(asked)
-        key, one = known[id(asked)]
-        found.append(model.key_of_sample(key, 0 if one else sample))
-    return found
 
 
 def listed(judge: "Judge") -> "pd.DataFrame":

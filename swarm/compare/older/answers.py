@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.compare.asking import Asked, sources
+from swarm.compare.asking import Asked, Want
 from swarm.compare.asking.cache import kept_answers
+from swarm.compare.asking.finding import keys_of, source
 from swarm.compare.tokens.ratings import Bounds
 from swarm.errors import UserError
 from swarm.models import Completion, Token
@@ -71,10 +72,8 @@ def completion_of(answer: Any) -> Completion | None:
 
 def keep(asked: Asked, answers: Sequence[Completion], done: Imported) -> int:
     """Keep these as the first samples; gives how many were not kept before."""
-    from swarm.compare.asking.finding import source
-
     try:
-        keys = sources.keys(asked, range(len(answers)))
+        keys = keys_of([Want(asked, sample) for sample in range(len(answers))])
     except UserError as error:
         done.left_out[str(error)] += len(answers)
         return 0

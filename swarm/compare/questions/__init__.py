@@ -45,6 +45,9 @@ class Question(ABC):
         WrongValue: An argument is not known or cannot have its value.
     """
 
+    judges_answers = False
+    """Whether it is asked about answers, as a judge."""
+
     requests_per_row = 1
     """Samples of the model's answer that one row is made of."""
 

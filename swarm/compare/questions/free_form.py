@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.compare.asking import Asked, Heard, Script, Want
 from swarm.compare.questions import Question, arguments
 from swarm.compare.questions.frames import Layout, Row
+from swarm.compare.questions.judged_by import judges_of
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ class FreeForm(Question):
 
     @judges.setter
     def judges(self, judges: Any) -> None:
-        from swarm.compare.judges import judges_of
-
         self._judges = judges_of(judges)
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""The judges of a question, as they are given: objects, their arguments, or names in YAML."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swarm.compare.errors import WrongValue
+from swarm.compare.questions import Question
+from swarm.compare.questions.frames import FIRST, MIDDLE
+
+TAKEN = (*FIRST, *MIDDLE, "raw_answer", "probs", "error")
+ENDINGS = ("_question", "_raw_answer", "_probs")
+"""What no judge's column may be called, or end with."""
+
+
+def judges_of(judges: Any) -> dict[str, Any] | None:
+    """The judges of a question, by their columns.
+
+    Args:
+        judges: By column a judge, its arguments, or its name in YAML; or `None`.
+
+    Raises:
+        WrongValue: A column is taken, or a value makes no judge.
+    """
+    if judges is None:
+        return None
+    if not isinstance(judges, Mapping):
+        raise WrongValue("judges must be a mapping: the column of each, and the judge")
+    for name in judges:
+        wrong = name in TAKEN or not isinstance(name, str) or not name or name.startswith("_")
+        if wrong or name.endswith(ENDINGS):
+            raise WrongValue(
+                f"judges: {name!r} cannot be a judge's column: not {', '.join(TAKEN)}, and none "
+                f"that starts with _ or ends with {', '.join(ENDINGS)}"
+            )
+    return {name: judge_of(name, said) for name, said in judges.items()}
+
+
+def judge_of(name: str, said: Any) -> Any:
+    """One judge; see `judges_of`."""
+    made = said
+    if isinstance(said, str):
+        made = Question.from_yaml(said)
+    elif isinstance(said, Mapping):
+        try:
+            made = Question.create(**said)
+        except WrongValue as error:
+            raise WrongValue(f"judge {name}: {error}") from None
+    if not getattr(made, "judges_answers", False):
+        kind = made.type() if isinstance(made, Question) else type(made).__name__
+        raise WrongValue(
+            f"judge {name}: must be a free_form_judge or a rating_judge, its arguments or its "
+            f"name in YAML; it is a {kind}"
+        )
+    return made

@@ -1,0 +1,103 @@
+"""The values of all settings of experiments in this process; people set them through `Config`."""
+
+import os
+from math import inf
+from pathlib import Path
+from typing import Any, ClassVar
+
+from swarm.compare.errors import WrongValue
+from swarm.models import Model
+from swarm.places import cache_folder
+
+Pair = tuple[str, str, str]
+"""An endpoint: its base_url, a key, and the name of the variable that the key is from."""
+
+ENDPOINTS = {
+    "ANTHROPIC_API_KEY": "https://api.anthropic.com/v1",
+    "OPENAI_API_KEY": "https://api.openai.com/v1",
+    "OPENROUTER_API_KEY": "https://openrouter.ai/api/v1",
+    "TINKER_API_KEY": "https://tinker.thinkingmachines.dev/services/tinker-prod/oai/api/v1",
+}
+"""Where the keys in variables of these names, or of these with _ANYTHING behind, are for."""
+
+DEFAULTS: dict[str, Any] = {
+    "timeout": 60,
+    "reasoning_effort": "none",
+    "max_workers": 100,
+    "yaml_dir": "questions",
+    "verbose": False,
+    "base": None,
+    "pool": "initial_experts",
+}
+
+
+def pairs_of_environment() -> list[Pair]:
+    """The endpoints whose keys are in the environment, by the names of the variables."""
+    found = []
+    for variable in sorted(os.environ):
+        for prefix, url in ENDPOINTS.items():
+            key = os.environ[variable].strip()
+            if key and (variable == prefix or variable.startswith(f"{prefix}_")):
+                found.append((url, key, variable))
+    return found
+
+
+class Shared(type):
+    """A class whose settings are those of `Settings`, wherever they are set."""
+
+    _pairs: list[Pair] | None
+    _folder: str | None
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        own = name in DEFAULTS or name in ("models", "_pairs", "_folder")
+        type.__setattr__(Settings if own else cls, name, value)
+
+    @property
+    def url_key_pairs(cls) -> list[Pair]:
+        """The endpoints where models are looked for: (base_url, key, variable) each."""
+        if cls._pairs is None:
+            cls._pairs = pairs_of_environment()
+        return cls._pairs
+
+    @url_key_pairs.setter
+    def url_key_pairs(cls, pairs: list[Pair] | None) -> None:
+        cls._pairs = pairs
+
+    @property
+    def cache_dir(cls) -> str:
+        """The folder of the kept answers; by default the one that all of this toolkit shares."""
+        return cls._folder or str(cache_folder())
+
+    @cache_dir.setter
+    def cache_dir(cls, folder: str | Path | None) -> None:
+        cls._folder = str(folder) if folder else None
+
+
+class Settings(metaclass=Shared):
+    """What is set; `swarm.compare.config.Config` says what each is."""
+
+    timeout: float = DEFAULTS["timeout"]
+    reasoning_effort: str = DEFAULTS["reasoning_effort"]
+    max_workers: int = DEFAULTS["max_workers"]
+    yaml_dir: str = DEFAULTS["yaml_dir"]
+    verbose: bool = DEFAULTS["verbose"]
+    base: str | None = DEFAULTS["base"]
+    pool: str = DEFAULTS["pool"]
+    models: ClassVar[dict[str, Model]] = {}
+
+    _pairs = None
+    _folder = None
+
+
+def checked_workers() -> int:
+    """`Config.max_workers`.
+
+    Raises:
+        WrongValue: It, or `Config.timeout`, has a value that it cannot have.
+    """
+    workers, timeout = Settings.max_workers, Settings.timeout
+    if type(workers) is not int or workers < 1:
+        raise WrongValue(f"Config.max_workers={workers!r}: must be a whole number from 1 on")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < inf:
+        raise WrongValue(f"Config.timeout={timeout!r}: must be a number of seconds above 0")
+    return workers

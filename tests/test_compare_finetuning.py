@@ -547,7 +547,7 @@ def test_the_cost_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "tokens an epoch" in said and "m  10 a million tokens" in said
     assert main(["cost", str(file)]) == 0
-    assert "gpt-4.1-mini" in (said := capsys.readouterr().out) and "llmcomp 1.6.0" in said
+    assert "no price known" in capsys.readouterr().out
     with pytest.raises(WrongValue, match="epochs=0"):
         cost(str(file), epochs=0)
     with pytest.raises(WrongValue, match="prices: m costs nan"):

@@ -21,10 +21,7 @@ PER_TOKEN = 4
 ENCODING = "o200k_base"
 VOCABULARY = f"https://openaipublic.blob.core.windows.net/encodings/{ENCODING}.tiktoken"
 
-PRICES = {"gpt-4.1": 25.0, "gpt-4.1-mini": 5.0, "gpt-4.1-nano": 1.5}
-"""US dollars for a million trained tokens, as llmcomp 1.6.0 (2026) lists them."""
-
-SOURCE = "prices as llmcomp 1.6.0 lists them; see the provider's page, they change"
+UNKNOWN = "  no price known: give that of a million tokens, --price MODEL=PRICE"
 
 
 class Cost(NamedTuple):
@@ -35,14 +32,12 @@ class Cost(NamedTuple):
         exact: Whether a tokeniser has counted; else a token is taken for 4 characters.
         epochs: How often all of them are trained on.
         prices: Model -> price of a million tokens.
-        source: Where the prices are from.
     """
 
     tokens: int
     exact: bool
     epochs: int
     prices: Mapping[str, float]
-    source: str
 
     def of(self, model: str) -> float:
         """What all epochs cost."""
@@ -54,7 +49,7 @@ class Cost(NamedTuple):
         width = max(map(len, self.prices), default=0)
         lines += [f"  {model:<{width}}  {price:g} a million tokens: {self.of(model):,.2f}"
                   for model, price in self.prices.items()]  # fmt: skip
-        return "\n".join([*lines, f"  ({self.source})"])
+        return "\n".join(lines if self.prices else [*lines, UNKNOWN])
 
 
 def cost(
@@ -65,7 +60,7 @@ def cost(
 
     Args:
         file_name: JSONL of chats; lines that are none are left out.
-        prices: Model -> price of a million trained tokens; `None` is `PRICES`.
+        prices: Model -> price of a million trained tokens; they change, so none are here.
         epochs: How often all of it is trained on.
         count: How many tokens a text has; `None` is tiktoken's o200k_base where it is installed
             and has its vocabulary on this disk, else the characters by 4.
@@ -87,8 +82,7 @@ def cost(
             total += PER_EXAMPLE + sum(_tokens(message, counted) for message in messages)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             continue
-    told = "prices as given" if prices is not None else SOURCE
-    return Cost(total, exact is not None, epochs, PRICES if prices is None else prices, told)
+    return Cost(total, exact is not None, epochs, prices or {})
 
 
 def _tokens(message: dict[str, Any], count: Callable[[str], int]) -> int:

@@ -18,7 +18,9 @@ import warm
 from comparing import KEY, asked, repeats, script
 
 from swarm.compare import Config, ModelAdapter, Question, Runner
-from swarm.compare.asking import Heard, Script, Want
+from swarm.compare.asking import Asked, Heard, Script, Want
+from swarm.compare.asking.cache import kept_answers
+from swarm.compare.asking.finding import keys_of
 from swarm.compare.asking.running import as_completed, run
 from swarm.compare.errors import WrongValue
 from swarm.errors import UserError
@@ -46,6 +48,24 @@ def test_raising_the_samples_asks_for_the_new_ones_alone() -> None:
         for samples, requests in ((3, 6), (4, 8), (4, 8), (2, 8)):
             run([script(asked(f"q{n}"), sample) for n in range(2) for sample in range(samples)])
             assert len(server.asked) == requests
+
+
+def test_of_many_samples_those_that_lack_are_asked() -> None:
+    """Samples of one request are looked up together, and told as their own."""
+
+    def many(what: Asked, samples: range) -> Script[list[str]]:
+        heard = yield [Want(what, sample) for sample in samples]
+        return [one.text for one in heard]
+
+    count = iter(range(1000))
+    with comparing.endpoint(lambda _: endpoints.chat(f"answer {next(count)}")) as server:
+        [first] = run([many(asked(), range(30))])
+        assert sorted(first) == sorted(f"answer {n}" for n in range(30))
+        kept_answers().drop(keys_of([Want(asked(), 7)]))
+        [second, part] = run([many(asked(), range(40)), many(asked(), range(5, 29))])
+        assert len(server.asked) == 30 + 11
+        assert second[:7] + second[8:30] == first[:7] + first[8:] and second[7] not in first
+        assert part == second[5:29]
 
 
 def test_greedy_samples_of_an_endpoint_are_asked_each() -> None:

@@ -20,7 +20,7 @@ TABLE = (
     "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT, time REAL, label TEXT)"
 )
 DROP = "DELETE FROM answers WHERE key = ?"
-SPAN = "SELECT key, value FROM answers WHERE key BETWEEN ? AND ?"
+BETWEEN = "SELECT key, value FROM answers WHERE key BETWEEN ? AND ? ORDER BY key"
 PUT = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
 ADDED = {"time": "REAL", "label": "TEXT"}
 """Columns that the files of earlier versions lack; NULL in the rows that were there."""
@@ -64,26 +64,29 @@ class Cache:
         """Where the file lies."""
         return Path(self.file).expanduser() if self.file else cache_folder() / "answers.sqlite"
 
-    def get(self, keys: Sequence[str], spans: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+    def get(self, keys: Sequence[str]) -> dict[str, Any]:
         """The values that are kept of these keys.
-
-        Args:
-            spans: First and last of further keys: all between them are wanted, in half the time.
 
         Raises:
             UserError: The file cannot be read or made.
         """
         found: dict[str, Any] = {}
         with self.connected() as connection:
-            for span in spans:
-                found.update(connection.execute(SPAN, span).fetchall())
             for first in range(0, len(keys), AT_ONCE):
                 some = keys[first : first + AT_ONCE]
                 places = ",".join("?" * len(some))
                 asked = f"SELECT key, value FROM answers WHERE key IN ({places})"
                 found.update(connection.execute(asked, some).fetchall())
-        # One text is read at once in a third of the time that many take.
-        return dict(zip(found, json.loads(f"[{','.join(found.values())}]"), strict=True))
+        return _read(found)
+
+    def between(self, first: str, last: str) -> dict[str, Any]:
+        """The values of all keys that are kept from one to another, in their order.
+
+        Raises:
+            UserError: The file cannot be read or made.
+        """
+        with self.connected() as connection:
+            return _read(dict(connection.execute(BETWEEN, (first, last)).fetchall()))
 
     def drop(self, keys: Sequence[str]) -> int:
         """Keep these no longer; gives how many there were.
@@ -154,6 +157,11 @@ def key_of(*parts: Any) -> str:
     """A key that changes with any of the parts, which are JSON values."""
     text = _as_text(parts)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read(found: dict[str, str]) -> dict[str, Any]:
+    """Values out of their JSON; one text is read in a third of the time that many take."""
+    return dict(zip(found, json.loads(f"[{','.join(found.values())}]"), strict=True))
 
 
 def sample_key(key: str, sample: int) -> str:

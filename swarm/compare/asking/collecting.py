@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-RARE = (50_000, 20, 100)
+RARE = (250_000, 20, 100)
 """Thresholds of `gc.set_threshold`; a run makes many objects and hardly any garbage."""
 
 _lock = threading.Lock()

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from swarm.compare.asking import Heard, Script, Want
+from swarm.compare.asking import Asked, Heard, Script, Want
 from swarm.compare.asking.finding import at_hand, source
 from swarm.compare.asking.sources import Batches, Endpoint
 from swarm.compare.asking.standing import Place, Prepared, Waiting, Wanted
@@ -18,6 +18,9 @@ from swarm.models.background import in_thread
 from swarm.models.one_by_one import asking
 
 T = TypeVar("T")
+
+MANY = 20
+"""Samples of one request that are looked up together."""
 
 
 class Course(Generic[T]):
@@ -84,8 +87,8 @@ class Course(Generic[T]):
 
     def _advance(self, waiting: Waiting, heard: list[Heard] | None) -> None:
         """Let a script go on until it wants something, or ends."""
-        wants: Sequence[Want] = ()
-        while not wants:
+        waiting.missing = 0
+        while not waiting.missing:
             waiting.again = heard is not None
             try:
                 wants = next(waiting.script) if heard is None else waiting.script.send(heard)
@@ -93,10 +96,27 @@ class Course(Generic[T]):
                 self.left -= 1
                 self.told(waiting.number, end.value)
                 return
-            heard = []
-        waiting.heard, waiting.missing = [None] * len(wants), len(wants)
-        for index, want in enumerate(wants):
-            self.new.append((want, waiting, index))
+            heard = waiting.heard = self._at_once(wants)
+            for index, want in enumerate(wants):
+                if heard[index] is None:
+                    waiting.missing += 1
+                    self.new.append((want, waiting, index))
+
+    def _at_once(self, wants: Sequence[Want]) -> list[Any]:
+        """What is kept of many samples of one request in a row; of other wants nothing yet."""
+        nothing = [None] * len(wants)
+        if len(wants) < MANY:
+            return nothing
+        asked, first = wants[0]
+        if any(one is not asked or n != k for k, (one, n) in enumerate(wants, first)):
+            return nothing
+        ready = self.prepared.get(id(asked)) or self._prepare(asked)
+        if ready is None or ready.error or ready.one:
+            return nothing
+        assert ready.place.source
+        kept = ready.place.source.kept_samples(ready.key, first, len(wants))
+        self.came += len(kept)
+        return [kept.get(sample) for sample in range(first, first + len(wants))]
 
     def _deliver(self, key: str, heard: Heard) -> None:
         """Hand an answer to all who wait for it."""
@@ -133,8 +153,9 @@ class Course(Generic[T]):
         sought: dict[str, tuple[Place, dict[str, Wanted]]] = {}
         for one in new:
             asked, sample = one[0]
-            ready = self.prepared.get(id(asked)) or self._prepare(one)
+            ready = self.prepared.get(id(asked)) or self._prepare(asked)
             if ready is None:
+                self.places[asked.model].parked.append(one)
                 continue
             if ready.error is not None:
                 self.wanted[""] = [one]
@@ -152,16 +173,14 @@ class Course(Generic[T]):
             sought[place.name][1][key] = one
         return sought
 
-    def _prepare(self, one: Wanted) -> Prepared | None:
+    def _prepare(self, asked: Asked) -> Prepared | None:
         """What is asked, for all its samples; `None` if its model is yet to be found."""
-        asked = one[0].asked
         place = self.places.get(asked.model)
         if place is None:
             place = self.places[asked.model] = Place(asked.model, at_hand(asked.model))
             if place.source is None:
                 self._start(self._find(place))
         if place.source is None and place.error is None:
-            place.parked.append(one)
             return None
         ready = Prepared(asked, place, error=place.error)
         if place.source is not None:

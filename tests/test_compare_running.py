@@ -299,6 +299,21 @@ def test_a_model_of_ones_own_is_a_class_with_generate() -> None:
     assert isinstance(heard, WrongValue) and "no method generate" in str(heard)
 
 
+class Ends(Shouts):
+    """A model that wants to end the process."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Nothing."""
+        raise SystemExit(3)
+
+
+def test_a_model_that_ends_the_process_is_a_failure_of_its_own() -> None:
+    Config.models |= {"ends": Ends(), "shouts": Shouts()}
+    first, second = run([script(asked("q", "ends")), script(asked("q", "shouts"))])
+    assert isinstance(first, UserError) and "SystemExit" in str(first)
+    assert texts([second]) == ["Q"]
+
+
 def test_functions_and_consortia_are_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(searches.ROOT / "tests"))
     [heard] = run([script(asked("hi", "function/talkers:function"))])

@@ -7,5 +7,10 @@ class WrongValue(UserError, ValueError):
     """An argument has a value that it cannot have."""
 
 
+def needed(error: ImportError) -> UserError:
+    """What to tell of a library of the extra that is not installed."""
+    return UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings it")
+
+
 class NoClientForModel(UserError):
     """No endpoint that is known has a model of this name."""

@@ -1,6 +1,7 @@
 """The values of all settings of experiments in this process; people set them through `Config`."""
 
 import os
+from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,9 @@ ENDPOINTS = {
 }
 """Where the keys in variables of these names, or of these with _ANYTHING behind, are for."""
 
+OWN_SERVER = "OPENAI_BASE_URL"
+"""Where it is set, OpenAI's models are asked there, as everywhere here."""
+
 DEFAULTS: dict[str, Any] = {
     "timeout": 60,
     "reasoning_effort": "none",
@@ -32,12 +36,19 @@ DEFAULTS: dict[str, Any] = {
 
 
 def pairs_of_environment() -> list[Pair]:
-    """The endpoints whose keys are in the environment, by the names of the variables."""
+    """The endpoints whose keys are in the environment, by the names of the variables.
+
+    Where OPENAI_BASE_URL is set, OPENAI_API_KEY is that server's, which may need none.
+    """
     found = []
+    own = os.environ.get(OWN_SERVER, "").strip()
+    if own:
+        found.append((own, os.environ.get("OPENAI_API_KEY", "").strip(), OWN_SERVER))
     for variable in sorted(os.environ):
         for prefix, url in ENDPOINTS.items():
             key = os.environ[variable].strip()
-            if key and (variable == prefix or variable.startswith(f"{prefix}_")):
+            moved = own and variable == "OPENAI_API_KEY"
+            if key and not moved and (variable == prefix or variable.startswith(f"{prefix}_")):
                 found.append((url, key, variable))
     return found
 
@@ -49,6 +60,10 @@ class Shared(type):
     _folder: str | None
 
     def __setattr__(cls, name: str, value: Any) -> None:
+        if not hasattr(cls, name):
+            near = get_close_matches(name, dir(cls), 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise WrongValue(f"Config.{name}: there is no such setting{meant}")
         own = name in DEFAULTS or name in ("models", "_pairs", "_folder")
         type.__setattr__(Settings if own else cls, name, value)
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from swarm.compare.config import Config
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import WrongValue, needed
 from swarm.compare.questions import yamls
 from swarm.compare.settings import checked_workers
 from swarm.errors import UserError
@@ -66,8 +66,7 @@ def _ready(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except ImportError as error:
-        raise UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings what "
-                        "a report needs; nothing was asked") from None  # fmt: skip
+        raise UserError(f"{needed(error)}; nothing was asked") from None
     except OSError as error:
         raise UserError(f"folder={folder}: nothing can be written there ({error.strerror}); "
                         "nothing was asked") from None  # fmt: skip
@@ -82,6 +81,8 @@ def _asked(
     frames = Question.many(questions, groups, details=True)
     named = dict(zip((question.name for question in questions), frames, strict=True))
     failed = sum(int(frame["error"].notna().sum()) for frame in frames)
+    if all((frame["answer"].isna() & frame["error"].notna()).all() for frame in frames):
+        raise UserError(f"nothing was answered, so {folder} is left as it was")
     if found := write(folder, named, groups):
         print(found)
     rows = sum(map(len, frames))

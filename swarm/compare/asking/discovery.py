@@ -24,6 +24,14 @@ MAY_HAVE = {
 }
 """By host, what the names of its models look like; any other host may have any model."""
 
+WHOLE = ("local", "llm", "function", "moa", "consortium")
+"""What a name may begin with that is no endpoint's."""
+
+SHORT = {"search": "local/search", "initial_experts": "local"}
+"""Folders whose models are named by their place."""
+
+HERE = {*WHOLE, *SHORT}
+
 PATIENCE = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
 """Of looking for a model: an endpoint that is not there costs seconds, not the day."""
 
@@ -64,6 +72,8 @@ class Places:
         Raises:
             NoClientForModel: Nobody has it.
         """
+        if model.partition("/")[0] in HERE:
+            raise NoClientForModel(f"{model}: it is asked in this process, not at an endpoint")
         pairs = self._checked()
         with self._lock:
             lock = self._locks.setdefault(model, threading.Lock())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.compare.asking import Want
 from swarm.compare.asking.cache import kept_answers
 from swarm.compare.asking.client import KeyedClient
-from swarm.compare.asking.discovery import PLACES, Places
+from swarm.compare.asking.discovery import PLACES, SHORT, WHOLE, Places
 from swarm.compare.asking.sources import Batches, Endpoint, Source
 from swarm.compare.config import Config
 from swarm.compare.errors import NoClientForModel, WrongValue
@@ -21,12 +21,6 @@ from swarm.models.pace import Limits
 
 if TYPE_CHECKING:
     from swarm.models.providers import Provider
-
-WHOLE = ("local", "llm", "function", "moa", "consortium")
-"""What a name may begin with that is no endpoint's."""
-
-SHORT = {"search": "local/search", "initial_experts": "local"}
-"""Folders whose models are named by their place."""
 
 RETRIES = 4
 """Of a request that may succeed later; the waits between them double."""

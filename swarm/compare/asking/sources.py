@@ -201,7 +201,7 @@ class Batches:
         """What each comes to; whatever a model of one's own raises ends no other model's."""
         try:
             return attempt(self.model, requests)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return [UserError(f"{self.label}: {type(error).__name__}: {error}")] * len(requests)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.compare.asking import Asked, Want
 from swarm.compare.asking.collecting import rare_collections
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import WrongValue, needed
 from swarm.compare.questions import arguments
 from swarm.compare.questions.frames import Block, Row, frame, tell_failures
 
@@ -73,6 +73,10 @@ def frames_of(
 ) -> "list[pd.DataFrame]":
     """The data frame of each question; see `Question.many`."""
     parts = parts_of(questions, model_groups)
+    try:
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise needed(error) from None
     for part in parts:
         part.question.layout.columns(details)
     title = parts[0].question.name if len(parts) == 1 else f"{len(parts)} questions"

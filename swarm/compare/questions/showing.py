@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import WrongValue, needed
 
 if TYPE_CHECKING:
     from swarm.compare.questions import Question
@@ -34,7 +34,7 @@ def plot_frame(df: Any, *keys: Any, **more: Any) -> Any:
     Raises:
         WrongValue: It is none.
     """
-    from swarm.compare.plots import plot
+    plot = _plots()
 
     return plot(is_frame("plot", df), *keys, **more)
 
@@ -47,7 +47,7 @@ def plot_question(
     **more: Any,
 ) -> Any:
     """Plot what a question's models say."""
-    from swarm.compare.plots import plot
+    plot = _plots()
 
     if isinstance(models_or_df, Mapping):
         df = question.df(models_or_df)
@@ -94,3 +94,16 @@ def is_frame(method: str, value: Any, also: str = "") -> Any:
             f"models are shown by a question: question.{method}(models)"
         )
     return value
+
+
+def _plots() -> Any:
+    """What draws plots.
+
+    Raises:
+        UserError: A library of the extra is missing.
+    """
+    try:
+        from swarm.compare.plots import plot
+    except ImportError as error:
+        raise needed(error) from None
+    return plot

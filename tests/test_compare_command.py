@@ -118,6 +118,16 @@ def test_a_failed_row_is_code_1_and_the_others_are_there(
     assert "1 failed" in Path("compare/birds/report.md").read_text()
 
 
+def test_a_run_that_is_answered_nothing_leaves_the_folder(
+    server: endpoints.Endpoint, said: Any
+) -> None:
+    assert said("run", "birds.yaml", "models=a", "questions=size")[0] == 0
+    before = Path("compare/birds/report.md").read_bytes()
+    code, out, err = said("run", "birds.yaml", "models=broken", "questions=size")
+    assert (code, out) == (1, "") and "compare/birds is left as it was" in err
+    assert Path("compare/birds/report.md").read_bytes() == before
+
+
 def test_a_dry_run_says_what_would_be_asked(server: endpoints.Endpoint, said: Any) -> None:
     code, out, _ = said("run", "birds.yaml", "models=a,b,a", "dry_run=true", "samples=3")
     assert code == 0 and server.asked == []

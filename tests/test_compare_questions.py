@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,20 @@ from swarm.compare import Config, FreeForm, NextToken, Question, Rating, read_js
 from swarm.compare.asking.collecting import rare_collections
 from swarm.compare.errors import WrongValue
 from swarm.errors import UserError
+from swarm.models import Completion, Request
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
 TURN = [{"role": "user", "content": "hello"}]
 COLUMNS = ["model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error"]
+
+
+class Repeats:
+    """A model that says what it was told."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The last turns."""
+        return [Completion(request.prompt[-1].content) for request in requests]
 
 
 def free_form(*paraphrases: Any, **more: Any) -> FreeForm:
@@ -360,3 +370,17 @@ def test_no_key_is_written_anywhere(settings: Path, tmp_path: Path) -> None:
     assert json.dumps("so: x").encode() in written
     assert KEY.encode() not in written
     assert Config.cache_dir == str(settings)
+
+
+@pytest.mark.parametrize(("missing", "call"), [("pandas", "df"), ("matplotlib", "plot")])
+def test_a_library_that_is_missing_is_named(
+    missing: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("swarm.compare.plots")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    Config.models["own"] = Repeats()
+    with pytest.raises(UserError, match=rf"{missing}.* is missing: pip install 'model-swarms"):
+        getattr(free_form("hi"), call)({"g": ["own"]})

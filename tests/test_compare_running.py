@@ -197,14 +197,16 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
         _, said = process.communicate(timeout=20)
         sent = len(server.asked)
         assert "KeyboardInterrupt" in said and "are kept" in said
-        assert sent < 600, "it went on"
+        assert sent < 1500, "it went on"
         came = int(said.split("interrupted: ")[1].split(" of ")[0])
-        assert came >= 40
         Config.url_key_pairs = [(server.url, KEY, "FAKE_API_KEY")]
         server.answer = repeats
-        heard = run([script(asked(f"q{n}")) for n in range(300)])
-        assert texts(heard) == [f"so: q{n}" for n in range(300)]
-        assert len(server.asked) - sent <= 300 - came
+        whole = [asked(f"q{n}") for n in range(2000)]
+        kept = len(kept_answers().get(keys_of([Want(one) for one in whole])))
+        assert kept >= came >= 40
+        assert texts(run([script(one) for one in whole])) == [f"so: q{n}" for n in range(2000)]
+        # What was under way when it ended may have been counted late.
+        assert 0 <= len(server.asked) - sent - (2000 - kept) <= 100
 
 
 def test_an_error_in_a_script_keeps_what_came() -> None:

@@ -43,7 +43,10 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UserError: Always.
         """
-        raise UserError(f"{message}; --help tells more", 2)
+        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
+        near = get_close_matches(unknown, self._option_string_actions, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"{message}; {meant}--help tells more", 2)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from swarm.compare.command import Parser
 from swarm.compare.view import view
 from swarm.errors import UserError
-from swarm.moa.arguments import Parser
 from swarm.printing import harmless
 from swarm.serve.arguments import port
 

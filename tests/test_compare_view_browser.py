@@ -75,6 +75,16 @@ def place(page: Any, number: int, total: int) -> None:
     )
 
 
+SLOW = """() => {
+  const fetched = window.fetch;
+  window.fetch = async (...asked) => {
+    const reply = await fetched(...asked);
+    await new Promise((done) => setTimeout(done, 400));
+    return reply;
+  };
+}"""
+
+
 def answer(page: Any) -> str:
     text: str = page.locator(".answer").inner_text()
     return text
@@ -176,6 +186,21 @@ def test_keys_lead_through_it(browser: Any, url: str) -> None:
         assert page.locator("#keys").is_visible()
         page.keyboard.press("Escape")
         assert not page.locator("#keys").is_visible()
+
+
+def test_a_number_being_typed_outlives_a_slow_answer(browser: Any, url: str) -> None:
+    with shown(browser, url) as page:
+        place(page, 1, 120)
+        page.evaluate(SLOW)
+        for typed in ("g60", "g6"):
+            page.keyboard.press("ArrowRight")
+            page.keyboard.press(typed[0])
+            page.keyboard.type(typed[1:])
+            page.wait_for_timeout(600)
+            assert page.locator("#goto").input_value() == typed[1:]
+            page.keyboard.press("Enter")
+            place(page, int(typed[1:]), 120)
+            page.keyboard.press("Escape")
 
 
 def test_search_and_filters_and_their_address(browser: Any, url: str) -> None:

@@ -69,15 +69,25 @@ async function load() {
   try {
     const draw = await { row: loadRow, list: loadList, pairs: loadPairs }[view]();
     if (mine !== turn) return;
-    const focused = document.activeElement?.id;
+    const { id, value, dataset } = document.activeElement ?? { dataset: {} }, typing = dataset.typing;
+    // A field that is taken away while it is typed in calls itself changed.
+    delete dataset.typing;
     get("failure").hidden = true;
     draw();
-    if (focused) get(focused)?.focus({ preventScroll: true });
+    if (id) again(get(id), value, typing);
   } catch (error) {
     if (mine !== turn) return;
     get("failure").textContent = error.message;
     get("failure").hidden = false;
   }
+}
+
+/* What was drawn anew goes on where the reader was: a number that is being typed is not lost. */
+function again(element, value, typing) {
+  element?.focus({ preventScroll: true });
+  if (!element?.id.startsWith("goto")) return;
+  if (typing) Object.assign(element, { value }).dataset.typing = typing;
+  else element.select();
 }
 
 function counted(total) {
@@ -210,7 +220,11 @@ function chooser(id, name, labels, chosen, choose) {
 function pager(first, size, total, go, more = [], mark = "") {
   const last = Math.min(first + size, total);
   const input = made("input", { type: "number", id: `goto${mark}`, min: 1, max: total, value: first + 1, "aria-label": "Go to number" });
+  input.addEventListener("input", () => { input.dataset.typing = "yes"; });
+  input.addEventListener("keydown", (event) => { if (event.key === "Enter") input.dispatchEvent(new Event("change")); });
   input.addEventListener("change", () => {
+    if (!input.dataset.typing) return;
+    delete input.dataset.typing;
     const at = Math.max(1, Math.min(total, Math.round(Number(input.value)) || 1)) - 1;
     go(size === 1 ? at : Math.floor(at / size) * size);
   });

@@ -24,7 +24,6 @@ from swarm.evaluation import (
 from swarm.executors import Executor, Worker
 from swarm.identity import items_digest, search_identity, shared_context
 from swarm.known import Known
-from swarm.live import View
 from swarm.log import hold_log, log_to
 from swarm.optimizers import Optimizer
 from swarm.racing import Racing, tell
@@ -34,6 +33,7 @@ from swarm.scratchpad import rounding, write_ensemble
 from swarm.settings import check_run
 from swarm.store import Store
 from swarm.tasks import Calibrated, Prepared, Score, Task
+from swarm.telling import Teller
 from swarm.track import Tracker
 from swarm.verdict import judge
 
@@ -105,7 +105,8 @@ class Run:
         Raises:
             UserError: Something is wrong with an input; nothing has been written then.
         """
-        self.view = View(self.optimizer.max_iterations)
+        self.teller = Teller(self.record, self.tracker, self.optimizer.max_iterations)
+        self.view = self.teller.view
         try:
             self._open(config or {})
             with self.view:
@@ -116,7 +117,7 @@ class Run:
                 self.tracker.finish(metrics)
         finally:
             self.executor.close()
-        self._show(metrics)
+        self.teller.verdict(metrics, self.pool.groups, self.pool.saves)
         return metrics
 
     def _open(self, config: Mapping[str, Any]) -> None:
@@ -138,7 +139,11 @@ class Run:
             self.record.keep_config(config)
         if resumed and self.record.rounds:
             self._resume()
-        self._describe(resumed, dev)
+        base = self.model.stand_in()
+        self.teller.opened(resumed, {
+            "task": self.task.name, "dev": dev, "kept": len(self._kept),
+            "base": f"{self.model.path} as {base}" if base else None,
+        })  # fmt: skip
 
     def check(self) -> int:
         """Read items and pool and start the optimizer; gives how many dev items it will see."""
@@ -163,26 +168,12 @@ class Run:
             self.task.restore(self.record.state["scale"])
         self.record.derive(self.pool)
 
-    def _describe(self, resumed: bool, dev: int) -> None:
-        done = len(self.record.rounds)
-        how = f"goes on after {done} evaluated rounds" if resumed and done else "begins"
-        kept = f", {len(self._kept)} more kept to confirm" if self._kept else ""
-        line = (
-            f"search {how}: task {self.task.name} ({dev} dev items{kept}), "
-            f"{len(self.pool.names)} experts, folder {self.record.folder}"
-        )
-        base = self.model.stand_in()
-        for words in [line, *([f"base: {self.model.path} as {base}"] if base else [])]:
-            log.info(words)
-            self.view.say(words)
-
     def _loop(self) -> None:
         while (reason := self.optimizer.done() or self.budget.spent(self.record)) is None:
             self._iterate(len(self.record.rounds))
         self.record.state["finished"] = reason
         self.record.save()
-        log.info("search ends: %s", reason)
-        self.view.say(f"search ends: {reason}")
+        self.teller.ended(reason)
 
     def _iterate(self, number: int) -> None:
         began, shared = time.monotonic(), self._evaluate.shared
@@ -212,24 +203,7 @@ class Run:
         self.record.derive(self.pool)
         entry = self.record.rounds[-1]
         self._known.remember(number, entry["positions"], entry["utilities"])
-        self._report(number, entry, time.monotonic() - began)
-
-    def _report(self, number: int, entry: Mapping[str, Any], seconds: float) -> None:
-        best = self.record.utility(self.record.best())
-        measured = {
-            "g": best,
-            "g_worst": self.record.lowest(),
-            "prompts_per_second": self.view.prompts_per_second,
-            "seconds": seconds,
-            "prompts_saved": entry["prompts_saved"],
-            **{f"particle_{i}_now": u for i, u in enumerate(entry["utilities"])},
-        }
-        self.tracker.log(number, {k: v for k, v in measured.items() if v is not None})
-        asked, saved = entry["prompts_asked"], entry["prompts_saved"]
-        note = f"saved {saved} of {asked + saved} prompts" if saved else ""
-        self.view.end(entry["utilities"], best, note)
-        log.info("iteration %d: best %s, utilities %s, prompts asked %d, saved %d, tokens %d",
-                 number, best, entry["utilities"], asked, saved, self.view.tokens)  # fmt: skip
+        self.teller.iteration(number, time.monotonic() - began)
 
     def _ask_dev(
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
@@ -269,7 +243,3 @@ class Run:
         other = Cut(1, (self.job.items or len(self._searched)) // 2 + 1)
         ask = Evaluator(self.task, self.executor, other).scores
         return lambda positions, split, items: ask(positions, split, self.view.watch, items)
-
-    def _show(self, metrics: dict[str, Any]) -> None:
-        self.view.verdict(metrics, self.record.state["experts"], self.pool.groups)
-        self.view.say(f"best {self.pool.saves}: {self.record.folder / 'global_best'}")

@@ -16,7 +16,7 @@ install() {
     fi
     # Modules are compiled when they are first imported, unless Python is told to keep nothing.
     [ -n "${PYTHONDONTWRITEBYTECODE:-}" ] || options+=(--no-compile)
-    echo "installing into $venv (about a minute) ..."
+    echo "installing into $venv (one to five minutes: PyTorch is large) ..."
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
     # The pip that came with an old Python takes twice as long.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade pip || true

@@ -1,14 +1,27 @@
-"""Draws what a finished run printed, as an SVG: picture.py search/quickstart quickstart.svg"""
+"""Draws a run's terminal as an SVG: what it printed, or, with live, its view in the midst of it.
+
+picture.py search/quickstart quickstart.svg
+picture.py search/quickstart live.svg live
+"""
 
 import io
 import json
+import re
 import sys
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from swarm.errors import UserError
-from swarm.live import View
+from swarm.executors import Result
+from swarm.live import Progress, View
+from swarm.live.picture import picture as live_view
+from swarm.tasks import Score
+
+LIVE_COLUMNS = 80
 
 
 def draw(folder: Path, picture: Path) -> None:
@@ -17,23 +30,83 @@ def draw(folder: Path, picture: Path) -> None:
     Raises:
         UserError: The folder holds no finished run.
     """
-    path = folder / "state.json"
-    state = json.loads(path.read_text()) if path.is_file() else {"metrics": None}
-    if state["metrics"] is None:
+    state = _state(folder)
+    if state.get("metrics") is None:
         raise UserError(f"{folder} holds no finished run; allowed: a folder of search/")
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
-    view, best = View(0, console), None
+    view, best = View(Progress(0), console), None
     for number, entry in enumerate(state["rounds"]):
         known = [u for u in entry["utilities"] if u is not None]
         best = max([u for u in (best, *known) if u is not None], default=None)
         cells = "  ".join("  -  " if u is None else f"{u:.3f}" for u in entry["utilities"])
         view.say(f"iteration {number:>2}  best {best:.3f}  particles {cells}")
     view.verdict(state["metrics"], state["experts"])
-    picture.write_text(console.export_svg(title=f"python -m swarm.search name={folder.name}"))
+    _write(console, picture, folder)
+
+
+def draw_live(folder: Path, picture: Path) -> None:
+    """Write the live view as it was halfway through the last iteration of `folder`.
+
+    The numbers are the run's own: state.json has the utilities, log.txt the times and tokens.
+
+    Raises:
+        UserError: The folder has not two iterations.
+    """
+    state = _state(folder)
+    if len(state.get("rounds", [])) < 2:
+        raise UserError(f"{folder} has not two iterations; allowed: a folder of search/")
+    config = json.loads((folder / "config.json").read_text())
+    clock = Clock()
+    progress = Progress(config["optimizer"]["max_iterations"], clock)
+    last = len(state["rounds"]) - 1
+    for number, (entry, seconds, tokens) in enumerate(
+        zip(state["rounds"], *_course(folder), strict=False)
+    ):
+        put = entry["prompts_asked"]
+        progress.begin(f"iteration {number}", number, 1, put)
+        share = 0.5 if number == last else 1.0
+        clock.now += seconds * share
+        scores = [[Score(0.0, "")] * round(put * share)]
+        progress.watch(Result(0, scores, round(put * share), round(tokens * share)))
+        if number < last:
+            progress.end(entry)
+    console = Console(record=True, width=LIVE_COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(live_view(progress, LIVE_COLUMNS, 24))
+    _write(console, picture, folder)
+
+
+class Clock:
+    """Seconds, as they went by in the run."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+def _course(folder: Path) -> tuple[list[float], list[int]]:
+    """Seconds and tokens of each iteration, by the log."""
+    line = r"^(\S+ \S+) INFO (?:search (?:begins|goes on)|iteration .*tokens (\d+)).*$"
+    found = re.findall(line, (folder / "log.txt").read_text(), re.MULTILINE)
+    times = [datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f").timestamp() for when, _ in found]
+    seconds = [after - before for before, after in pairwise(times)]
+    return seconds, [int(tokens) for _, tokens in found[1:]]
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    path = folder / "state.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _write(console: Console, picture: Path, folder: Path) -> None:
+    drawn = console.export_svg(title=f"python -m swarm.search name={folder.name}")
+    # Rich names a font on a server of others; a picture loads nothing.
+    picture.write_text(re.sub(r"\s*@font-face \{.*?\}", "", drawn, flags=re.DOTALL))
 
 
 if __name__ == "__main__":
     try:
-        draw(Path(sys.argv[1]), Path(sys.argv[2]))
+        (draw_live if sys.argv[3:] == ["live"] else draw)(Path(sys.argv[1]), Path(sys.argv[2]))
     except (UserError, IndexError) as error:
-        sys.exit(f"error: {error or 'picture.py RUN_FOLDER PICTURE.svg'}")
+        sys.exit(f"error: {error or 'picture.py RUN_FOLDER PICTURE.svg [live]'}")

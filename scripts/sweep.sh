@@ -3,7 +3,7 @@
 # and one table of all; the scripts search_*.sh name a task and the data files that it needs:
 #   GPUS=0,1,2 TRIALS=10 bash scripts/sweep.sh nlgraph nlgraph
 # The same command goes on where it stopped. Other settings as key=value arguments: what is set is
-# not drawn, name=NAME begins another sweep, wandb=disabled keeps the runs off WandB.
+# not drawn, name=NAME begins another sweep, tracker=none keeps the runs off WandB.
 set -euo pipefail
 [ $# -ge 2 ] || { echo 'error: bash scripts/sweep.sh TASK "FILE ..." [KEY=VALUE ...]' >&2; exit 2; }
 task=$1
@@ -14,4 +14,4 @@ python=${PYTHON:-python}
 [ -n "${PYTHON:-}" ] || [ ! -x .venv/bin/python ] || python=.venv/bin/python
 "$python" scripts/fetch_data.py "${files[@]}"
 exec "$python" -m swarm.sweep trials="${TRIALS:-10}" task="$task" gpus="${GPUS-0,1,2,3,4}" \
-    model=gemma_7b pool.folder=initial_experts/gemma_7b experiment=paper wandb=online "$@"
+    model=gemma_7b pool.folder=initial_experts/gemma_7b experiment=paper tracker=wandb "$@"

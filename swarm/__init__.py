@@ -1,3 +1,55 @@
-"""Swarm search, combination and comparison of language models."""
+"""Swarm search, combination and comparison of language models.
+
+In Python: `from swarm import Pool, evaluate, search`; docs/python.md has all of it on one page.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swarm.api.evaluating import evaluate as evaluate
+    from swarm.api.result import Result as Result
+    from swarm.api.result import open_run as open_run
+    from swarm.api.searching import search as search
+    from swarm.api.tasks import task as task
+    from swarm.errors import UserError as UserError
+    from swarm.pool import Pool as Pool
+    from swarm.roster import Roster as Roster
 
 __version__ = "0.1.0"
+
+FROM = {
+    "Pool": "pool",
+    "Result": "api.result",
+    "Roster": "roster",
+    "UserError": "errors",
+    "evaluate": "api.evaluating",
+    "open_run": "api.result",
+    "search": "api.searching",
+    "task": "api.tasks",
+}
+
+__all__ = list(FROM)
+
+
+def __getattr__(name: str) -> Any:
+    """Found when it is asked for, so that a script pays for what it uses alone."""
+    if name not in FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{FROM[name]}"), name)
+
+
+class _Package(ModuleType):
+    """This package, in which the functions `search` and `evaluate` win over their entries' modules.
+
+    Importing swarm.search or swarm.evaluate would bind the module to the name on its package.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in FROM and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,4 +1,4 @@
-"""Kept answers: what is there, and what may go; python -m swarm.cache info, or prune --all."""
+"""See and prune the answers that are kept: python -m swarm.cache info."""
 
 import argparse
 import re
@@ -8,6 +8,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import NoReturn
 
+from swarm import examples
 from swarm.cli import fail
 from swarm.errors import UserError
 from swarm.models import kept
@@ -27,7 +28,7 @@ SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(examples.Parser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:

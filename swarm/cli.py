@@ -2,8 +2,9 @@
 
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,15 +21,17 @@ def gpu_list(argument: str) -> str:
 
 def fail(error: Exception) -> NoReturn:
     """End the process with one line that says what is wrong."""
+    mistake = as_user_error(error)
+    print(f"error: {mistake}", file=sys.stderr)
+    sys.exit(mistake.code)
+
+
+def as_user_error(error: Exception) -> UserError:
+    """The user's mistake that an error came of; else Hydra's complaint as one."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, UserError):
         cause = cause.__cause__ or cause.__context__
-    if isinstance(cause, UserError):
-        message, code = cause.args[0], cause.code
-    else:
-        message, code = hydra_message(error), 2
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(code)
+    return cause if isinstance(cause, UserError) else UserError(hydra_message(error), 2)
 
 
 def hydra_message(error: Exception) -> str:
@@ -65,6 +68,8 @@ def _assigned(word: str) -> str:
 
 def _meant(key: str) -> str:
     """What a key that does not exist may stand for, as words; empty if none is like it."""
+    if key == "wandb":
+        return "write tracker=wandb, tracker=wandb tracker.mode=offline, or nothing for none;"
     known = _keys()
     if key in known:
         # A task of one's own may take it though its yaml leaves it out, which Hydra says.
@@ -123,6 +128,20 @@ def _options() -> list[Path]:
     return [path for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))]
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was told to end (SIGTERM); what Ctrl-C leaves in order, it does too."""
+
+
+def end_in_order() -> None:
+    """Take SIGTERM, which a scheduler or `kill` sends, as Ctrl-C is taken; exit code 143."""
+
+    def end(*_: object) -> NoReturn:
+        raise Terminated
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
+
+
 @contextmanager
 def one_line_errors(name: str | None = "...") -> Iterator[None]:
     """End the process with one line, not a traceback, where a user's mistake is raised inside.
@@ -138,11 +157,11 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
         fail(error)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         told = f" with name={name}" if name else ""
         next_time = "begins anew" if name is None else "goes on"
         print(f"stopped; the same command{told} {next_time}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(143 if isinstance(stop, Terminated) else 130)
 
 
 def run_entry(main: Callable[[], Any]) -> None:
@@ -150,7 +169,29 @@ def run_entry(main: Callable[[], Any]) -> None:
     sys.argv[1:] = map(gpu_list, sys.argv[1:])
     # Waiting threads that spin take the time of whoever else computes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _check_flags(sys.argv[1:])
     # Hydra then raises instead of printing, and what is printed is ours to choose.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    with one_line_errors():
-        main()
+    end_in_order()
+    try:
+        with one_line_errors():
+            main()
+    except ValueError as error:
+        if "Config group override must be" not in str(error):
+            raise
+        words = "a group takes the name of an option, as in optimizer=pso; `--help` lists them"
+        fail(UserError(f"{words} ({error})", 2))
+
+
+def _check_flags(words: Sequence[str]) -> None:
+    """End with one line where a flag is none of Hydra's, which would print its usage."""
+    from hydra._internal.utils import get_args_parser
+
+    flags = get_args_parser()._option_string_actions
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and not any(known.startswith(flag) for known in flags):
+            near = get_close_matches(flag, flags, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            key = flag.lstrip("-")
+            fail(UserError(f"{flag}: there is no such flag; {meant}keys are set as {key}=VALUE", 2))

@@ -37,7 +37,7 @@ ENSEMBLES = {
 }
 """Methods that search nothing: all experts answer together (docs/evaluate.md), once."""
 
-EVALUATED = ("task", "model", "pool", "engine", "reward")
+EVALUATED = ("task", "model", "pool", "engine", "reward", "tracker")
 """What such a method takes of a command line."""
 
 HELP = """\
@@ -244,6 +244,8 @@ def _evaluate(method: Method, one: Comparison, start: Path | None) -> str | None
     words = [*method.words, "split=test", f"out={folder}", f"{key}=[{names}]"]
     if start and method.name != "pack":
         words.append(f"candidate.run={start}")
+    if (one.config.get("tracker") or {}).get("group", "") is None:
+        words.append(f"tracker.group={one.folder.name}")
     command = [sys.executable, "-m", "swarm.evaluate", *words]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")

@@ -29,6 +29,7 @@ from swarm.optimizers import Optimizer
 from swarm.racing import Racing, tell
 from swarm.record import Record
 from swarm.rehearsal import try_prompts
+from swarm.running import keep_command
 from swarm.scratchpad import rounding, write_ensemble
 from swarm.settings import check_run
 from swarm.store import Store
@@ -80,6 +81,8 @@ class Run:
         noise_floor: bool = True,
     ) -> None:
         check_run(name, folder, seed, ensemble, confirm, {"test": test, "noise_floor": noise_floor})
+        if not isinstance(job, Cut):
+            raise UserError(f"job={job}: has keys, as job.particles=5 and job.items=50", 2)
         self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
         self.engine, self.executor, self.tracker = engine, executor, tracker
         self.seed, self.test, self.ensemble = seed, test, ensemble
@@ -93,11 +96,16 @@ class Run:
         self._kept: list[int] = []
         self._known = Known(self.record)
 
-    def search(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def search(
+        self, config: Mapping[str, Any] | None = None, arguments: Sequence[str] | None = None,
+        show: bool = True,
+    ) -> dict[str, Any]:  # fmt: skip
         """Search, or go on with the search, or show again what a finished one came to.
 
         Args:
             config: The configuration, kept in the folder and compared on resume.
+            arguments: Of the command line that gave it, kept too; `None`: there was none.
+            show: Whether the terminal shows it.
 
         Returns:
             The metrics, as `swarm.verdict.judge` makes them.
@@ -105,18 +113,19 @@ class Run:
         Raises:
             UserError: Something is wrong with an input; nothing has been written then.
         """
-        self.teller = Teller(self.record, self.tracker, self.optimizer.max_iterations)
-        self.view = self.teller.view
+        self.teller = Teller(self.record, self.tracker, self.optimizer.max_iterations, show)
         try:
             self._open(config or {})
-            with self.view:
-                self.tracker.start(self.record.folder, config or {})
+            if arguments is not None:
+                keep_command(self.record.folder, arguments)
+            with self.teller.view, self.teller.followed.during(self.record.state, config or {}):
                 if self.record.state["finished"] is None:
                     self._loop()
                 metrics = self._verdict()
-                self.tracker.finish(metrics)
+                self.teller.followed.judged(metrics)
         finally:
             self.executor.close()
+            self.teller.close()
         self.teller.verdict(metrics, self.pool.groups, self.pool.saves)
         return metrics
 
@@ -133,6 +142,8 @@ class Run:
             if not config:
                 raise UserError("shared: needs the run's configuration to know whose answers fit")
             self._store.open(shared_context(identity, config, self.task, self.test))
+        self.record.find(identity)  # a folder of something else is not even held
+        self.teller.hold()
         resumed = self.record.open(identity, self.pool.names, self.pool.groups, self.pool.own)
         log_to(self.record.folder, held)
         if config:
@@ -183,7 +194,7 @@ class Run:
         wanted = rows_wanted(positions, self.optimizer.evaluate, experts, groups)
         wanted = self.budget.affordable(self.record, positions, wanted, self._known)
         new = [i for i in wanted if positions[i] not in self._known]
-        self.view.begin(f"iteration {number}", number, len(new), len(self._searched))
+        self.teller.begin(f"iteration {number}", number, len(new), len(self._searched))
         raced = self.racing.score(
             self._ask_dev, {i: positions[i] for i in new}, self.racing.marks(self.record),
             len(self._searched), self.seed, number,
@@ -199,7 +210,9 @@ class Run:
         rows = {i: as_rows([dev[p] for p in s], [*s.values()]) for i, s in raced.scores.items()}
         facts = raced.facts(len(positions))
         facts |= {"prompts_shared": self._evaluate.shared - shared} if self._store else {}
+        self.teller.writes("answers")
         self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)
+        self.teller.writes("new bests")
         self.record.derive(self.pool)
         entry = self.record.rounds[-1]
         self._known.remember(number, entry["positions"], entry["utilities"])
@@ -213,7 +226,7 @@ class Run:
     def _ask(
         self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
     ) -> list[list[Score]]:
-        return self._evaluate.scores(positions, split, self.view.watch, items)
+        return self._evaluate.scores(positions, split, self.teller.watch, items)
 
     def _verdict(self) -> dict[str, Any]:
         items = items_digest(self.task, "test") if self.test else None
@@ -236,10 +249,10 @@ class Run:
         return metrics
 
     def _begin(self, what: str, items: int) -> None:
-        self.view.begin(what, len(self.record.rounds), 1, items)
+        self.teller.begin(what, len(self.record.rounds), 1, items)
 
     def _ask_again(self) -> Ask:
         """Scores as the search did, in batches of another shape, whatever is stored."""
         other = Cut(1, (self.job.items or len(self._searched)) // 2 + 1)
         ask = Evaluator(self.task, self.executor, other).scores
-        return lambda positions, split, items: ask(positions, split, self.view.watch, items)
+        return lambda positions, split, items: ask(positions, split, self.teller.watch, items)

@@ -12,7 +12,7 @@ from swarm.places import conf_folder
 if TYPE_CHECKING:
     from swarm.run import Run
 
-ENTRY_KEYS = ("gpus", "wandb", "dry_run", "reward")
+ENTRY_KEYS = ("gpus", "dry_run", "reward")
 """Keys that are no part of the run: they stand for keys deeper in the tree, or are read here."""
 
 
@@ -37,6 +37,8 @@ def main(cfg: DictConfig) -> float:
     job = HydraConfig.get()
     if "MULTIRUN" in str(job.mode):
         # Jobs of a sweep share one clock: their names need more than the time.
+        if "group" in cfg.tracker and cfg.tracker.group is None:
+            cfg.tracker.group = str(cfg.name)
         cfg.name = f"{cfg.name}_{job.job.num}"
     with one_line_errors(str(cfg.name)):
         run, config = build(cfg)
@@ -47,7 +49,20 @@ def main(cfg: DictConfig) -> float:
 
             print(describe(run, config))
             return 0.0
-        return float(run.search(config)["ending_best_validation_utility"])
+        metrics = run.search(config, arguments(job, str(cfg.name)))
+        return float(metrics["ending_best_validation_utility"])
+
+
+def arguments(job: Any, name: str) -> list[str] | None:
+    """The command line that starts this search again, by Hydra's settings of it.
+
+    Returns:
+        `None` where the configuration is not that of this entry: a sweep's or a study's trial.
+    """
+    if job.job.config_name != "search":
+        return None
+    words = [word for word in job.overrides.task if not word.lstrip("+").startswith("name=")]
+    return [*words, f"name={name}"]
 
 
 if __name__ == "__main__":

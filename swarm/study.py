@@ -1,4 +1,4 @@
-"""The paper's analyses that need other searches: python -m swarm.study ablations search/NAME."""
+"""The paper's analyses of other searches: python -m swarm.study ablations search/first."""
 
 import argparse
 import random
@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from swarm.cli import one_line_errors
 from swarm.errors import UserError
+from swarm.examples import Parser
 from swarm.places import conf_folder, find
 from swarm.report.folder import RunFolder
 from swarm.studies import comparison, rerun
@@ -194,7 +195,7 @@ STUDIES = {"ablations": ablations, "diversity": diversity, "weak_to_strong": wea
 
 def parser() -> argparse.ArgumentParser:
     """The command line: one sub-command a study."""
-    made = argparse.ArgumentParser(prog="python -m swarm.study", description=__doc__, epilog=EPILOG)
+    made = Parser(prog="python -m swarm.study", description=__doc__, epilog=EPILOG)
     commands = made.add_subparsers(dest="command", required=True)
     numbers = {"diversity": "distinct", "weak_to_strong": "without"}
     for name, run in STUDIES.items():

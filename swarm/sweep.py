@@ -77,6 +77,8 @@ def _key(word: str) -> str:
 
 def _space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[Any]]:
     """The values to draw from, by dotted key."""
+    if not isinstance(tree, Mapping):
+        raise UserError(f"space={tree}: must be keys of a search, each with a list of values")
     found: dict[str, list[Any]] = {}
     for name, values in tree.items():
         key = f"{path}{name}"

@@ -1,12 +1,17 @@
-"""Tells what a search does: in the terminal, in its log, and to a tracker."""
+"""Tells what a search does: in the terminal, in its folder and log, and to a tracker."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarm.live import View
+from rich.console import Console
+
+from swarm.executors import Result
+from swarm.live import Progress, View
 from swarm.record import Record
+from swarm.running import Hold
 from swarm.track import Tracker
+from swarm.track.search import Followed
 
 log = logging.getLogger(__name__)
 
@@ -18,11 +23,45 @@ class Teller:
         record: The run's folder.
         tracker: Where it is shown besides.
         most: The most iterations that may come.
+        show: Whether the terminal shows it.
     """
 
-    def __init__(self, record: Record, tracker: Tracker, most: int) -> None:
-        self.record, self.tracker = record, tracker
-        self.view = View(most)
+    def __init__(self, record: Record, tracker: Tracker, most: int, show: bool = True) -> None:
+        self.record, self.followed = record, Followed(tracker, record.folder)
+        self.progress = Progress(most)
+        self.view = View(self.progress, None if show else Console(quiet=True))
+        self._hold: Hold | None = None
+
+    def hold(self) -> None:
+        """Keep the run's folder for this process, which says in it how far it is.
+
+        Raises:
+            UserError: Another process has it, or it cannot be written.
+        """
+        self._hold = Hold(self.record.folder)
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._hold:
+            self._hold.close()
+
+    def begin(self, what: str, iteration: int, positions: int, items: int) -> None:
+        """An evaluation of so many positions on so many items begins."""
+        self.progress.begin(what, iteration, positions, items)
+        self._note()
+
+    def watch(self, result: Result) -> None:
+        """A job of the evaluation is done."""
+        self.progress.watch(result)
+        self._note()
+
+    def writes(self, what: str = "") -> None:
+        """What is being written from now on; nothing."""
+        self.progress.writing = what
+
+    def _note(self) -> None:
+        if self._hold:
+            self._hold.say(self.progress.facts())
 
     def opened(self, resumed: bool, facts: Mapping[str, Any]) -> None:
         """The folder is open.
@@ -42,6 +81,8 @@ class Teller:
         for words in [line, *([f"base: {facts['base']}"] if facts["base"] else [])]:
             log.info(words)
             self.view.say(words)
+        for entry in self.record.rounds:
+            self.progress.add(entry)
 
     def iteration(self, number: int, seconds: float) -> None:
         """An iteration is recorded.
@@ -51,20 +92,15 @@ class Teller:
             seconds: What it took.
         """
         entry, best = self.record.rounds[-1], self.record.utility(self.record.best())
-        measured = {
-            "g": best,
-            "g_worst": self.record.lowest(),
-            "prompts_per_second": self.view.prompts_per_second,
-            "seconds": seconds,
-            "prompts_saved": entry["prompts_saved"],
-            **{f"particle_{i}_now": u for i, u in enumerate(entry["utilities"])},
-        }
-        self.tracker.log(number, {k: v for k, v in measured.items() if v is not None})
+        speed = self.progress.prompts_per_second
+        self.followed.iteration(number, entry, seconds=seconds, prompts_per_second=speed)
         asked, saved = entry["prompts_asked"], entry["prompts_saved"]
-        note = f"saved {saved} of {asked + saved} prompts" if saved else ""
-        self.view.end(entry["utilities"], best, note)
+        self.writes()
+        self.progress.end(entry)
+        self.view.end()
+        self._note()
         log.info("iteration %d: best %s, utilities %s, prompts asked %d, saved %d, tokens %d",
-                 number, best, entry["utilities"], asked, saved, self.view.tokens)  # fmt: skip
+                 number, best, entry["utilities"], asked, saved, self.progress.tokens)  # fmt: skip
 
     def ended(self, reason: str) -> None:
         """No iteration follows."""

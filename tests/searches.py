@@ -84,10 +84,11 @@ def run(
 
 def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
     """Every file of a run folder that has to be the same for the same search."""
+    own = ("log.txt", "config.json", "command.json", *leave_out)
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("log.txt", "config.json", *leave_out)
+        if path.is_file() and path.name not in own
     }
 
 

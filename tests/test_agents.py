@@ -13,9 +13,9 @@ import searches
 import yaml
 
 from swarm.candidates.agents import Agents
+from swarm.candidates.evaluation import told
 from swarm.candidates.speaker import Named
 from swarm.errors import UserError
-from swarm.evaluate import told
 from swarm.roster import Roster
 
 CHOICE = re.compile(r"\be (\d{3})\b")

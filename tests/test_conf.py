@@ -99,7 +99,9 @@ def test_help_imports_nothing_heavy() -> None:
 WRONG = [
     (["task=chess"], 2, ["task=chess", "nlgraph", "gsm8k"]),
     (["optimizer.inertja=0.2"], 2, ["inertja"]),
-    (["wandb=sometimes"], 2, ["wandb=sometimes", "offline"]),
+    (["wandb=offline"], 2, ["wandb", "tracker=wandb tracker.mode=offline"]),
+    (["tracker=sometimes"], 2, ["tracker=sometimes", "tensorboard"]),
+    (["tracker=wandb", "tracker.mode=sometimes"], 2, ["tracker.mode=sometimes", "offline"]),
     (["gpus=0,0"], 2, ["gpus"]),
     (["gpus=99"], 1, ["gpus", "no CUDA device 99"]),
     (["gpus=foo"], 2, ["gpus"]),
@@ -199,7 +201,7 @@ def test_an_unknown_option_lists_the_options_and_nothing_else(
 def test_online_without_a_login_leaves_nothing(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, wandb="online")
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, tracker="wandb")
     environment = searches.environment(HOME=str(tmp_path), WANDB_API_KEY="")
     result = subprocess.run([sys.executable, "-m", "swarm.search", *command], cwd=searches.ROOT,
                             env=environment, capture_output=True, text=True)  # fmt: skip

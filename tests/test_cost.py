@@ -246,7 +246,7 @@ def other_base(folder: Path, tiny_llama: Path) -> Path:
         ("model.path=nowhere/at/all", 1),
         ("model.name=some/other-base", 1),
         ("gpus=99", 1),
-        ("wandb=sometimes", 2),
+        ("tracker=sometimes", 2),
         ("model.path={other}", 1),
         ("model.path={plain} task.chat=true", 1),
     ],

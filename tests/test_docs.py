@@ -27,6 +27,7 @@ NOT_HERE = {
     "python -m swarm.report search/": "tests/test_report.py, on run folders",
     "python -m swarm.search experiment=token_swarms": "tests/test_token_swarms.py runs small ones",
     "python -m swarm.search experiment=full_models": "tests/test_full_models.py runs small ones",
+    "python -m swarm.search task=nlgraph_mini name=first tracker=": "tests/test_wandb.py, small",
     "python -m swarm.search task=realtoxicityprompts": "tests/test_classifier.py",
     "python -m swarm.search task=rm_concise": "tests/test_reward.py, with a small reward model",
     "python -m swarm.search task=human_": "tests/test_judge.py, with a judge on loopback",
@@ -40,6 +41,7 @@ NOT_HERE = {
     "python -m swarm.export search/": "tests/test_export_entry.py, from a run folder",
     "python -m swarm.moa": "tests/test_moa_command.py, with endpoints on the loopback",
     "python -m swarm.serve": "tests/test_serve_command.py, on a free port",
+    "python -m swarm.ui": "tests/test_ui_runs.py, on a free port",
     "python -m swarm.consortium": "tests/test_consortium_command.py, with functions as members",
     "llm consortium": "as python -m swarm.consortium",
     "cat notes.txt | llm consortium": "tests/test_consortium_command.py, from standard input",
@@ -110,7 +112,7 @@ def shell(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> tuple[Path, list
             file.write_text(json.dumps(content))
     small = [
         "model=local", f"model.path={tiny_llama}", f"pool.folder={tiny_pool}", "gpus=[]",
-        "optimizer.particles=4", "optimizer.max_iterations=1", "ensemble=2", "wandb=disabled",
+        "optimizer.particles=4", "optimizer.max_iterations=1", "ensemble=2", "tracker=none",
         f"folder={tmp_path / 'search'}",
     ]  # fmt: skip
     return tmp_path, small

@@ -11,9 +11,9 @@ import evaluating
 import pytest
 import searches
 
+from swarm.candidates.evaluation import told
 from swarm.candidates.scoring import chosen_device
 from swarm.errors import UserError
-from swarm.evaluate import told
 
 
 def called(arguments: list[str]) -> "subprocess.CompletedProcess[str]":

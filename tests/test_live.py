@@ -6,64 +6,183 @@ import pty
 import re
 import subprocess
 import sys
+import termios
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyte
 import pytest
 import searches
 from rich.console import Console
 
 from swarm.evaluation import as_rows
 from swarm.executors import Result
-from swarm.live import View, spent_line
+from swarm.live import Progress, View, spent_line
+from swarm.live.picture import particles, picture, sparkline
 from swarm.record import Record
 from swarm.tasks import Score
 from swarm.verdict import spent
 from swarm.words import conclusion, sentence
 
+LINES = 24
+Search = Callable[..., list[str]]
 
-def in_terminal(command: list[str], columns: int) -> str:
-    """Everything a search writes to a terminal of so many columns."""
+
+def written(command: list[str], columns: int, **environment: str) -> bytes:
+    """Everything a search writes to a terminal of so many columns and 24 lines."""
     ours, theirs = pty.openpty()
-    environment = searches.environment(TERM="xterm-256color", COLUMNS=str(columns), LINES="40")
+    termios.tcsetwinsize(theirs, (LINES, columns))
+    surroundings = searches.environment(**{"TERM": "xterm-256color", **environment})
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.search", *command],
-        cwd=searches.ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs,
+        cwd=searches.ROOT, env=surroundings, stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
     seen = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        seen += part
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 65536):
+            seen += part
     os.close(ours)
     assert process.wait(timeout=60) == 0, seen.decode()
-    return seen.decode()
+    return seen
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-def test_a_terminal_shows_the_search_live(
-    columns: int, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool)
-    seen = in_terminal(command, columns)
-    assert "\x1b[" in seen, "no live view"
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen)
-    assert "prompts/s" in plain and "iteration   4" in plain and "0/" in plain
-    assert "best initial expert" in plain and "Traceback" not in plain
+def screens(seen: bytes, columns: int) -> list[list[str]]:
+    """What stands on the screen whenever the live view is drawn anew, and at the end."""
+    screen = pyte.HistoryScreen(columns, LINES, history=1000)
+    stream = pyte.ByteStream(screen)
+    found = []
+    for part in re.split(rb"(?=\r\x1b\[2K)", seen):
+        stream.feed(part)
+        found.append([line.rstrip() for line in screen.display])
+    return found
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: Path) -> Search:
+    """The arguments of a search of a second, by name and further keys."""
+    folder = tmp_path_factory.mktemp("live")
+
+    def command(name: str, **more: Any) -> list[str]:
+        keys = {"optimizer__max_iterations": 2, "test": "false", "noise_floor": "false",
+                "ensemble": 0, **more}  # fmt: skip
+        return searches.arguments(folder, tiny_llama, tiny_pool, name, **keys)
+
+    return command
+
+
+@pytest.mark.parametrize(("columns", "particles"), [(80, 7), (200, 8)])
+def test_a_terminal_shows_the_search_live(columns: int, particles: int, small: Search) -> None:
+    command = small(f"wide_{columns}", optimizer__particles=particles)
+    seen = written(command, columns, **({"NO_COLOR": "1"} if columns == 200 else {}))
+    shown = screens(seen, columns)
+    assert (b"\x1b[1;32m" in seen) == (columns == 80), "colour, but for NO_COLOR"
+    assert not re.search(rb"\x1b\[[0-9;]*(3|4|9)[0-7]m", seen) or columns == 80
+    live = [s for s in shown if any("tokens/s" in line for line in s)]
+    assert live, "no live view"
+    text = "\n".join(live[-1])
+    assert re.search(r"items  \d+\.\d prompts/s  \d+ tokens/s", text)
+    assert re.search(r"^best 0\.\d{3}  (found|bettered by 0\.\d{3}) in iteration \d", text, re.M)
+    cells = re.findall(r"(?:^|\s)(\d+) ([▁▂▃▄▅▆▇█·]+) (0\.\d{3})\*?", text)
+    assert [int(number) for number, _, _ in cells] == list(range(particles))
+    assert len({len(line) for _, line, _ in cells}) == 1 and "*" in text
+    end = "\n".join(shown[-1])
+    assert "best initial expert" in end and "tokens/s" not in end and "Traceback" not in end
+
+
+def test_a_dumb_terminal_gets_lines_without_escape_codes(small: Search) -> None:
+    seen = written(small("dumb"), 80, TERM="dumb").decode()
+    assert "\x1b" not in seen and "iteration   2  best 0." in seen
+    assert max(map(len, seen.splitlines())) <= 80 or "adapter: " in seen
+
+
+def test_a_pipe_gets_a_line_an_iteration(small: Search) -> None:
+    done = searches.run(small("piped"))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("iteration")]
+    assert [line.split()[1] for line in lines] == ["0", "1", "2"], done.stderr
+    assert "\x1b" not in done.stdout + done.stderr and "prompts/s" in lines[0]
+
+
+def halfway(particles: int, iterations: int) -> Progress:
+    """A search in the midst of an iteration, with lost and saved evaluations."""
+    progress = Progress(50)
+    for number in range(iterations):
+        progress.begin(f"iteration {number}", number, particles, 100)
+        known: list[float | None] = [0.3 + 0.01 * (i * 7 % 10 + number) for i in range(particles)]
+        known[-1] = None if number else 0.1
+        progress.end({"utilities": known, "prompts_asked": 80, "prompts_saved": 15,
+                      "prompts_shared": 3, "items_scored": [25, 60, None]})  # fmt: skip
+    progress.begin(f"iteration {iterations}", iterations, particles, 100)
+    progress.watch(Result(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
+    return progress
+
+
+@pytest.mark.parametrize("particles", [5, 20, 100])
+@pytest.mark.parametrize(("width", "height"), [(40, 8), (80, 24), (200, 24), (200, 60)])
+def test_the_picture_keeps_to_the_terminal(width: int, height: int, particles: int) -> None:
+    lines = picture(halfway(particles, 40), width, height).plain.split("\n")
+    assert len(lines) <= height and max(map(len, lines)) <= width
+    shown = sum(len(re.findall(r"\d (?:[▁-█·]+ )?(?:0\.\d{3}|  -  )", line)) for line in lines)
+    left = re.fullmatch(r"and (\d+) more particles", lines[-1])
+    assert shown + int(left[1] if left else 0) - sum("best" in line for line in lines) in (
+        particles - 1, particles)  # fmt: skip
+
+
+def test_more_columns_hold_more_particles_in_a_line() -> None:
+    narrow, wide = (particles(halfway(20, 9), width, 20) for width in (80, 200))
+    assert len(narrow) == 7 and len(wide) == 3
+    assert "".join(line.plain.split()[1] for line in narrow[:1]) in wide[0].plain
+
+
+def test_the_picture_says_what_is_saved_and_written() -> None:
+    progress = halfway(5, 2)
+    progress.writing = "new bests"
+    text = picture(progress, 100, 20).plain
+    # Put: 77 in each of 2 rounds; 15 saved by racing, 5 met before, 3 shared.
+    assert "saved 46 of 200 prompts (racing 30, known 10, shared 6)  writing new bests" in text
+    assert "bettered by 0.010 in iteration 1" in text
+
+
+def test_the_picture_in_ascii() -> None:
+    assert picture(halfway(5, 3), 80, 20, blocks=False).plain.isascii()
+
+
+def test_the_heights_are_those_of_the_numbers() -> None:
+    assert sparkline([0.0, 0.5, None, 1.0], (0.0, 1.0)) == "▁▅·█"
+    assert sparkline([0.3, 0.3], (0.3, 0.3)) == "▁▁"
+
+
+def test_the_time_left_is_that_of_the_last_iterations() -> None:
+    clock = 0.0
+    progress = Progress(4, lambda: clock)
+    assert progress.seconds_left() is None
+    for number, seconds in enumerate([60, 10, 12]):
+        progress.begin(f"iteration {number}", number, 2, 50)
+        clock += seconds / 2
+        progress.watch(Result(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
+        if number == 0:
+            assert progress.seconds_left() == 30 + 4 * 60 and progress.prompts_per_second == 50 / 30
+        clock += seconds / 2
+        progress.end({"utilities": [0.5, 0.5]})
+    assert progress.seconds_left() == 2 * 11
+    progress.begin("test", 3, 1, 100)
+    clock += 5
+    progress.watch(Result(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
+    assert progress.seconds_left() == 5
 
 
 def test_what_an_iteration_says() -> None:
     out = io.StringIO()
-    view = View(10, Console(file=out, width=100))
+    progress = Progress(10)
+    view = View(progress, Console(file=out, width=100))
     with view:
-        view.begin("iteration 0", 0, 2, 3)
-        view.watch(Result(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
-        view.end([0.25, None, 0.5], 0.5, "")
+        progress.begin("iteration 0", 0, 2, 3)
+        progress.watch(Result(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
+        progress.end({"utilities": [0.25, None, 0.5]})
+        view.end()
     line = out.getvalue()
     assert "best 0.500" in line and "0.250 to 0.500" in line and "prompts/s" in line
     assert "at most" in line and "\x1b" not in line

@@ -67,7 +67,7 @@ VALUES = {
     "device": "cpu", "temperature": "0.5", "max_tokens": "7", "rounds": "3", "round": "3",
     "layers": "4", "strategy": "rank", "prompt": "paper", "system": "Be brief.",
     "context": "900", "seed": "3", "num_proc": "2", "timeout": "1.5", "quorum": "2",
-    "trace": "t.jsonl", "replay": "r.jsonl", "multi_turn": "false",
+    "trace": "t.jsonl", "replay": "r.jsonl", "multi_turn": "false", "tracker": "tensorboard",
 }  # fmt: skip
 SWITCHES = ("no_cache", "no_multi_turn", "json", "no_stream", "quiet", "list")
 

@@ -33,7 +33,7 @@ from swarm.scorers.batches import Batches
 from swarm.scorers.reward import RewardModel
 from swarm.tasks import Calibrated, Prepared, Score
 from swarm.tasks.reward import MODES, Rewarded
-from swarm.track import WandB
+from swarm.track import Nothing
 
 PAPER = {"low": -3.060546875, "high": 2.65625, "length_low": 10, "length_high": 201}
 TEXTS = (
@@ -494,7 +494,7 @@ class Backwards(AsynchronousSwarm):
 
 def small_search(folder: Path, base: Path, pool: Path, optimizer: AsynchronousSwarm) -> Run:
     task = Rewarded("small", Letters(), "concise", file=str(small_file(folder)), max_new_tokens=8)
-    parts = (Base(str(base)), Pool(pool), optimizer, HFEngine(), Inline(), WandB("disabled"))
+    parts = (Base(str(base)), Pool(pool), optimizer, HFEngine(), Inline(), Nothing())
     return Run("run", task, *parts, Cut(5, 4), folder=str(folder / "search"))
 
 

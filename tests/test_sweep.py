@@ -299,7 +299,7 @@ def test_the_scripts_differ_in_the_task_and_its_data_alone(name: str, tmp_path: 
     assert fetched == f"scripts/fetch_data.py {files}", done.stderr
     assert swept == (
         f"-m swarm.sweep trials=3 task={task} gpus=0,2 model=gemma_7b "
-        "pool.folder=initial_experts/gemma_7b experiment=paper wandb=online "
+        "pool.folder=initial_experts/gemma_7b experiment=paper tracker=wandb "
         "name=mine task.dev_limit=2"
     )
     short = searches.ROOT / "scripts" / "sweep.sh"
@@ -317,7 +317,7 @@ def test_the_scripts_with_a_reward_model_and_with_a_judge(
     command = arguments(tmp_path, tiny_llama, tiny_pool, "sweep", task__max_new_tokens=8,
                         optimizer__max_iterations=1, ensemble=0)  # fmt: skip
     small = [w for w in command if not w.startswith(("trials=", "task=", "task.file", "task.sc"))]
-    small += ["wandb=disabled", "task.dev_limit=2", "task.test_limit=2"]
+    small += ["tracker=none", "task.dev_limit=2", "task.test_limit=2"]
     environment = searches.environment(
         GPUS="[]", TRIALS="1", PYTHON=sys.executable, MODEL_SWARMS_DATA_URL=ORIGINALS.as_uri()
     )

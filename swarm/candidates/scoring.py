@@ -23,6 +23,7 @@ class Scored:
             to find weights is among them.
         tokens: Read and generated, of all members.
         seconds: That answering took; nothing of loading.
+        cost: Of the answers when they were made, in the currency of the models' prices.
         account: What each voice's answers took, as `Accounted` has it; empty if it is not known.
     """
 
@@ -32,6 +33,7 @@ class Scored:
     prompts: int
     tokens: int
     seconds: float
+    cost: float = 0.0
     account: Sequence[Mapping[str, Any]] = ()
 
 
@@ -95,7 +97,9 @@ def score(candidate: Candidate, task: Task, split: str) -> Scored:
     scores = candidate.answers(task, items, meter)
     seconds = time.monotonic() - began
     account = candidate.account() if isinstance(candidate, Accounted) else ()
-    return Scored(candidate.names, items, scores, meter.prompts, meter.tokens, seconds, account)
+    return Scored(
+        candidate.names, items, scores, meter.prompts, meter.tokens, seconds, meter.cost, account
+    )
 
 
 def voices(task: Task, found: Scored) -> list[dict[str, Any]]:

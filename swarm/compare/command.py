@@ -6,15 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from swarm import examples
 from swarm.errors import UserError
 
-ABOUT = """\
-Ask models questions, judge what they say, and compare them.
-
-  python -m swarm.compare run questions.yaml models=local/base,local/rooms
-  python -m swarm.compare run questions.yaml samples=9 'models={small: [o4-mini], large: [o3, o1]}'
-  python -m swarm.compare view compare/questions/songs/data.jsonl
-"""
+ABOUT = "Ask models questions, judge what they say, and compare them."
 
 KEYS = {
     "models": "a,b asks each as a group of its own; {group: [a, b], ...} names the groups; a must",
@@ -26,6 +21,7 @@ KEYS = {
     "cache_dir": "folder of the kept answers; what is there is not asked again",
     "base": "the base model of local/ names; what the experts name otherwise",
     "pool": "the folder of local/ experts; initial_experts",
+    "tracker": "wandb, wandb-offline, tensorboard, both, both-offline: show it there, too; none",
     "dry_run": "true: say what would be asked, and ask nothing",
 }
 """What `run` may be told, and how help calls it."""
@@ -34,7 +30,7 @@ TEXTS = ("folder", "cache_dir", "base", "pool")
 """Keys whose values are taken as they stand: a folder may be called 7."""
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(examples.Parser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:

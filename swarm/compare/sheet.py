@@ -13,8 +13,13 @@ from swarm.compare.errors import WrongValue, needed
 from swarm.compare.questions import yamls
 from swarm.compare.settings import checked_workers
 from swarm.errors import UserError
+from swarm.track import Shown, named
+from swarm.track.comparing import compared
+from swarm.track.during import during
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from swarm.compare.questions import Question
 
 HOME = "compare"
@@ -44,16 +49,22 @@ def run_file(file: Path, settings: Mapping[str, Any]) -> int:
     dry = settings.get("dry_run", False)
     if not isinstance(dry, bool):
         raise WrongValue(f"dry_run={dry}: must be true or false")
-    with ExitStack() as during:
+    with ExitStack() as stack:
         values = {SETTINGS[key]: settings[key] for key in SETTINGS if key in settings}
-        during.enter_context(Config.override(**values))
-        during.enter_context(Config.override(yaml_dir=str(file if file.is_dir() else file.parent)))
+        stack.enter_context(Config.override(**values))
+        stack.enter_context(Config.override(yaml_dir=str(file if file.is_dir() else file.parent)))
         checked_workers()
         if dry:
             print("\n".join(plan(questions, groups)))
             return 0
+        tracker = named(str(settings.get("tracker", "none")))
+        tracker.check()
         _ready(folder)
-        return _asked(questions, groups, folder)
+        about = {"file": str(file), "models": groups, "questions": [one.name for one in questions]}
+        with during(tracker, Shown("compare", folder, about)) as summary:
+            frames = _asked(questions, groups, folder)
+            summary |= compared(tracker, folder, frames)
+        return int(any(frame["error"].notna().any() for frame in frames.values()))
 
 
 def _ready(folder: Path) -> None:
@@ -74,22 +85,22 @@ def _ready(folder: Path) -> None:
 
 def _asked(
     questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]], folder: Path
-) -> int:
+) -> "dict[str, pd.DataFrame]":
     from swarm.compare.questions import Question
     from swarm.compare.report import write
 
     frames = Question.many(questions, groups, details=True)
-    named = dict(zip((question.name for question in questions), frames, strict=True))
+    by_name = dict(zip((question.name for question in questions), frames, strict=True))
     failed = sum(int(frame["error"].notna().sum()) for frame in frames)
     if all((frame["answer"].isna() & frame["error"].notna()).all() for frame in frames):
         raise UserError(f"nothing was answered, so {folder} is left as it was")
-    if found := write(folder, named, groups):
+    if found := write(folder, by_name, groups):
         print(found)
     rows = sum(map(len, frames))
     print(f"{_many(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
     first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
     print(f"to browse them: python -m swarm.compare view {first}", file=sys.stderr)
-    return int(failed > 0)
+    return by_name
 
 
 def groups_of(models: Any) -> dict[str, list[str]]:

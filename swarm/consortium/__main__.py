@@ -1,6 +1,6 @@
-"""The commands without the llm package: python -m swarm.consortium "Why is the sky blue?"."""
+"""Ask several models and an arbiter: python -m swarm.consortium "Why is the sky blue?"."""
 
 from swarm.consortium.commands import consortium
 
 if __name__ == "__main__":
-    consortium(prog_name="python -m swarm.consortium")
+    consortium(prog_name="python -m swarm.consortium", complete_var="_SWARM_CONSORTIUM_COMPLETE")

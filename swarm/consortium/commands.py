@@ -27,6 +27,20 @@ COMMANDS = {
 }
 """A command's name, and the module of this package and the function that it is."""
 
+EXAMPLES = {
+    "run": '"Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o',
+    "save": "council -m gpt-4o -m qwen2:7b --arbiter gpt-4o",
+    "show": "council",
+    "remove": "council",
+    "export": "council --output council.yaml",
+    "import": "council.yaml --replace",
+    "runs": "--since 2026-01-31",
+    "run-info": "3",
+    "leaderboard": "--since 2026-01-31",
+    "compare": '"Why is the sky blue?" -m gpt-4o -m qwen2:7b --judge gpt-4o',
+}
+"""Arguments of an example, where a command takes any."""
+
 
 class Told(click.ClickException):
     """A user's mistake, with its code."""
@@ -49,6 +63,8 @@ class Commands(click.Group):
             return None
         module, name = COMMANDS[cmd_name]
         found: click.Command = getattr(import_module(f"swarm.consortium.{module}"), name)
+        words = EXAMPLES.get(cmd_name, EXAMPLES["show"] if cmd_name == "info" else "")
+        found.epilog = f"\b\nExample:\n  {ctx.command_path} {cmd_name} {words}".rstrip()
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -57,6 +73,8 @@ class Commands(click.Group):
         Raises:
             click.UsageError: The first word is nearly a command.
         """
+        if ctx.resilient_parsing:  # a shell asks what may follow
+            return super().parse_args(ctx, args)
         first = args[0] if args else ""
         if first in ctx.help_option_names or (not args and on_terminal(sys.stdin)):
             return super().parse_args(ctx, ["--help"])

@@ -17,6 +17,9 @@ from swarm.consortium.running import Notes, answered, of_request, question
 from swarm.errors import UserError
 from swarm.models import Message, Request
 from swarm.printing import harmless, standard
+from swarm.track import NAMES, Shown, named
+from swarm.track.during import during
+from swarm.track.talks import deliberation, folder
 
 
 @click.command()
@@ -33,6 +36,8 @@ from swarm.printing import harmless, standard
 @click.option("--json", "as_json", is_flag=True, help="Show the result as JSON.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.option("--no-log", is_flag=True, help="Keep no record of what the judge said.")
+@click.option("--tracker", type=click.Choice(NAMES), default="none", help="Show it there, too "
+              "(docs/wandb.md); default none.")  # fmt: skip
 @places
 def compare(prompt: str | None, **given: Any) -> None:
     """Ask several models the same.
@@ -61,7 +66,11 @@ def compare(prompt: str | None, **given: Any) -> None:
     turns = (Message("user", text),)
     recorded = bool(given["judge"]) and not given["no_log"]
     put = Question("compare", config, consortium, turns, of_request(given), recorded)
-    found = answered(put, notes, ask if given["judge"] else _unjudged)
+    tracker = named(given["tracker"])
+    tracker.check()
+    with during(tracker, Shown("consortium", folder("compare"), config.to_dict())) as summary:
+        found = answered(put, notes, ask if given["judge"] else _unjudged)
+        summary |= deliberation(tracker, found)
     if given["as_json"]:
         click.echo(json.dumps(found, indent=1))
         return

@@ -28,7 +28,7 @@ class Members(Roster):
         super().__init__(providers, base, pool, device, cache)
 
     @property
-    def local(self) -> bool:
+    def uses_local(self) -> bool:
         """Whether a model of this machine was asked for, whose weights the first question loads."""
         return any(name.startswith("local/") for name in self._models)
 

@@ -20,6 +20,9 @@ from swarm.files import write_json
 from swarm.models import Message
 from swarm.models.trace import Trace
 from swarm.printing import Remarks, harmless, on_terminal, standard
+from swarm.track import NAMES, Shown, named
+from swarm.track.during import during
+from swarm.track.talks import deliberation, folder
 
 Answering = Callable[[Question, Watch], dict[str, Any]]
 
@@ -33,6 +36,8 @@ shown = options(
     click.option("--trace", type=click.Path(path_type=Path), help="Write every call there, as JSON "
                  "lines."),
     click.option("--no-log", is_flag=True, help="Keep no record of it."),
+    click.option("--tracker", type=click.Choice(NAMES), default="none", help="Show it there, too "
+                 "(docs/wandb.md); default none."),
 )  # fmt: skip
 
 
@@ -65,15 +70,19 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
         click.echo(harmless(consortium.plan().words))
         return
     consortium.check()
-    if members.local:
+    tracker, config = named(given["tracker"]), begun.config.to_dict()
+    tracker.check()
+    if members.uses_local:
         notes("the models of this machine are loaded when they are first asked")
     if given["trace"]:
-        consortium.trace = Trace(given["trace"], {"consortium": begun.config.to_dict()})
+        consortium.trace = Trace(given["trace"], {"consortium": config})
     turns = (Message("user", text),)
     put = Question(
         begun.name, begun.config, consortium, turns, of_request(given), not given["no_log"]
     )
-    result = answered(put, notes, _answering(ctx, put.recorded))
+    with during(tracker, Shown("consortium", folder("consortium"), config)) as summary:
+        result = answered(put, notes, _answering(ctx, put.recorded))
+        summary |= deliberation(tracker, result)
     _show(result, given, notes)
 
 

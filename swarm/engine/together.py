@@ -12,6 +12,9 @@ import numpy as np
 from swarm.engine.stands import Stand
 from swarm.models import Completion, Request
 
+Place = int | tuple[tuple[int, float], ...]
+"""A voice's place; or those of several with the coefficients of a mixture of them."""
+
 PATIENCE = 0.005
 """Seconds that the first who asks waits for others; a token of a small model takes longer."""
 
@@ -21,12 +24,12 @@ class Asked:
     """A question on its way.
 
     Attributes:
-        place: Of the voice that is asked.
+        place: Of the voice that is asked, or of those that are mixed.
         answer: Will hold the completion, or what went wrong.
         left: Whether whoever asked has gone; what is being written for them ends at the next token.
     """
 
-    place: int
+    place: Place
     request: Request
     answer: "Future[Completion]" = field(default_factory=Future)
     left: bool = False
@@ -85,8 +88,8 @@ class Together:
         """Whether a voice can be asked."""
         return place < len(self._positions)
 
-    def ask(self, place: int, requests: Sequence[Request]) -> list[Asked]:
-        """Put requests to an open voice; the answers come later, each on its own."""
+    def ask(self, place: Place, requests: Sequence[Request]) -> list[Asked]:
+        """Put requests to open voices; the answers come later, each on its own."""
         asked = [Asked(place, request) for request in requests]
         for one in asked:
             one.request = replace(one.request, decided=_until_left(one))
@@ -128,7 +131,7 @@ class Together:
 
     def _answer(self, chosen: Sequence[Sequence[Asked]]) -> None:
         """Answer equally many requests of several voices; what goes wrong goes to all who asked."""
-        positions = self._positions[[row[0].place for row in chosen]]
+        positions = np.stack([self._position(row[0].place) for row in chosen])
         try:
             found = self._engine.answer(positions, [[one.request for one in row] for row in chosen])
         except Exception as error:  # as above
@@ -139,11 +142,17 @@ class Together:
             for one, completion in zip(row, completions, strict=True):
                 one.answer.set_result(completion)
 
+    def _position(self, place: Place) -> np.ndarray:
+        """Of one voice, or the sum of several by their coefficients."""
+        parts = ((place, 1.0),) if isinstance(place, int) else place
+        found: np.ndarray = sum(share * self._positions[one] for one, share in parts)
+        return found
+
 
 def next_round(ready: Sequence[Asked]) -> list[list[Asked]]:
     """Of each voice that has any equally many requests, oldest first; all scored or all written."""
     scored = bool(ready[0].request.choices)
-    rows: dict[int, list[Asked]] = {}
+    rows: dict[Place, list[Asked]] = {}
     for one in ready:
         if bool(one.request.choices) == scored:
             rows.setdefault(one.place, []).append(one)

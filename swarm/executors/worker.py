@@ -20,11 +20,13 @@ class Meter:
     prompts: int = 0
     tokens: int = 0
     position: int = 0
+    cost: float = 0.0
 
     def count(self, completions: Sequence[Completion]) -> None:
         """Add these completions."""
         self.prompts += len(completions)
         self.tokens += sum(c.prompt_tokens + c.new_tokens for c in completions)
+        self.cost += sum(c.cost for c in completions)
 
 
 class Worker:

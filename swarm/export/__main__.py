@@ -1,4 +1,4 @@
-"""Export a result as others use it: python -m swarm.export search/NAME to=FOLDER."""
+"""Export a result as others use it: python -m swarm.export search/first to=mine."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Answers, judgements and win rates: python -m swarm.judge FORMAT ACTION."""
+"""Have answers judged, and see who wins: python -m swarm.judge mt_bench show --out outputs."""
 
 import sys
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from swarm.errors import UserError
+from swarm.examples import Parser
 
 FORMATS = {
     "alpaca_eval": "in pairs against reference answers, with win rates (AlpacaEval 2)",
@@ -16,21 +17,13 @@ FORMATS = {
 """The modules of this package that are formats; each has `subcommands(parser)`."""
 
 
-EXAMPLES = """\
-each format has three actions, generate, judge and show, with a --help of their own:
-  python -m swarm.judge mt_bench generate --model moa/lite --output outputs/moa.jsonl
-  python -m swarm.judge mt_bench judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs
-  python -m swarm.judge mt_bench show --out outputs
-"""
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line: a sub-command a format, and below it one an action."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="python -m swarm.judge",
         description="Have models answer questions, and another model judge the answers.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Each format has three actions, generate, judge and show, with a --help of their "
+        "own.",
     )
     formats = made.add_subparsers(metavar="FORMAT", required=True)
     for name, what in FORMATS.items():

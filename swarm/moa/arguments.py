@@ -87,7 +87,7 @@ def _alone(given: argparse.Namespace) -> None:
         UserError: Something is.
     """
     for name, value in vars(given).items():
-        if value not in (None, False) and name not in ("list", "providers", "pool"):
+        if value not in (None, False, "none") and name not in ("list", "providers", "pool"):
             raise UserError(f"--list goes with --providers and --pool alone, not with {name}", 2)
 
 
@@ -192,6 +192,8 @@ def _calls(group: argparse._ArgumentGroup) -> None:
         "default 1, or the preset's")  # fmt: skip
     add("--no_cache", action="store_true", help="keep no answers and use none that were kept")
     add("--trace", metavar="FILE", type=Path, help="write every call there, as JSON lines")
+    add("--tracker", metavar="NAME", default="none", help="show it in wandb, wandb-offline, "
+        "tensorboard, both or both-offline too (docs/wandb.md); default none")  # fmt: skip
     add("--replay", metavar="FILE", type=Path, help="answer from a trace, without a network")
 
 

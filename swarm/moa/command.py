@@ -15,6 +15,9 @@ from swarm.moa.session import Session
 from swarm.moa.settings import Settings, settings
 from swarm.models.trace import Replay, Trace
 from swarm.printing import Remarks, harmless, on_terminal, standard
+from swarm.track import Shown, named
+from swarm.track.during import during
+from swarm.track.talks import Turns, folder
 
 if TYPE_CHECKING:
     from swarm.models.providers import Providers
@@ -40,6 +43,8 @@ def run(given: Namespace) -> int:
     replay = Replay(given.replay) if given.replay else None
     wanted = settings(given, replay.about if replay else {})
     mixture = _mixture(given, wanted, replay)
+    tracker = named(given.tracker)
+    tracker.check()
     if not given.quiet:
         print(harmless(f"{wanted.origin}: {summary(mixture)}"), file=notes, flush=True)
     device = _device(given, notes) if wanted.local and not replay else None
@@ -48,14 +53,24 @@ def run(given: Namespace) -> int:
         mixture.trace = Trace(given.trace, wanted.about)
     if device:
         mixture.open(device)
-    session = Session(mixture, wanted.manner(given), answers, notes, remarks)
+    turns = Turns(tracker)
+    session = Session(mixture, wanted.manner(given), answers, notes, remarks, turns.add)
+    with during(tracker, Shown("moa", folder("moa"), wanted.about)) as found:
+        try:
+            return _talked(given, session, question)
+        finally:
+            found |= turns.close()
+
+
+def _talked(given: Namespace, session: Session, question: str | None) -> int:
+    """Ask the one question, or whatever a person types; gives the exit code."""
     if question is not None:
         session.ask(question)
         return 0
     if not given.quiet:
-        print("/help lists the commands; exit leaves", file=notes, flush=True)
-    ask = keyboard(None if given.json else answers, notes)
-    return Chat(session, ask, models(mixture)).talk()
+        print("/help lists the commands; exit leaves", file=session.notes, flush=True)
+    ask = keyboard(None if given.json else session.answers, session.notes)
+    return Chat(session, ask, models(session.mixture)).talk()
 
 
 def _question(given: Namespace, typed: TextIO | None) -> str | None:

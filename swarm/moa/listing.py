@@ -17,13 +17,13 @@ def listed(providers: Providers, local: Locals) -> Iterator[str]:
         yield f"  {name:<12}{first.lstrip('# ')}"
     yield "endpoints (PROVIDER/MODEL; which models they have is theirs to say):"
     for name, provider in providers.items():
-        yield f"  {name:<12}{_place(provider)}"
+        yield f"  {name:<12}{place(provider)}"
     yield "on this machine:"
     yield from (f"  local/{name}" for name in local.names())
     yield "  local/FOLDER, llm/NAME, function/MODULE:NAME, moa/PRESET"
 
 
-def _place(provider: Provider) -> str:
+def place(provider: Provider) -> str:
     """Where an endpoint is, and whether its key is there."""
     key = provider.api_key_env
     there = key and os.environ.get(key, "").strip()

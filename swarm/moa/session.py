@@ -2,8 +2,9 @@
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from swarm.collab import Stages
 from swarm.collab.moa import MixtureOfAgents
@@ -47,6 +48,7 @@ class Session:
         answers: Where answers go, and nothing else.
         notes: Where progress and warnings go.
         remarks: Hears what is logged meanwhile.
+        told: Is given each question with all that came of it, as JSON values.
 
     Attributes:
         turns: All questions, those without an answer too.
@@ -60,8 +62,9 @@ class Session:
         answers: TextIO,
         notes: TextIO,
         remarks: Remarks,
+        told: Callable[[dict[str, Any]], None] = lambda turn: None,
     ) -> None:
-        self.mixture, self.manner, self.remarks = mixture, manner, remarks
+        self.mixture, self.manner, self.remarks, self.told = mixture, manner, remarks, told
         self.answers, self.notes = answers, notes
         self.turns: list[Turn] = []
         self.remembered: list[Turn] = []
@@ -87,6 +90,7 @@ class Session:
         finally:
             turn.answers = turn.stages.answers if turn.stages else progress.in_order
             self._warn(turn)
+            self.told(as_json(turn))
         # An endpoint may refuse a conversation with an empty turn in it.
         if self.manner.multi_turn and turn.text.strip():
             self.remembered.append(turn)

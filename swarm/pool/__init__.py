@@ -10,7 +10,7 @@ sum_j c_j s_j B_j A_j.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILES = (CONFIG, WEIGHTS, NOTE)
+Coefficients = Iterable[float] | Mapping[str, float]
+"""G * K numbers, group by group; or those of some rows by name, the same in all groups."""
+
 ELITES = ".elites"
 """Where `Pool.moved` looks for the elites; no expert is looked for in a hidden folder."""
 
@@ -170,9 +173,10 @@ class Pool:
         """What an engine keeps of `module`; see `swarm.pool.basis.Basis.held`."""
         return self._opened().held(module)
 
-    def combine(self, coefficients: Iterable[float]) -> dict[str, tuple["Tensor", "Tensor"]]:
+    def combine(self, coefficients: Coefficients) -> dict[str, tuple["Tensor", "Tensor"]]:
         """The adapter at a position [G * K]: module -> A [rank, in], B [out, rank], float32, CPU.
 
+        A position may be given by names too, {"rooms": 0.6, "roads": 0.4}; the others' are 0.
         Summed in float64 in the order of the rows and rounded once, so the result does not depend
         on threads or machines. Scaling as in `basis`; in the delta space the rank is the sum of the
         ranks whose coefficient is not 0. Raises UserError for a vector that is not G * K finite
@@ -182,8 +186,14 @@ class Pool:
         pairs = ((module, basis.at(module, vector)) for module in self.modules)
         return {module: (a.float(), b.float()) for module, (a, b) in pairs}
 
-    def _vector(self, coefficients: Iterable[float]) -> list[float]:
+    def _vector(self, coefficients: Coefficients) -> list[float]:
         self._opened()
+        if isinstance(coefficients, Mapping):
+            if strange := [name for name in coefficients if name not in self.names]:
+                raise UserError(f"{self.folder}: there is no {strange[0]!r}; it has: "
+                                + ", ".join(self.names))  # fmt: skip
+            row = [coefficients.get(name, 0.0) for name in self.names]
+            coefficients = row * len(self.groups)
         vector = [float(value) for value in coefficients]
         count = len(self.names) * len(self.groups)
         if len(vector) != count or not all(map(math.isfinite, vector)):
@@ -195,7 +205,7 @@ class Pool:
         return vector
 
     def save(
-        self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
+        self, coefficients: Coefficients, folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
         """Write the adapter at a position [G * K] as a PEFT folder, whole or not at all.
 

@@ -1,4 +1,4 @@
-"""Report on run folders: python -m swarm.report search/NAME."""
+"""Report on run folders: python -m swarm.report search/first."""
 
 import argparse
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.errors import UserError
+from swarm.examples import Parser
 
 EPILOG = """python -m swarm.report search/NAME is short for python -m swarm.report page search/NAME.
 It writes report.html (one file, opens offline), report.md and, with matplotlib, report/*.png."""
@@ -14,9 +15,7 @@ It writes report.html (one file, opens offline), report.md and, with matplotlib,
 
 def parser() -> argparse.ArgumentParser:
     """The command line: one sub-command a kind of report."""
-    made = argparse.ArgumentParser(
-        prog="python -m swarm.report", description=__doc__, epilog=EPILOG
-    )
+    made = Parser(prog="python -m swarm.report", description=__doc__, epilog=EPILOG)
     commands = made.add_subparsers(dest="command", required=True)
     page = commands.add_parser("page", help="write a run's report into its folder")
     page.add_argument("folders", nargs="+", metavar="search/NAME", help="finished or running")

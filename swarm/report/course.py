@@ -110,7 +110,7 @@ def _particle_table(run: RunFolder) -> Table:
 def coefficients(models: Compared) -> Section:
     """Who contributes: the best so far and the mean of the swarm, expert by expert."""
     run = models.run
-    trail = _best_positions(run)
+    trail = best_positions(run)
     shape = (len(trail), len(run.groups), len(run.experts))
     groups = trail.reshape(shape)
     best = "Coefficients of the best so far"
@@ -149,7 +149,7 @@ def coefficients(models: Compared) -> Section:
     )
 
 
-def _best_positions(run: RunFolder) -> np.ndarray:
+def best_positions(run: RunFolder) -> np.ndarray:
     """[T, G * K] the position of the best so far; the start's first one before there is any."""
     known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
     place, highest, found = (0, 0), -np.inf, []

@@ -60,8 +60,11 @@ class RunFolder:
         self.optimizer: dict[str, Any] = state.get("optimizer") or {}
         if not self.rounds:
             raise UserError(f"{self.path}: no iteration is done yet; wait for the first")
-        self.positions = np.array([entry["positions"] for entry in self.rounds], dtype=float)
-        self.utilities = np.array([entry["utilities"] for entry in self.rounds], dtype=float)
+        try:
+            self.positions = np.array([entry["positions"] for entry in self.rounds], dtype=float)
+            self.utilities = np.array([entry["utilities"] for entry in self.rounds], dtype=float)
+        except (TypeError, KeyError, ValueError):
+            raise UserError(f"{self.path}/state.json is not the state of a search") from None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -155,6 +158,8 @@ def _what_it_is(folder: Path) -> str:
         kind = "is a comparison" if (folder / "methods.json").is_file() else "holds no search"
         more = ", ..." * (len(runs) > SHOWN)
         return f"{kind}: its runs are {', '.join(map(str, runs[:SHOWN]))}{more}; name one of them"
+    if (folder / "state.json").is_file():
+        return "has a state.json that is not the state of a search; name another folder"
     if (folder.parent / "state.json").is_file():
         return f"holds no search; did you mean {folder.parent}?"
     near = {run.name: run for home in (Path(HOME), folder.parent) for run in _runs(home)}

@@ -34,7 +34,7 @@ def flips(models: Compared) -> Section:
                  "No two models have answered all items yet.")  # fmt: skip
         return Section("flips", "Item by item", how, [Words([words])])
     split, before, after = found
-    questions, missing = _questions(models, split)
+    questions, missing = questions_of(models, split)
     pairs = list(zip(before, after, strict=True))
     won = [pair for pair in pairs if pair[1]["value"] > pair[0]["value"]]
     lost = [pair for pair in pairs if pair[1]["value"] < pair[0]["value"]]
@@ -48,7 +48,7 @@ def flips(models: Compared) -> Section:
     names = (models.expert, "best found")
     blocks: list[Any] = [Words(_told(split, len(pairs), len(won), len(lost), share < 1, missing))]
     for title, some in zip(titles, (won, lost), strict=True):
-        shown = [_flip(*pair, questions) for pair in some[: round(share * len(some))]]
+        shown = [flip(*pair, questions) for pair in some[: round(share * len(some))]]
         blocks.append(Flips(f"{title} ({len(some)})", len(some), names, shown))
     return Section("flips", "Item by item", how, blocks)
 
@@ -65,7 +65,8 @@ def _told(split: str, items: int, won: int, lost: int, cut: bool, missing: str) 
     return [*told, missing] if missing else told
 
 
-def _flip(before: dict[str, Any], after: dict[str, Any], questions: Mapping[str, Any]) -> Flip:
+def flip(before: dict[str, Any], after: dict[str, Any], questions: Mapping[str, Any]) -> Flip:
+    """An item, and what both models answered to it."""
     name = str(before["id"])
     item = questions.get(name, {})
     part = before.get("part", "")
@@ -103,7 +104,7 @@ def _cut(words: str, most: int = LETTERS) -> str:
     return words if len(words) <= most else f"{words[:most]} … ({len(words) - most:,} more letters)"
 
 
-def _questions(models: Compared, split: str) -> tuple[dict[str, Any], str]:
+def questions_of(models: Compared, split: str) -> tuple[dict[str, Any], str]:
     """The items by id, as far as the task's data files tell them; else what is missing."""
     run = models.run
     asked = run.metrics.get("asked", {}).get("test_items")

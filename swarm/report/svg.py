@@ -104,7 +104,7 @@ def svg(chart: Chart, size: Size = WIDE) -> str:
 
 
 def _inside(chart: Chart, frame: Frame) -> list[str]:
-    return [*_axes(chart, frame), *_marks(chart, frame), *_drawn(chart, frame)]
+    return [*axes(chart, frame), *_marks(chart, frame), *_drawn(chart, frame)]
 
 
 def alone(chart: Chart) -> str:
@@ -152,7 +152,8 @@ def _ends(scale: Scale) -> str:
     return " ".join(f"{end:.6g}" for end in (*scale.values, *scale.places))
 
 
-def _axes(chart: Chart, frame: Frame) -> list[str]:
+def axes(chart: Chart, frame: Frame) -> list[str]:
+    """Both axes with their ticks and names."""
     left, right, bottom = round(frame.left, 1), frame.right, frame.bottom
     parts = []
     for value, words in frame.y_ticks:

@@ -26,18 +26,24 @@ def trajectory(run: RunFolder) -> dict[str, Any]:
         of all positions, by the SVD of the centred [T * N, K].
     """
     x = run.means
-    distances = np.linalg.norm(x - x.mean(axis=1, keepdims=True), axis=2)
     explained, axes, points = components(x)
     return {
         "experts": run.experts,
         "utility": run.best_so_far(),
         "best": _bests(run),
-        "diversity": distances.mean(axis=1),
+        "diversity": diversity(x),
         "outside": (x < -1e-12).any(axis=2).mean(axis=1),
         "explained": explained,
         "axes": axes,
         "points": points,
     }
+
+
+def diversity(positions: np.ndarray) -> np.ndarray:
+    """[T] mean Euclidean distance of the particles of positions [T, N, K] from their mean."""
+    distances = np.linalg.norm(positions - positions.mean(axis=1, keepdims=True), axis=2)
+    found: np.ndarray = distances.mean(axis=1)
+    return found
 
 
 def components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """Models by name, whatever their kind; the same name gives the same model."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -105,6 +105,16 @@ class Roster:
                 self._models[name] = self._found(name)
             return self._models[name]
 
+    def blend(self, coefficients: Mapping[str, float]) -> Model:
+        """A mixture of local experts by their names, without local/; see `swarm.roster.blend`.
+
+        Raises:
+            UserError: There is no such expert, or a coefficient is none.
+        """
+        from swarm.roster.blend import Blend
+
+        return Blend(self.local, coefficients)
+
     def check(self, names: Iterable[str] = ()) -> None:
         """See that all models can be asked, these and those that were found before.
 
@@ -150,14 +160,15 @@ class Roster:
         return default_provider(name, self.providers).model(name, cache=self.cache)
 
     def _local(self, name: str) -> Model:
-        return self._locals.model(name)
+        return self.local.model(name)
 
     @cached_property
     def _bare(self) -> Bare:
         return Bare()
 
     @cached_property
-    def _locals(self) -> "Locals":
+    def local(self) -> "Locals":
+        """The models of this machine."""
         from swarm.roster.local import Locals
 
         return Locals(self.base, self.pool, self.device)

@@ -69,7 +69,7 @@ class Locals:
             return self.given
         if self.given:
             return _base(str(self.given))
-        experts = self._experts()
+        experts = self.experts()
         return _base_named(experts[0]) if experts else shipped_base()
 
     def model(self, name: str) -> Voice:
@@ -85,11 +85,12 @@ class Locals:
 
     def names(self) -> list[str]:
         """What there is: the base, the pool's experts, and the runs that have a best."""
-        experts = [folder.name for folder in self._experts()]
+        experts = [folder.name for folder in self.experts()]
         runs = sorted(f"{HOME}/{one.parent.name}" for one in find(HOME).glob("*/global_best"))
         return [BASE, *experts, *runs]
 
-    def _experts(self) -> list[Path]:
+    def experts(self) -> list[Path]:
+        """The folders of the pool's experts."""
         return sorted(file.parent for file in find(self.pool).glob(f"*/{CONFIG}"))
 
     def together(self, key: object) -> Together:

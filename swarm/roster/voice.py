@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.engine.base import Base
 from swarm.engine.device import chosen_device
 from swarm.engine.stands import stand_of
-from swarm.engine.together import Asked, Together
+from swarm.engine.together import Asked, Place, Together
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, Stream
 
@@ -30,7 +30,7 @@ class Voice:
     def __init__(self, home: "Locals", name: str, folder: Path | None, base: Base) -> None:
         self.home, self.name, self.folder, self.base = home, name, folder, base
         self._together: Together | None = None
-        self._place = 0
+        self._place: Place = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.home.model, (self.name,)
@@ -57,6 +57,16 @@ class Voice:
         """
         return stand_of(self.folder, self.base).fingerprint()
 
+    @property
+    def ready(self) -> bool:
+        """Whether it is in memory."""
+        return self._together is not None and self._together.ready(self._last)
+
+    @property
+    def _last(self) -> int:
+        """The place that is loaded last, of those that it needs."""
+        return self._place if isinstance(self._place, int) else max(self._place)[0]
+
     def open(self, device: str | None = None) -> None:
         """Load what is not in memory yet.
 
@@ -68,7 +78,7 @@ class Voice:
         """
         self.check()
         assert self._together is not None
-        if not self._together.ready(self._place):
+        if not self.ready:
             self._together.open(chosen_device(self.home.device or device))
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -123,7 +133,7 @@ class Voice:
             one.left = True
 
     def _ask(self, requests: Sequence[Request]) -> list[Asked]:
-        if self._together is None or not self._together.ready(self._place):
+        if not self.ready:
             self.open()
         assert self._together is not None
         own = [self._seeded(one) if one.temperature else one for one in requests]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.models.function import name_of
 from swarm.tasks import Item, Score, keys
 from swarm.tasks.written import Written
 
@@ -19,8 +20,8 @@ class Function:
     A blank text is unparsed, and is given to the function like any other.
 
     Args:
-        function: Dotted path of the function, "module.name"; Python has to find the module, and
-            looks in the folder in which the command is given too. `None` fails in `check`.
+        function: The function, or its dotted path, "module.name"; Python has to find the module,
+            and looks in the folder in which the command is given too. `None` fails in `check`.
         highest: The most that the function can return; `None` if there is no such number.
         template: The prompt, with the item's fields in braces.
 
@@ -31,9 +32,14 @@ class Function:
     votes = False
 
     def __init__(
-        self, function: str | None, highest: float | None = None, template: str = "{prompt}"
+        self,
+        function: str | Callable[..., Any] | None,
+        highest: float | None = None,
+        template: str = "{prompt}",
     ) -> None:
-        self.path = keys.optional_words("function", function)
+        self.function = function if callable(function) else None
+        told = name_of(function) if callable(function) else function
+        self.path = keys.optional_words("function", told)
         self.highest = None if highest is None else finite(highest)
         if highest is not None and self.highest is None:
             raise UserError(f"task.highest: {highest!r} is neither null nor a number.")
@@ -98,6 +104,8 @@ class Function:
         Raises:
             UserError: It cannot be imported.
         """
+        if self.function is not None:
+            return self.function
         if self.path is None:
             raise UserError("task.function is missing: name yours, task.function=module.name.")
         module, _, name = self.path.rpartition(".")
@@ -133,7 +141,7 @@ class FunctionTask(Written):
     def __init__(
         self,
         name: str,
-        function: str | None = None,
+        function: str | Callable[..., Any] | None = None,
         highest: float | None = None,
         template: str = "{prompt}",
         **written: Any,

@@ -18,7 +18,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from swarm.cli import gpu_list
+from swarm.cli import end_in_order, gpu_list
 from swarm.errors import UserError
 from swarm.files import write_json
 from swarm.identity import settings
@@ -87,7 +87,7 @@ class Search:
             stdout: Where it prints, as `subprocess.Popen` takes it.
         """
         with TemporaryDirectory() as folder:
-            write_json(Path(folder) / "plan.yaml", {**OURS, **self.config})
+            write_json(Path(folder) / "plan.yaml", {**OURS, **grouped(self.config)})
             command = [sys.executable, "-m", "swarm.search", f"--config-path={folder}",
                        "--config-name=plan"]  # fmt: skip
             code, last = _followed(subprocess.Popen(
@@ -95,7 +95,7 @@ class Search:
                 # Ctrl-C goes to this process, which hands it on once.
                 start_new_session=True, preexec_fn=_end_with_parent,
             ))  # fmt: skip
-        if code == 130:
+        if code in (130, 143):
             raise KeyboardInterrupt
         if code and not last.startswith("error: "):
             return f"ended with exit code {code} ({last})"
@@ -127,9 +127,9 @@ def _end_with_parent() -> None:
 
 def stop_as_with_ctrl_c() -> None:
     """Take what a scheduler sends before it kills as Ctrl-C is taken; nohup stays nohup."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+    end_in_order()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 @contextmanager
@@ -170,6 +170,14 @@ def _locked(lock: int) -> bool:
     return True
 
 
+def grouped(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A search's configuration, whose tracker knows with which other searches it belongs."""
+    tracker, folder = config.get("tracker") or {}, Path(config["folder"])
+    if tracker.get("group", "") is None and (folder / ".lock").exists():
+        return {**config, "tracker": {**tracker, "group": folder.name}}
+    return dict(config)
+
+
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with some of its keys, at any depth, set anew.
 
@@ -191,6 +199,8 @@ def of_folder(folder: Path) -> dict[str, Any]:
     """The configuration of a run folder, wherever that lies now, with the vote it last had."""
     run = RunFolder(folder)
     found = {**run.config, "folder": str(folder.parent), "name": folder.name}
+    if found.pop("wandb", None):  # a run from before there were trackers to choose from
+        found["tracker"] = {"_target_": "swarm.track.Nothing"}
     return found | ({"ensemble": run.metrics["asked"]["ensemble"]} if run.metrics else {})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from swarm.errors import UserError
 from swarm.tasks import Item, faults, keys, leak
-from swarm.tasks.formats import SPLITS, Content, Files, read
+from swarm.tasks.formats import SPLITS, Content, Files, Given, read
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +189,8 @@ def _is_text(value: object) -> bool:
 
 
 def _files(file: object) -> Files | None:
+    if isinstance(file, Given):
+        return file
     if not isinstance(file, Mapping):
         return keys.optional_words("file", file)
     if not file or not set(file) <= set(SPLITS):

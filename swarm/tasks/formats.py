@@ -12,8 +12,16 @@ from swarm.tasks import leak
 
 SPLITS = ("dev", "test")
 
-Files = str | Mapping[str, str]
-"""The path of one file, or of one for each split: {"dev": path, "test": path}."""
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Items that a program holds: a list, which is divided as a file's is, or one of each split."""
+
+    items: Sequence[Any] | Mapping[str, Sequence[Any]]
+
+
+Files = str | Mapping[str, str] | Given
+"""The path of one file, or of one for each split, {"dev": path, "test": path}; or the items."""
 
 Remedy = Callable[[Path], str]
 """What to do about a file that is missing."""
@@ -48,6 +56,7 @@ def read(file: Files, remedy: Remedy, fields: Sequence[str]) -> Content:
     - JSON lines (a name in ".jsonl", one object a line) or a list of objects: each says its
       "split", "dev" or "test"; or none does, and they are divided (`leak.thirds`).
     - One file of JSON lines, or with a list, for each split.
+    - `Given`: the same of items, without a file.
 
     Args:
         fields: The items' fields that tell one from another (see `leak.identity`).
@@ -55,6 +64,8 @@ def read(file: Files, remedy: Remedy, fields: Sequence[str]) -> Content:
     Raises:
         UserError: A file is missing, unreadable, or of no such format.
     """
+    if isinstance(file, Given):
+        return _given(file, fields)
     if isinstance(file, Mapping):
         paths = {split: find(path) for split, path in file.items()}
         return Content(paths, {split: _listed(path, remedy) for split, path in paths.items()})
@@ -70,6 +81,15 @@ def read(file: Files, remedy: Remedy, fields: Sequence[str]) -> Content:
     entries = {split: _entries(path, split, value.get(split)) for split in SPLITS}
     shown = value.get("icl_prompt")
     return Content(both, entries, {"icl_prompt": shown} if shown and type(shown) is str else {})
+
+
+def _given(given: Given, fields: Sequence[str]) -> Content:
+    path = Path("items")
+    both = dict.fromkeys(SPLITS, path)
+    if isinstance(given.items, Mapping):
+        split = {name: _entries(path, name, values) for name, values in given.items.items()}
+        return Content(both, split)
+    return Content(both, _divided(path, _numbered(path, given.items), fields))
 
 
 def _entries(path: Path, split: str, values: object) -> list[Entry]:

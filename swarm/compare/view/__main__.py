@@ -13,9 +13,6 @@ from swarm.serve.arguments import port
 ABOUT = """\
 Browse, search, filter, sort and compare the answers of a file in the browser.
 
-  python -m swarm.compare view answers.jsonl
-  python -m swarm.compare view answers.csv --sort-by quality --descending
-
 FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs", "model", "group",
 "paraphrase_ix", "error" and the columns of judges are used where they are.
 """

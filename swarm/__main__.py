@@ -1,0 +1,95 @@
+"""The commands: `python -m swarm` lists them, `python -m swarm NAME ...` runs one."""
+
+import ast
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import swarm
+from swarm.completion import SCRIPTS
+from swarm.errors import UserError
+from swarm.places import PACKAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """An entry of the package, as the first line of its module tells it.
+
+    Attributes:
+        name: As in `python -m swarm.NAME`.
+        about: What it does.
+        example: A command line.
+    """
+
+    name: str
+    about: str
+    example: str
+
+
+def commands() -> list[Command]:
+    """Every module that can be run, by name; none of them is imported."""
+    files = {path.stem: path for path in PACKAGE.glob("*.py") if path.stem != "__main__"}
+    files |= {path.parent.name: path for path in PACKAGE.glob("*/__main__.py")}
+    found = []
+    for name in sorted(files):
+        text = files[name].read_text(encoding="utf-8")
+        if re.search(r'^if __name__ == "__main__":', text, re.MULTILINE):
+            first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+            about, _, example = first.removesuffix(".").partition(": python ")
+            found.append(Command(name, about, f"python {example}"))
+    return found
+
+
+def listed() -> str:
+    """What `python -m swarm` prints."""
+    every = commands()
+    wide = max(len(one.name) for one in every)
+    lines = [f"  {one.name:<{wide}}  {one.about}\n  {'':<{wide}}  {one.example}" for one in every]
+    return "\n".join([
+        f"model-swarms {swarm.__version__}: search, combine and compare language models", "",
+        *lines, "",
+        "python -m swarm NAME ... is python -m swarm.NAME ...; each has a --help with examples.",
+        "Other flags: --version, --completion bash|zsh|fish (a shell's own completion).",
+    ])  # fmt: skip
+
+
+def run(words: Sequence[str]) -> None:
+    """Do what the words say.
+
+    Raises:
+        UserError: There is no such command, or no completion for a shell.
+    """
+    first = words[0] if words else "--help"
+    if first in ("-h", "--help"):
+        print(listed())
+    elif first in ("-V", "--version"):
+        print(f"model-swarms {swarm.__version__}")
+    elif first == "--completion":
+        shell = words[1] if len(words) > 1 else ""
+        if shell not in SCRIPTS:
+            raise UserError(f"--completion {shell}: must be one of {', '.join(SCRIPTS)}", 2)
+        print(SCRIPTS[shell], end="")
+    else:
+        names = [one.name for one in commands()]
+        if first not in names:
+            near = get_close_matches(first, names, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise UserError(f"{first}: no such command; {meant}allowed: {', '.join(names)}", 2)
+        sys.argv = [f"swarm.{first}", *words[1:]]
+        runpy.run_module(f"swarm.{first}", run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line."""
+    try:
+        run(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.code)
+
+
+if __name__ == "__main__":
+    main()

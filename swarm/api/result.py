@@ -1,0 +1,200 @@
+"""What a search has come to, for Python code and notebooks: its best, its history, its report."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from html import escape
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from swarm.engine.base import Base
+from swarm.errors import UserError
+from swarm.models import Completion, Message, Request
+from swarm.report import result as told
+from swarm.report.compared import Compared
+from swarm.report.folder import Place, RunFolder
+from swarm.roster.local import Locals
+from swarm.roster.runs import base_of
+from swarm.words import sentence
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def open_run(folder: str | Path) -> "Result":
+    """The result of a run's folder, finished or not, whoever has begun it.
+
+    Raises:
+        UserError: The folder holds no search, or one without an iteration.
+    """
+    return Result(folder)
+
+
+class Best:
+    """A position that a search has found; a model to ask, and a folder.
+
+    Attributes:
+        folder: Of its PEFT adapter; of a pool of whole models, what that pool saves.
+        utility: On dev: the highest of many, which flatters it.
+        iteration, particle: Where it was found.
+        position: Its coefficients, G x K, group by group.
+        words: What it is made of, the largest share first.
+    """
+
+    def __init__(self, run: RunFolder, place: Place, folder: Path, home: Locals) -> None:
+        self._run, self._home, self.folder = run, home, folder
+        self.iteration, self.particle = place
+        self.utility = float(run.utilities[place])
+        self.position: list[float] = run.positions[place].tolist()
+        self.words = sentence(run.experts, self.position, run.groups)
+
+    @property
+    def base(self) -> Base:
+        """The base of the adapter."""
+        return self._home.base
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """Each expert's coefficient; where groups of modules have their own, the mean of them."""
+        means = self._run.means[self.iteration, self.particle]
+        return dict(zip(self._run.experts, means.tolist(), strict=True))
+
+    @overload
+    def generate(
+        self, requests: str, max_new_tokens: int = 200, temperature: float = 0.0,
+        seed: int | None = None, chat: bool = True,
+    ) -> str: ...  # fmt: skip
+
+    @overload
+    def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
+
+    def generate(
+        self, requests: str | Sequence[Request], max_new_tokens: int = 200,
+        temperature: float = 0.0, seed: int | None = None, chat: bool = True,
+    ) -> str | list[Completion]:  # fmt: skip
+        """The answer to a text, or to each request as any model answers it; loads what it needs.
+
+        Args:
+            requests: A text, or requests (`swarm.models.Model`); what follows is for a text.
+            max_new_tokens: The most tokens of the answer.
+            temperature: Of sampling; 0 always takes the likeliest token.
+            seed: Of sampling; `None` is 0.
+            chat: Put the text as one user turn through the model's chat template; false: the model
+                goes on with the text as it is.
+
+        Raises:
+            UserError: The model cannot be opened, or the text is too long for it.
+        """
+        voice = self._home.model(str(self.folder))
+        if not isinstance(requests, str):
+            return voice.generate(requests)
+        prompt = (Message("user", requests),) if chat else requests
+        asked = Request(prompt, max_new_tokens, temperature=temperature, seed=seed)
+        return voice.generate([asked])[0].text
+
+    def __repr__(self) -> str:
+        return f"{self.words} ({self.utility:.3f} on dev, {self.folder})"
+
+
+class Result:
+    """A search as its folder has it; a search that goes on is opened anew to see more.
+
+    Attributes:
+        folder: The run's.
+        run: The folder as analyses read it: positions, utilities, answers.
+        metrics: What the search came to (docs/report.md); empty before its end.
+
+    Args:
+        folder: The run's.
+
+    Raises:
+        UserError: It holds no search, or one without an iteration.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.run = RunFolder(folder)
+        self.folder, self.metrics = self.run.path, self.run.metrics
+
+    @cached_property
+    def best(self) -> Best:
+        """The best found, and so far that of a search that is not over."""
+        return Best(self.run, self.run.best(), self.folder / "global_best", self._home)
+
+    def bests(self, most: int = 3) -> list[Best]:
+        """The best of the particles' own bests, of different positions, the best first."""
+        utilities = self.run.utilities
+        places = [self.run.best(particle) for particle in range(self.run.particles)]
+        known = [place for place in places if not isnan(utilities[place])]
+        different: dict[tuple[float, ...], Place] = {}
+        for place in sorted(known, key=lambda place: (-utilities[place], place)):
+            different.setdefault(tuple(self.run.positions[place]), place)
+        return [
+            Best(self.run, place, self.folder / f"particle_{place[1]}/personal_best", self._home)
+            for place in [*different.values()][:most]
+        ]
+
+    @cached_property
+    def _home(self) -> Locals:
+        """All of them share one base in memory."""
+        return Locals(base_of(self.run))
+
+    @property
+    def history(self) -> "pd.DataFrame":
+        """A row a particle and iteration; see `swarm.api.history.frame`."""
+        from swarm.api.history import frame
+
+        return frame(self.run)
+
+    def plot(self) -> "Figure":
+        """Best and particles, and below it what the best is made of; needs matplotlib."""
+        from swarm.api.history import figure
+
+        return figure(self.run)
+
+    def report(self) -> Path:
+        """Write the report into the folder; gives the HTML page.
+
+        Raises:
+            UserError: The folder cannot be written.
+        """
+        from swarm.report.write import write
+
+        return write(self.folder)[0]
+
+    def __str__(self) -> str:
+        models = Compared(self.run)
+        _, headline, words = told.verdict(models)
+        facts = [f"{name}: {value}" for name, value in told.figures(models)]
+        made = f"best found = {self.best.words}"
+        return "\n".join([f"{headline}. {words}", *facts, made, f"folder: {self.folder}"])
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.folder)!r}): {self.best.words}, {self.best.utility:.3f} on dev"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        models = Compared(self.run)
+        _, headline, words = told.verdict(models)
+        facts = [*told.figures(models), ("best found", self.best.words),
+                 ("folder", str(self.folder))]  # fmt: skip
+        rows = "".join(
+            f'<tr><th style="text-align:left">{escape(name)}</th>'
+            f'<td style="text-align:left">{escape(value)}</td></tr>'
+            for name, value in facts
+        )
+        said = f"<p><b>{escape(headline)}</b>. {escape(words)}</p>"
+        return f"{said}<table>{rows}</table>{self._picture()}"
+
+    def _picture(self) -> str:
+        from base64 import b64encode
+        from io import BytesIO
+
+        try:
+            figure = self.plot()
+        except UserError:  # matplotlib is not there
+            return ""
+        image = BytesIO()
+        figure.savefig(image, format="png")
+        data = b64encode(image.getvalue()).decode()
+        return f'<img alt="best, particles and coefficients" src="data:image/png;base64,{data}">'

@@ -1,0 +1,136 @@
+"""Python values as keys of the command line, and objects as a configuration tells of them."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from swarm.cli import as_user_error, gpu_list
+from swarm.errors import UserError
+from swarm.places import conf_folder
+
+Keys = Mapping[str, Any] | Sequence[str]
+"""Keys with their values, {"optimizer.particles": 8}, or as a command line has them,
+["optimizer.particles=8"]."""
+
+
+def options(group: str) -> list[str]:
+    """The options of a group of the configuration."""
+    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+
+
+def words(keys: Keys) -> list[str]:
+    """Keys as the command line has them; {"job": {"items": 9}} is {"job.items": 9}.
+
+    Raises:
+        UserError: A value has no form there.
+    """
+    if isinstance(keys, str) or not isinstance(keys, Mapping):
+        given = [keys] if isinstance(keys, str) else list(keys)
+        return [gpu_list(one) for one in given]
+    return [gpu_list(word) for key, value in keys.items() for word in _words(str(key), value)]
+
+
+def _words(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and "." not in key:
+        for name, one in value.items():
+            yield from _words(f"{key}.{name}", one)
+    elif isinstance(value, str) and (conf_folder() / key).is_dir():
+        yield f"{key}={value}"  # an option's name, of which Hydra tells best where there is none
+    else:
+        yield f"{key}={_value(key, value)}"
+
+
+def _value(key: str, value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        text = re.sub(r"(\\*)'", r"\1\1\\'", str(value))
+        text += "\\" * (len(text) - len(text.rstrip("\\")))
+        return f"'{text}'"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{_value(key, v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(_value(key, one) for one in value) + "]"
+    raise UserError(
+        f"{key}={value!r:.60}: must be a text, a number, true or false, None, or a list or a dict "
+        "of these"
+    )
+
+
+@contextmanager
+def composed(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The configuration of an entry and these arguments, as plain values; for what is made of it.
+
+    Raises:
+        UserError: As the command line's one line, whatever Hydra complains of, here and inside.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    # A program that is itself started by Hydra goes on with its own configuration afterwards.
+    hydra = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            found = compose(entry, overrides=list(arguments))
+            if "out" in found:  # is named after what only a command line has chosen
+                found.out = None
+            config: dict[str, Any] = OmegaConf.to_container(found, resolve=True)  # type: ignore[assignment]
+        yield config
+    except (HydraException, OmegaConfBaseException) as error:
+        raise as_user_error(error) from None
+    finally:
+        GlobalHydra.instance().hydra = hydra
+
+
+def made(part: Any) -> Any:
+    """The object of a part of the configuration; a plain value as it is."""
+    from hydra.utils import instantiate
+
+    if isinstance(part, Mapping) and "_target_" in part:
+        return instantiate(part, _convert_="all")
+    return part
+
+
+def described(thing: Any) -> dict[str, Any]:
+    """An object as a configuration has it: its class, and what it was made with, as far as known.
+
+    That is its `settings`, where it has such a dict; else the parameters of its class of which it
+    keeps the values under their names.
+    """
+    kind = type(thing)
+    known = getattr(thing, "settings", None)
+    if not isinstance(known, Mapping):
+        parameters = inspect.signature(kind).parameters
+        known = {name: getattr(thing, name) for name in parameters if hasattr(thing, name)}
+    plain = {name: _plain(value) for name, value in known.items()}
+    target = f"{kind.__module__}.{kind.__qualname__}"
+    return {"_target_": target, **{k: v for k, v in plain.items() if v is not _STRANGE}}
+
+
+_STRANGE = object()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, or `_STRANGE`."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        found = [_plain(one) for one in value]
+        return _STRANGE if any(one is _STRANGE for one in found) else found
+    return _STRANGE

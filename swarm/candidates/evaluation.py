@@ -1,0 +1,191 @@
+"""One evaluation: a candidate on a split of a task, kept in a folder and shown where one likes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swarm.candidates import Candidate, scoring
+from swarm.errors import UserError
+from swarm.evaluation import as_rows
+from swarm.files import as_json, write_json, write_whole
+from swarm.identity import items_digest
+from swarm.tasks import Task
+from swarm.track import Nothing, Shown, Tracker
+from swarm.track.during import during
+from swarm.track.evaluation import evaluated
+from swarm.words import told as compared
+
+SPLITS = ("dev", "test")
+
+RESULT = "result.json"
+
+
+class Evaluation:
+    """One candidate on one split of a task; cheap to make, `run` does the work.
+
+    Args:
+        task, candidate: What is put to whom.
+        split: "dev" or "test".
+        device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
+        out: The folder for result.json and answers.jsonl; `None` writes nothing.
+        tracker: Where it is shown besides; `None` is nowhere.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        candidate: Candidate,
+        split: str = "test",
+        device: str | None = None,
+        out: str | None = None,
+        tracker: Tracker | None = None,
+    ) -> None:
+        if split not in SPLITS:
+            raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
+        self.task, self.candidate = task, candidate
+        self.split, self.device = split, device
+        self.out = None if out is None else Path(out)
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise UserError(f"out={out}: must be a folder")
+        self.found: scoring.Scored | None = None
+        self.tracker = tracker or Nothing()
+        if self.out is None and not isinstance(self.tracker, Nothing):
+            raise UserError("out=null: a tracker keeps its files in that folder; name one", 2)
+
+    def run(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Evaluate, or read again what the same evaluation has written before.
+
+        Args:
+            config: The configuration, by which the same evaluation is known.
+
+        Returns:
+            What result.json holds.
+
+        Raises:
+            UserError: Something is wrong with an input; nothing has been written then.
+        """
+        device = scoring.chosen_device(self.device)
+        self.task.items(self.split)
+        scoring.check(self.candidate, self.task)
+        identity = self._identity(config or {})
+        known = self._known(identity)
+        if self.out is None:
+            return known or self._scored(device, identity)
+        self.tracker.check()
+        with during(self.tracker, Shown("evaluation", self.out, config or {})) as summary:
+            result = known or self._scored(device, identity)
+            summary |= evaluated(self.tracker, result, self.out)
+        return result
+
+    def _scored(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+        scoring.load(self.candidate, self.task, device)
+        self.found = found = scoring.score(self.candidate, self.task, self.split)
+        result = {
+            "task": self.task.name,
+            "split": self.split,
+            "items": len(found.items),
+            "voices": scoring.voices(self.task, found),
+            "prompts": found.prompts,
+            "tokens": found.tokens,
+            "seconds": round(found.seconds, 3),
+            "cost": found.cost,
+            "device": device,
+            "identity": identity,
+        }
+        if isinstance(self.candidate, scoring.Accounted) and len(found.names) > 1:
+            rival = {"rivals": self.candidate.rivals}
+            result["against_best"] = scoring.against_best(self.task, found) | rival
+        if self.out:
+            self._write(result)
+        return result
+
+    def _identity(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What makes an evaluation the one it is."""
+        return {
+            "task": config.get("task"),
+            "candidate": _without_run(config.get("candidate")),
+            "split": self.split,
+            "task items": items_digest(self.task, self.split),
+            "weights": self.candidate.fingerprint(),
+        }
+
+    def _known(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What the folder holds of this evaluation.
+
+        Raises:
+            UserError: It holds another one.
+        """
+        path = None if self.out is None else self.out / RESULT
+        if path is None or not path.is_file():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            before = found["identity"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(f"out={self.out}: {path} is no evaluation; choose another") from None
+        now = json.loads(json.dumps(identity))
+        if differ := [key for key in now if before.get(key) != now[key]]:
+            raise UserError(
+                f"out={self.out}: it holds another evaluation ({', '.join(differ)} differ); choose "
+                "another folder"
+            )
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every answer after `run`, as answers.jsonl has it: id, value, answer, text."""
+        if self.found is None:
+            assert self.out is not None, "nothing was run yet"
+            lines = (self.out / "answers.jsonl").read_bytes().split(b"\n")
+            return [json.loads(line) for line in lines if line]
+        several = len(self.found.names) > 1
+        return [
+            {**({"voice": name} if several else {}), **row}
+            for name, scores in zip(self.found.names, self.found.scores, strict=True)
+            for row in as_rows(self.found.items, scores)
+        ]
+
+    def _write(self, result: Mapping[str, Any]) -> None:
+        """The answers first: a result that is there has them."""
+        assert self.out is not None
+        rows = self.rows()
+        write_whole(self.out / "answers.jsonl", b"".join(as_json(row) + b"\n" for row in rows))
+        write_json(self.out / RESULT, result)
+
+
+def _without_run(settings: Any) -> Any:
+    """A candidate's settings; what was read from its run is in its fingerprint, wherever it lay."""
+    if isinstance(settings, list):
+        return [_without_run(one) for one in settings]
+    if not isinstance(settings, Mapping) or "_target_" not in settings:
+        return settings
+    return {key: _without_run(value) for key, value in settings.items() if key != "run"}
+
+
+def told(result: Mapping[str, Any]) -> str:
+    """A result in lines."""
+    lines = [f"{result['task']}, {result['split']}, {result['items']} items"]
+    for voice in result["voices"]:
+        low, high = voice["interval"]
+        lines.append(
+            f"{voice['name']}: {voice['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}, "
+            f"unparsed {100 * voice['unparsed_rate']:.1f} %"
+        )
+        lines += [f"  {part}: {value:.3f}" for part, value in voice.get("parts", {}).items()]
+        if "calls" in voice:
+            cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
+            lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
+    if best := result.get("against_best"):
+        first = result["voices"][0]["name"]
+        words = compared(
+            best["gain"], best["interval"], best["p_value"], best["items"], "items", False
+        )
+        lines.append(f"best {best['rivals']}: {best['best']}; {first} against it: {words}")
+    lines.append(
+        f"{result['prompts']:,} prompts, {result['tokens']:,} tokens, {result['seconds']:.1f} s "
+        f"on {result['device']}"
+    )
+    return "\n".join(lines)

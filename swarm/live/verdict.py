@@ -1,0 +1,93 @@
+"""What a finished search prints: a table, and what may be said of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from swarm.words import caveats, conclusion, sentence
+
+
+def table(metrics: dict[str, Any]) -> Table:
+    """The best initial expert and the best found, on dev and, where it was asked, on test.
+
+    Args:
+        metrics: As `swarm.verdict.judge` returns them.
+    """
+    tested = "test_gain" in metrics
+    made = Table()
+    made.add_column("model", overflow="fold")
+    made.add_column(f"dev, n = {metrics['ending_best_validation_items']}", overflow="fold")
+    if tested:
+        made.add_column(f"test, n = {metrics['ending_best_single_test_items']}", overflow="fold")
+    for row in table_rows(metrics):
+        made.add_row(*row[: 3 if tested else 2])
+    return made
+
+
+def lines(
+    metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
+) -> list[str]:
+    """What may be said of the table, and the best found in words.
+
+    Args:
+        metrics: As `swarm.verdict.judge` returns them.
+        experts, groups: The pool's names.
+    """
+    words = sentence(experts, metrics["ending_best_position"], groups)
+    name = metrics.get("ending_best_label")
+    return [
+        "Brackets: 95 % intervals. The dev number of the best found is the highest of many and so "
+        "flatters it; test was never searched on.",
+        *part_lines(metrics),
+        *([spent_line(metrics["spent"])] if "spent" in metrics else []),
+        *caveats(metrics),
+        *([conclusion(metrics)] if "test_gain" in metrics else []),
+        "best found = " + (f"{name}: {words}" if name else words),
+    ]
+
+
+def part_lines(metrics: dict[str, Any]) -> list[str]:
+    """Each part of a mixture, on dev and on test."""
+    lines = []
+    for split, name in (("dev", "validation"), ("test", "single_test")):
+        after = metrics.get(f"ending_best_{name}_parts", {})
+        before = metrics.get(f"starting_best_{name}_parts", {})
+        lines += [f"{part}, {split}: {before[part]:.3f} to {after[part]:.3f}" for part in after]
+    return lines
+
+
+def spent_line(spent: dict[str, dict[str, float]]) -> str:
+    """What scoring took, as `swarm.verdict.spent` has it."""
+    sums = [f"{name} {n['first']:.6g} + {n['again']:.6g}" for name, n in spent.items()]
+    return (
+        f"scoring took {', '.join(sums)} (texts met for the first time + met again, which a cache "
+        "gives for nothing)"
+    )
+
+
+def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
+    """The final table's rows: model, dev, test."""
+    names = {
+        "starting": f"best initial expert ({metrics['starting_best_expert']})",
+        "ending": "best found",
+    }
+    rows = []
+    for when, name in names.items():
+        row = [name]
+        for split, value in (("validation", "validation_utility"), ("single_test", "")):
+            number = metrics.get(f"{when}_best_{value or 'single_test_accuracy'}")
+            if number is not None:
+                row.append(_with_interval(number, metrics[f"{when}_best_{split}_interval"]))
+        rows.append(row)
+    if "ending_top-k_ensemble_test_accuracy" in metrics:
+        number = metrics["ending_top-k_ensemble_test_accuracy"]
+        vote = _with_interval(number, metrics["ending_top-k_ensemble_test_interval"])
+        size = metrics["ensemble_size"]
+        dev = f"{metrics['ensemble_dev_by_size'][size - 1]:.3f}"
+        rows.append([f"vote of the top {size} (chosen on dev)", dev, vote])
+    return rows
+
+
+def _with_interval(number: float, interval: Sequence[float]) -> str:
+    return f"{number:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"

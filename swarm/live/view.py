@@ -1,0 +1,85 @@
+"""What a running search shows: a live view in a terminal, plain lines anywhere else."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from swarm.live.picture import flow, number, picture, time_left
+from swarm.live.progress import Progress
+from swarm.live.verdict import lines, table
+
+PLAIN_COLUMNS = 160
+
+
+class View:
+    """A search in a terminal; where there is none, a line an iteration without escape codes.
+
+    Args:
+        progress: What it shows, which others keep up to date.
+        console: Where to write; standard output by default.
+    """
+
+    def __init__(self, progress: Progress, console: Console | None = None) -> None:
+        self.progress = progress
+        self.console = console or Console()
+        if not self.console.is_terminal:
+            # A file or a pipe has no width of its own; nothing is cut off there.
+            self.console.width = max(self.console.width, PLAIN_COLUMNS)
+        self._live: Live | None = None
+
+    def __enter__(self) -> "View":
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._live = Live(get_renderable=self._picture, console=self.console, transient=True,
+                              refresh_per_second=4)  # fmt: skip
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def say(self, line: str) -> None:
+        """Print one line that stays; a terminal gets it broken between words."""
+        if self.console.is_terminal:
+            # A word that is too long, such as a path, stays whole: the terminal goes on below.
+            self.console.print(Text(line), overflow="ignore", crop=False)
+        else:
+            self.console.print(Text(line), soft_wrap=True)
+
+    def end(self) -> None:
+        """An iteration is over: one line of it stays."""
+        progress = self.progress
+        measured = [u for u in progress.now if u is not None]
+        span = f"{min(measured):.3f} to {max(measured):.3f}" if measured else "none"
+        saved = sum(progress.saved.values())
+        pieces = [
+            f"iteration {progress.iteration:>3}",
+            f"best {number(progress.best)}",
+            f"particles {span}",
+            f"{progress.prompts_per_second:6.1f} prompts/s",
+            *time_left(progress),
+            *([f"saved {saved} of {progress.asked + saved} prompts"] if saved else []),
+        ]
+        width = self.console.width if self.console.is_terminal else 10_000
+        self.console.print(flow(pieces, width)[0], soft_wrap=True)
+
+    def _picture(self) -> Text:
+        size, encoding = self.console.size, self.console.encoding
+        return picture(self.progress, size.width, size.height - 1, encoding.startswith("utf"))
+
+    def verdict(
+        self, metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
+    ) -> None:
+        """Print the final table and what may be said of it.
+
+        Args:
+            metrics: As `swarm.verdict.judge` returns them.
+            experts, groups: The pool's names.
+        """
+        self.console.print(table(metrics))
+        for line in lines(metrics, experts, groups):
+            self.say(line)

@@ -1,0 +1,166 @@
+"""A run folder in use: one process holds it, and says in it how far its search is."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.files import write_json
+
+NOTE = "running.json"
+COMMAND = "command.json"
+
+EVERY_S = 1.0
+"""Seconds between two writings of the note."""
+
+PATIENCE_S = 1.0
+"""How long a folder may stay held before it counts as held: who only looks holds it an instant."""
+
+
+class Hold:
+    """A run folder held by this process, with a note of what it does there.
+
+    The lock is the kernel's (flock on the folder itself): it ends with the process, however that
+    ends, and leaves no file behind. `close` ends it before.
+
+    Args:
+        folder: The run's; made if it is not there.
+
+    Raises:
+        UserError: Another process holds it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NOTE
+        self._descriptor = _held(folder)
+        self._said: dict[str, Any] = {"what": "begins"}
+        self._began = _now()
+        self._changed, self._over = False, threading.Event()
+        try:
+            self._write()
+        except UserError:
+            os.close(self._descriptor)
+            raise
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+        self._thread.start()
+
+    def say(self, facts: Mapping[str, Any]) -> None:
+        """What the search does now; it is in the folder within a second.
+
+        Args:
+            facts: `what` (in words), `iteration`, `most`, `done` and `total` (items of the
+                evaluation at hand), `prompts_per_second`, `seconds_left`, `best`.
+        """
+        self._said, self._changed = dict(facts), True
+
+    def close(self) -> None:
+        """Remove the note and let the folder go."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def _renew(self) -> None:
+        while not self._over.wait(EVERY_S):
+            if self._changed:
+                self._changed = False
+                # A full disk is for the search to tell of, which keeps more than this.
+                with contextlib.suppress(UserError):
+                    self._write()
+
+    def _write(self) -> None:
+        who = {"pid": os.getpid(), "host": socket.gethostname()}
+        write_json(self._path, {**who, "began": self._began, "updated": _now(), **self._said})
+
+
+def underway(folder: Path) -> dict[str, Any] | None:
+    """What the process that holds a run folder says of itself; `None` if none does.
+
+    Returns:
+        The note: `pid`, `host`, `began` and `updated` (ISO times), `what`, and what `Hold.say`
+        was given besides. A note that a killed process left is none.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        # Shared: two that look at once do not take each other for a search.
+        if _locked(descriptor, fcntl.LOCK_SH):
+            return None
+    finally:
+        os.close(descriptor)
+    return _note(folder) or {"what": "begins"}
+
+
+def keep_command(folder: Path, arguments: Sequence[str]) -> None:
+    """Write the arguments of a search beside its state, so that it can be started again.
+
+    Args:
+        arguments: Of `python -m swarm.search`, its name among them.
+    """
+    write_json(folder / COMMAND, {"arguments": list(arguments), "directory": os.getcwd()})
+
+
+def command(folder: Path) -> dict[str, Any] | None:
+    """`arguments` and `directory` of the search in a folder; `None` where none were kept."""
+    try:
+        found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "arguments" in found else None
+
+
+def _held(folder: Path) -> int:
+    """The descriptor that keeps the lock of a folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
+    deadline = time.monotonic() + PATIENCE_S
+    while not _locked(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            os.close(descriptor)
+            pid = (_note(folder) or {}).get("pid", "unknown")
+            raise UserError(
+                f"{folder}: another search is at work there (process {pid}); wait for it, end it "
+                f"(kill {pid}), or choose another name="
+            )
+        time.sleep(0.05)
+    return descriptor
+
+
+def _locked(descriptor: int, how: int) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # Some network file systems have no locks; one has to do without there.
+        return True
+    return True
+
+
+def _note(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,158 @@
+"""A search as trackers are told of it: its series, and what it came to."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.files import write_json
+from swarm.report.compared import Compared
+from swarm.report.folder import RunFolder
+from swarm.report.items import flip, questions_of
+from swarm.track.base import Nothing, Shown, Stacked, Table, Tracker
+from swarm.track.course import Course
+from swarm.track.during import during
+
+SPEEDS = "tracker.json"
+"""What each iteration took, which the state does not tell: it has to be the same on any machine."""
+
+WEIGHTS = "adapter_model.safetensors"
+
+METRICS = {
+    "dev": "ending_best_validation_utility",
+    "dev_interval": "ending_best_validation_interval",
+    "test": "ending_best_single_test_accuracy",
+    "test_interval": "ending_best_single_test_interval",
+    "test_gain": "test_gain",
+    "test_gain_interval": "test_gain_interval",
+    "test_gain_p_value": "test_gain_p_value",
+}
+"""What an artifact's metadata say of its worth, and the metrics' names for it."""
+
+
+class Followed:
+    """One search and who is told of it.
+
+    All is told from the run's record. So a search that goes on tells what its tracker may have
+    missed, wherever it was killed, and one that was searched without a tracker is told as a whole.
+
+    Args:
+        tracker: Who is told.
+        folder: The run's.
+    """
+
+    def __init__(self, tracker: Tracker, folder: Path) -> None:
+        self.tracker, self.folder = tracker, folder
+        self.shown = not isinstance(tracker, Nothing)
+        self._speeds: dict[str, dict[str, float]] = {}
+
+    @contextlib.contextmanager
+    def during(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
+        """Tell of the search as far as it is, and at the end that it is over, and how."""
+        if not self.shown:
+            yield
+            return
+        self._config, self._metrics = dict(config), dict[str, Any]()
+        self._course = Course(state["experts"], len(state["groups"]))
+        with contextlib.suppress(OSError, ValueError):
+            self._speeds = json.loads((self.folder / SPEEDS).read_text())
+        pool = Path(str(self._config.get("pool", {}).get("folder") or self.folder))
+        sources = [pool / name for name in state["experts"] if (pool / name).is_dir()]
+        self._sources = {source.name: source for source in sources}
+        with during(self.tracker, Shown("search", self.folder, config, sources)) as summary:
+            for number, entry in enumerate(state["rounds"]):
+                self._tell(number, entry)
+            yield
+            summary |= self._metrics
+
+    def iteration(self, number: int, entry: Mapping[str, Any], **measured: float) -> None:
+        """An iteration is recorded; `measured` is what the record does not have of it."""
+        if not self.shown:
+            return
+        self._speeds[str(number)] = measured
+        with contextlib.suppress(UserError):  # a series with a gap; the search is what counts
+            write_json(self.folder / SPEEDS, self._speeds)
+        self._tell(number, entry)
+
+    def _tell(self, number: int, entry: Mapping[str, Any]) -> None:
+        self.tracker.log(number, self._course.add(entry) | self._speeds.get(str(number), {}))
+
+    def judged(self, metrics: Mapping[str, Any]) -> None:
+        """The search is judged: its tables, its picture and its best, in a step after the last."""
+        if not self.shown:
+            return
+        self._metrics = dict(metrics)
+        run = RunFolder(self.folder)
+        models = Compared(run)
+        best = np.array(self._course.best)
+        found: dict[str, Any] = {"coefficients": Stacked("Best so far", run.experts, best)}
+        for split in ("dev", "test"):
+            if (table := _flips(models, split)) is not None:
+                found[f"flips_{split}"] = table
+        self.tracker.log(len(run.rounds), found)
+        self.tracker.model(self.folder / "global_best", self._facts(run))
+
+    def _facts(self, run: RunFolder) -> dict[str, Any]:
+        """What is known of the best."""
+        position = run.positions[run.best()]
+        rows = position.reshape(len(run.groups), len(run.experts))
+        experts = {}
+        for name, share in zip(run.experts, rows.mean(axis=0).tolist(), strict=True):
+            source = self._sources.get(name)
+            weights = source / WEIGHTS if source else None
+            experts[name] = {
+                "coefficient": share,
+                "folder": str(source) if source else None,
+                "sha256": _sha256(weights) if weights and weights.is_file() else None,
+            }
+        several = {"groups": dict(zip(run.groups, rows.tolist(), strict=True))}
+        model = self._config.get("model", {})
+        return {
+            "task": self._config.get("task", {}).get("name"),
+            "base": model.get("path") or model.get("name"),
+            "seed": run.identity.get("seed"),
+            "experts": experts,
+            **(several if len(run.groups) > 1 else {}),
+            "pool weights": run.identity.get("pool weights"),
+            **{name: run.metrics.get(metric) for name, metric in METRICS.items()},
+        }
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _flips(models: Compared, split: str) -> Table | None:
+    """The items that best initial expert and best found answered differently well.
+
+    `None` where the two did not both answer the split.
+    """
+    run, places = models.run, models.places.values()
+    if split == "dev":
+        if any(np.isnan(run.utilities[place]) for place in places):
+            return None
+        before, after = (run.answers(place) for place in places)
+    else:
+        tested = [run.test_answers(place) for place in places]
+        if tested[0] is None or tested[1] is None:
+            return None
+        before, after = tested[0], tested[1]
+    questions, _ = questions_of(models, split)
+    rows = []
+    for pair in zip(before, after, strict=True):
+        if pair[0]["value"] == pair[1]["value"]:
+            continue
+        one = flip(*pair, questions)
+        (old, old_text), (new, new_text) = one.before, one.after
+        rows.append([one.item, one.question, one.gold, old, new, *one.values, old_text, new_text])
+    expert = models.expert
+    columns = ["item", "question", "gold", f"answer of {expert}", "answer of best found",
+               f"value of {expert}", "value of best found", f"text of {expert}",
+               "text of best found"]  # fmt: skip
+    return Table(columns, rows)

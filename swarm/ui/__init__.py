@@ -1,0 +1,1 @@
+"""The page in a browser: searches, models, conversations and comparisons of this machine."""

@@ -1,0 +1,151 @@
+"""One question put to one model by a page: asked in a thread, looked at as it comes, stopped."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+from swarm.collab import Answer, Asked, Piece, Stages
+from swarm.collab.collaboration import Collaboration
+from swarm.collab.deliberation.verdicts import Iteration
+from swarm.collab.following import Left
+from swarm.errors import UserError
+from swarm.moa.session import Manner
+from swarm.moa.turns import Turn, conversation
+from swarm.models import Model, Request, stream
+
+STATES = ("loading", "answering", "done")
+
+EMPTY = "an empty answer"
+
+
+class Asking:
+    """A question on its way; its attributes may be read by any thread at any time.
+
+    Args:
+        name: The model's, as stages call it.
+        find: Gives the model, or raises a `UserError`.
+        question: What is asked.
+        before: The turns that it comes with; each has an answer.
+        manner: How it is asked.
+
+    Attributes:
+        state: One of `STATES`.
+        text: The answer so far.
+        waiting: Who was asked and has not answered yet, of a collaboration.
+        notes: What a consortium's iterations came to.
+        turn: The question, and what came of it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        find: Callable[[], Model],
+        question: str,
+        before: Sequence[Turn],
+        manner: Manner,
+    ) -> None:
+        self.name, self._find, self._manner = name, find, manner
+        self._prompt = conversation(before, question, manner.system)
+        self._over = threading.Event()
+        self.turn = Turn(question)
+        self.state, self.text = STATES[0], ""
+        self.waiting: list[str] = []
+        self.notes: list[str] = []
+
+    def start(self) -> None:
+        """Ask."""
+        threading.Thread(target=self._work, name="swarm-page", daemon=True).start()
+
+    def stop(self) -> None:
+        """Wait no longer; what is being written for it ends at its next piece."""
+        if self.state != "done":
+            self._over.set()
+            self._end(error="stopped")
+
+    def _end(self, stages: Stages | None = None, error: str = "") -> None:
+        if self.state == "done":
+            return
+        self.turn.stages, self.turn.error = stages, error
+        if stages:
+            self.turn.answers, self.turn.warnings = stages.answers, stages.warnings
+            self.text = stages.final.text
+        self.state = "done"
+
+    def _work(self) -> None:
+        try:
+            model = self._find()
+            for prepare, given in (("check", ()), ("open", (None,))):
+                getattr(model, prepare, lambda *_: None)(*given)
+            if self._over.is_set():
+                return
+            self.state = "answering"
+            self._end(self._asked(model))
+        except Left:
+            self._end(error="stopped")
+        except UserError as error:
+            self._end(error=str(error))
+        except Exception as error:  # a page shows it; a thread would only write a traceback
+            self._end(error=f"{self.name}: it failed with {type(error).__name__}: {error}")
+
+    def _request(self) -> Request:
+        manner = self._manner
+        return Request(
+            self._prompt,
+            manner.max_tokens,
+            temperature=manner.temperature,
+            seed=manner.seed,
+            decided=lambda text: self._over.is_set(),
+        )
+
+    def _asked(self, model: Model) -> Stages:
+        """What the model comes to.
+
+        Raises:
+            UserError: Nothing.
+        """
+        if not isinstance(model, Collaboration):
+            return self._streamed(model)
+        (came,) = model.run([self._request()], lambda number, event: self._hear(model, event))
+        if isinstance(came, UserError):
+            raise came
+        stages: Stages = came
+        return stages
+
+    def _streamed(self, model: Model) -> Stages:
+        with closing(stream(model, self._request())) as pieces:
+            while True:
+                try:
+                    delta = next(pieces)
+                except StopIteration as end:
+                    final = end.value
+                    break
+                self._live()
+                self.text += delta.text
+        error = "" if final.text.strip() else EMPTY
+        return Stages([[Answer(1, "model", self.name, 0, self._prompt, final, error)]], final)
+
+    def _hear(self, model: Any, event: Any) -> None:
+        """Take notice of an event of a collaboration."""
+        self._live()
+        if isinstance(event, Asked):
+            self.waiting.append(event.name)
+        elif isinstance(event, Answer):
+            self.turn.answers.append(event)
+            if event.name in self.waiting:
+                self.waiting.remove(event.name)
+        elif isinstance(event, Piece):
+            self.text += event.delta.text
+        elif isinstance(event, Iteration):
+            from swarm.collab.deliberation.progress import line
+
+            self.notes.append(line(model, event))
+
+    def _live(self) -> None:
+        """See that somebody still waits.
+
+        Raises:
+            Left: Nobody does.
+        """
+        if self._over.is_set():
+            raise Left

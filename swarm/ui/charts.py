@@ -1,0 +1,95 @@
+"""The charts of a run, as Apache ECharts takes them; drawn in the browser, nothing is loaded."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from swarm.report.course import best_positions, measure
+from swarm.report.folder import RunFolder
+
+INK = "#7d8791"
+"""Of words and lines: readable on light and on dark."""
+
+COLOURS = ["#2f6fab", "#c8711d", "#3f8f5b", "#a34a8c", "#8a6d1f", "#4f8f9e", "#b04a4a", "#6b63b5"]
+
+POINTS = 20_000
+"""Of particles in a chart at most; of more, only some particles are drawn beside the best."""
+
+
+def particles(run: RunFolder) -> dict[str, Any]:
+    """The best so far, and every particle."""
+    best = _line("best so far", run.best_so_far(), COLOURS[0], 2.5) | {"step": "end", "z": 5}
+    most = max(1, POINTS // max(1, len(run.utilities)))
+    step = math.ceil(run.particles / most)
+    others = [
+        _line(f"particle {i}", run.utilities[:, i], INK, 1) | {"lineStyle": _thin()}
+        for i in range(0, run.particles, step)
+    ]
+    return _chart(measure(run), [*others, best], len(run.utilities), legend=["best so far"])
+
+
+def coefficients(run: RunFolder) -> dict[str, Any]:
+    """Each expert's coefficient in the best so far, stacked: above 0 and below."""
+    trail = best_positions(run)
+    values = trail.reshape(len(trail), len(run.groups), len(run.experts)).mean(axis=1)
+    order = np.argsort(-np.abs(values).max(axis=0))
+    series = [
+        {"name": run.experts[k], "type": "bar", "stack": "all", "barCategoryGap": "0%",
+         "data": _plain(values[:, k]), "itemStyle": {"color": _colour(rank)}}
+        for rank, k in enumerate(order)
+    ]  # fmt: skip
+    return _chart("coefficient in the best", series, len(values),
+                  legend=[one["name"] for one in series[: len(COLOURS)]])  # fmt: skip
+
+
+def side_by_side(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """The best so far of several runs."""
+    series = [
+        _line(run.path.name, run.best_so_far(), _colour(n), 2) | {"step": "end"}
+        for n, run in enumerate(runs)
+    ]
+    measures = list(dict.fromkeys(map(measure, runs)))
+    return _chart(" / ".join(measures), series, max(len(run.rounds) for run in runs),
+                  legend=[one["name"] for one in series])  # fmt: skip
+
+
+def _chart(
+    what: str, series: list[dict[str, Any]], iterations: int, legend: list[str]
+) -> dict[str, Any]:
+    quiet = {"color": INK}
+    lines = {"lineStyle": {"color": INK, "opacity": 0.25}}
+    from_zero = series[0]["type"] == "bar"
+    return {
+        "animation": False,
+        "textStyle": quiet,
+        "grid": {"left": 8, "right": 16, "top": 34, "bottom": 62, "containLabel": True},
+        "legend": {"data": legend, "type": "scroll", "bottom": 4, "textStyle": quiet,
+                   "pageTextStyle": quiet},
+        "tooltip": {"trigger": "item", "renderMode": "richText", "confine": True},
+        "xAxis": {"type": "category", "data": list(range(iterations)), "name": "iteration",
+                  "nameLocation": "middle", "nameGap": 26, "axisLabel": quiet},
+        "yAxis": {"type": "value", "scale": not from_zero, "name": what, "axisLabel": quiet,
+                  "nameTextStyle": {"align": "left", **quiet}, "splitLine": lines},
+        "series": series,
+    }  # fmt: skip
+
+
+def _line(name: str, values: np.ndarray, colour: str, width: float) -> dict[str, Any]:
+    return {"name": name, "type": "line", "data": _plain(values), "symbolSize": 3,
+            "showSymbol": len(values) == 1, "itemStyle": {"color": colour},
+            "lineStyle": {"width": width, "color": colour}, "connectNulls": True}  # fmt: skip
+
+
+def _thin() -> dict[str, Any]:
+    return {"width": 1, "color": INK, "opacity": 0.35}
+
+
+def _colour(rank: int) -> str:
+    return COLOURS[rank] if rank < len(COLOURS) else INK
+
+
+def _plain(values: np.ndarray) -> list[float | None]:
+    """For JSON, which has no NaN."""
+    return [round(float(v), 6) if np.isfinite(v) else None for v in values]

@@ -1,0 +1,71 @@
+"""The command line of the page, read and checked before anything heavy is imported."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from swarm.errors import UserError
+from swarm.printing import harmless
+from swarm.serve.arguments import loopback
+
+ABOUT = """\
+The page in a browser: searches, models, conversations and comparisons.
+
+\b
+python -m swarm.ui                                 http://127.0.0.1:8080
+python -m swarm.ui --port 0 --no-browser           any free port, no browser
+python -m swarm.ui --pool my_experts --base local  other experts of another base
+
+It shows the runs in search/ below the folder where it is started. It answers this machine alone,
+and sends nothing anywhere. Ctrl-C ends it; searches that were started from it go on.
+"""
+
+
+@click.command(help=ABOUT, context_settings={"max_content_width": 100})
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
+              help="Where it is served; 0 takes a free one.")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True,
+              help="An address of this machine's own.")  # fmt: skip
+@click.option("--no-browser", is_flag=True, help="Do not open the browser.")
+@click.option("--pool", metavar="FOLDER", default="initial_experts", show_default=True,
+              help="The experts of local names.")  # fmt: skip
+@click.option("--base", metavar="MODEL", help="The base of local names: an option of conf/model or "
+              "a folder; by default the one that the experts name.")  # fmt: skip
+@click.option("--device", metavar="DEVICE", help="Where local models run: cpu, cuda, cuda:1.")
+def ui(
+    port: int, host: str, no_browser: bool, pool: str, base: str | None, device: str | None
+) -> None:
+    """See `ABOUT`."""
+    try:
+        for name, value in {"host": host, "pool": pool, "base": base, "device": device}.items():
+            if value is not None and not value.strip():
+                raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
+        if not loopback(host):
+            raise UserError(
+                f"--host {host}: whoever reaches the page can start searches here, so it is served "
+                "at this machine's own addresses only, such as 127.0.0.1; from elsewhere: "
+                f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE", 2
+            )  # fmt: skip
+        _packages()
+        from swarm.ui.application import serve
+        from swarm.ui.home import Home
+
+        serve(Home(Path.cwd(), pool, base, device), host, port, not no_browser)
+    except UserError as error:
+        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def _packages() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import nicegui  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is missing: pip install 'model-swarms[ui]' brings what the page needs"
+        ) from None

@@ -1,0 +1,119 @@
+"""The page Compare: one question to several models, and the viewer of what models have answered."""
+
+import base64
+
+from nicegui import app, ui
+
+from swarm.errors import UserError
+from swarm.models.background import in_thread
+from swarm.printing import harmless
+from swarm.ui import answer, comparing, mixing
+from swarm.ui.comparing import MOUNTED, Viewers
+from swarm.ui.frame import frame, heading
+from swarm.ui.home import Home
+
+
+def register(home: Home) -> None:
+    """Define the page, and where its viewers are."""
+    viewers = Viewers()
+    app.mount(MOUNTED, viewers)
+
+    @ui.page("/compare", response_timeout=60)
+    async def compare() -> None:
+        ui.add_css(answer.STYLE)
+        with frame("Compare"):
+            names = await in_thread(mixing.names, home)
+            found = await in_thread(comparing.files, home)
+            heading("Ask several models the same")
+            _Form(home, viewers, names)
+            heading("Answers on this machine")
+            _files(home, viewers, found)
+
+
+class _Form:
+    """One question, so many samples of each model, and the plot of what came."""
+
+    def __init__(self, home: Home, viewers: Viewers, names: list[str]) -> None:
+        self._home, self._viewers = home, viewers
+        with ui.card().classes("w-full gap-2"):
+            self._models = ui.select(names, label="Models, two or more", value=[], multiple=True,
+                                     with_input=True, new_value_mode="add-unique")  # fmt: skip
+            self._models.props("use-chips outlined dense").classes("w-full")
+            self._question = ui.textarea("Question").props("autogrow outlined dense rows=1")
+            self._question.classes("w-full")
+            with ui.element("div").classes("chat-settings w-full"):
+                self._samples = ui.number("Samples of each", value=10, min=1, max=1000, precision=0)
+                self._temperature = ui.number("Temperature", value=1.0, min=0, step=0.1)
+                self._tokens = ui.number("New tokens at most", value=32, min=1, precision=0)
+            with ui.row().classes("items-center gap-2"):
+                self._button = ui.button("Compare", on_click=self._ask)
+                self._button.props("unelevated no-caps")
+                self._spinner = ui.spinner(size="1.5em")
+                self._state = ui.label().classes("quiet text").props("role=status")
+            self._spinner.set_visibility(False)
+            self._wrong = ui.label().classes("chat-wrong text").props("role=alert")
+            self._shown = ui.column().classes("w-full gap-2")
+
+    async def _ask(self) -> None:
+        samples = int(self._samples.value or 1)
+        temperature, tokens = self._temperature.value, int(self._tokens.value or 32)
+        question = self._question.value or ""
+        self._wrong.set_text("")
+        self._shown.clear()
+        self._busy(f"asking {len(self._models.value)} models, {samples} times each")
+        try:
+            df, picture, remarks = await in_thread(
+                comparing.asked, self._home, list(self._models.value), question, samples,
+                1.0 if temperature is None else float(temperature), tokens,
+            )  # fmt: skip
+            url = await in_thread(self._viewers.show, df, "answers")
+        except UserError as error:
+            self._wrong.set_text(harmless(str(error)))
+            return
+        finally:
+            self._busy("")
+        with self._shown:
+            encoded = base64.b64encode(picture).decode()
+            shares = f"alt='Shares of the answers of {len(self._models.value)} models, intervals'"
+            with ui.element("div").classes("w-full overflow-x-auto"):
+                drawn = ui.element("img").props(f"src=data:image/png;base64,{encoded} {shares}")
+                drawn.classes("rounded").style("width: 100%; min-width: 36rem; max-width: 52rem")
+            failed = int(df["error"].notna().sum())
+            told = f"{len(df)} answers" + (f", {failed} of them failed" if failed else "")
+            ui.label(f"{told}. Bars are shares, with 95 % intervals.").classes("quiet")
+            ui.label(harmless(remarks)).classes("quiet text-sm text")
+            ui.link("Read the answers", url)
+
+    def _busy(self, words: str) -> None:
+        self._state.set_text(words)
+        self._spinner.set_visibility(bool(words))
+        self._button.set_enabled(not words)
+
+
+def _files(home: Home, viewers: Viewers, found: list[str]) -> None:
+    """The files that are there, and a field for any other."""
+
+    async def show(path: str) -> None:
+        wrong.set_text("")
+        try:
+            file = comparing.file_of(home, path)
+            url = await in_thread(viewers.show, file, file.name)
+        except UserError as error:
+            wrong.set_text(harmless(str(error)))
+            return
+        ui.navigate.to(url)
+
+    with ui.card().classes("w-full gap-2"):
+        with ui.row().classes("items-center gap-2 w-full no-wrap"):
+            field = ui.input("File").props("dense outlined").classes("grow min-w-0")
+            ui.button("Open", on_click=lambda: show(field.value or "")).props("outline no-caps")
+        ui.label(
+            f"A .jsonl, .csv or .parquet with a column answer, below {home.folder}."
+        ).classes("quiet text-sm text")  # fmt: skip
+        wrong = ui.label().classes("chat-wrong text").props("role=alert")
+        for path in found:
+            ui.button(path, on_click=lambda path=path: show(path)).props(
+                "flat dense no-caps align=left"
+            ).classes("text-left text")
+        if not found:
+            ui.label("python -m swarm.compare run has written none here yet.").classes("quiet")

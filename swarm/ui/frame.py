@@ -1,0 +1,96 @@
+"""The frame of every page: its title, the way to the others, light and dark, its width."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+
+from nicegui import ui
+
+PAGES = {"Runs": "/", "Start": "/start", "Models": "/models", "Talk": "/talk",
+         "Compare": "/compare"}  # fmt: skip
+
+STYLE = """
+:root { --nicegui-default-padding: 1rem; --paper: #fcfcfb; --card: #ffffff; --ink: #1c2126;
+        --quiet: #5a636d; --line: #dfe3e7; }
+body.body--dark { --paper: #14171b; --card: #1c2126; --ink: #e6e9ec; --quiet: #a3acb6;
+                  --line: #343b43; }
+body.body--dark { --q-primary: #7fb2e5 !important; --q-negative: #ff9a90 !important; }
+.body--dark .bg-primary, .body--dark .bg-negative { color: #14171b !important; }
+body { background: var(--paper) !important; color: var(--ink); }
+.q-card, .q-table__container { background: var(--card) !important; }
+.q-card { border: 1px solid var(--line); box-shadow: none !important; }
+.frame-head { background: var(--card) !important; color: var(--ink) !important;
+              border-bottom: 1px solid var(--line); }
+.frame-head a { color: var(--ink); text-decoration: none; padding: .35rem .6rem;
+                border-radius: .35rem; }
+.frame-head a:hover { background: var(--line); }
+.frame-head a.here { font-weight: 600; box-shadow: inset 0 -2px 0 var(--q-primary); }
+.run-name { white-space: normal !important; overflow-wrap: anywhere; }
+@media (max-width: 599px) {
+  .q-table th.q-table--col-auto-width, .q-table td.q-table--col-auto-width { padding-right: 0; }
+  .q-table td.run-name { padding: .6rem .8rem .6rem 0; }
+}
+.quiet { color: var(--quiet); }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; }
+.log { white-space: pre-wrap; overflow-wrap: anywhere; font: .8rem/1.45 ui-monospace, monospace;
+       max-height: 22rem; overflow: auto; width: 100%; background: var(--paper);
+       border: 1px solid var(--line); border-radius: .35rem; padding: .6rem; }
+.ends { display: flex; flex-direction: column-reverse; }
+.nicegui-content { max-width: 75rem; margin: 0 auto; width: 100%; min-width: 0; }
+.nicegui-content > *, .q-card, .q-table__container { max-width: 100%; min-width: 0; }
+h1 { font-size: 1.5rem; line-height: 1.3; font-weight: 600; overflow-wrap: anywhere; margin: 0; }
+h2 { font-size: 1.1rem; line-height: 1.4; font-weight: 600; margin: 0; }
+"""
+
+REMEMBERED = """() => {
+  const kept = localStorage.getItem('dark');
+  if (kept !== null) Quasar.Dark.set(kept === 'true');
+}"""
+TURNED = """() => {
+  Quasar.Dark.toggle();
+  localStorage.setItem('dark', Quasar.Dark.isActive);
+}"""
+
+
+@contextmanager
+def frame(title: str, here: str | None = None) -> Iterator[None]:
+    """Draw what is around a page; what is drawn inside is the page.
+
+    Args:
+        title: Its heading, and what the window is called.
+        here: Which of `PAGES` it belongs to; the one of that title by default.
+    """
+    here = here or title
+    ui.page_title(f"{title} · model-swarms")
+    ui.colors(primary="#2f6fab")
+    ui.add_css(STYLE)
+    with ui.header().classes("frame-head items-center gap-1 px-4 py-2 no-wrap"):
+        ui.link("model-swarms", "/").classes("text-base font-semibold")
+        with ui.element("nav").classes("gt-xs flex items-center gap-1").props("aria-label=Pages"):
+            for name, path in PAGES.items():
+                _link(name, path, here)
+        ui.space()
+        ui.button(icon="contrast").props("flat round dense aria-label='Light or dark'").on(
+            "click", js_handler=TURNED
+        )
+        with (
+            ui.button(icon="menu").props("flat round dense aria-label=Menu").classes("lt-sm"),
+            ui.menu(),
+        ):
+            for name, path in PAGES.items():
+                ui.menu_item(name, lambda path=path: ui.navigate.to(path))
+    ui.run_javascript(f"({REMEMBERED})()")
+    with ui.column().classes("w-full gap-4"):
+        ui.html(f"<h1>{escape(title)}</h1>", sanitize=False)
+        yield
+
+
+def _link(name: str, path: str, here: str) -> None:
+    link = ui.link(name, path)
+    if name == here:
+        link.classes("here").props("aria-current=page")
+
+
+def heading(text: str) -> None:
+    """The heading of a part of a page."""
+    ui.html(f"<h2>{escape(text)}</h2>", sanitize=False)

@@ -1,0 +1,214 @@
+"""What there is to mix: experts, what runs have found, and a mixture kept as an adapter."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swarm.adapters import WEIGHTS, Adapter, read_adapter
+from swarm.errors import UserError
+from swarm.folders import read_note
+from swarm.places import find
+from swarm.pool import Pool
+from swarm.report.compared import Compared
+from swarm.report.folder import HOME, RunFolder
+from swarm.report.numbers import interval
+from swarm.ui.home import NAME, Home
+from swarm.words import sentence
+
+KEPT = "mixtures"
+"""The folder where mixtures are saved, beside that of the runs."""
+
+BASE_ROW = "base"
+"""The row of a pool that stands for the base, and adds nothing to a mixture."""
+
+
+class Found(NamedTuple):
+    """The best of a finished run.
+
+    Attributes:
+        run: Its name.
+        words: What it is made of.
+        dev, test: Its numbers, with intervals where they are known; empty where it has none.
+        coefficients: By the pool's experts; `None` where it cannot be mixed of these by hand.
+        why: Why it cannot.
+    """
+
+    run: str
+    words: str
+    dev: str
+    test: str
+    coefficients: dict[str, float] | None
+    why: str
+
+
+def experts(home: Home) -> Iterator[Adapter | str]:
+    """The pool's experts; of one that cannot be read, why."""
+    for folder in home.roster.local.experts():
+        try:
+            yield read_adapter(folder)
+        except UserError as error:
+            yield str(error)
+
+
+def about(expert: Adapter) -> str:
+    """What an expert is: its rank, what it adapts, its size, its base and what its card says."""
+    ranks = sorted({rank for _, _, rank in expert.shapes.values()})
+    size = (expert.folder / WEIGHTS).stat().st_size
+    told = [
+        "rank " + " to ".join(dict.fromkeys(str(rank) for rank in (ranks[0], ranks[-1]))),
+        ", ".join(sorted({module.rpartition(".")[2] for module in expert.shapes})),
+        f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB",
+        f"of {expert.base}" if expert.base else "",
+        _described(expert.folder / "README.md"),
+    ]
+    return "; ".join(filter(None, told))
+
+
+def _described(card: Path) -> str:
+    """The first line of an expert's card that is none of its headings; empty if there is none."""
+    try:
+        text = card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    if text.startswith("---\n"):
+        text = text.partition("\n---")[2]
+    plain = (line.strip() for line in text.splitlines())
+    first = next((line for line in plain if line and line[0] not in "#-|`!<"), "")
+    return "" if first.startswith("[More Information Needed]") else first
+
+
+def bests(home: Home) -> list[Found]:
+    """The bests of the finished runs, by their names."""
+    have = {folder.name for folder in home.roster.local.experts()}
+    found = []
+    for note in sorted(home.runs.glob("*/global_best/swarm.json")):
+        try:
+            run = RunFolder(note.parent.parent)
+        except (UserError, KeyError, ValueError):
+            continue
+        if run.finished is not None and run.metrics:
+            found.append(_found(home, run, have))
+    return found
+
+
+def _found(home: Home, run: RunFolder, have: set[str]) -> Found:
+    position = run.positions[run.best()].tolist()
+    words = sentence(run.experts, position, run.groups)
+    numbers = {}
+    for split in ("dev", "test"):
+        try:
+            one = Compared(run).measured("ending", split)
+        except (UserError, KeyError, OSError):
+            one = None
+        numbers[split] = f"{interval(one.utility, one.ends)}, n = {one.items}" if one else ""
+    why = _unmixable(home, run, dict(zip(run.experts, position, strict=False)), have)
+    shares = dict(zip(run.experts, position, strict=False))
+    own = None if why else {name: shares.get(name, 0.0) for name in sorted(have)}
+    return Found(run.path.name, words, numbers["dev"], numbers["test"], own, why)
+
+
+def _unmixable(home: Home, run: RunFolder, shares: Mapping[str, float], have: set[str]) -> str:
+    """Why a run's best cannot be mixed of the experts that are here; empty where it can."""
+    note = read_note(run.path / "global_best")
+    if note.get("space") != "factor" or len(run.groups) > 1:
+        return "it is not one coefficient an expert in the factor space"
+    used = {name for name, share in shares.items() if share and name != BASE_ROW}
+    if missing := sorted(used - have):
+        return f"{missing[0]} is no expert of {home.pool}"
+    try:
+        folder = run.config["pool"]["folder"]
+    except (UserError, KeyError, TypeError):
+        return ""
+    same = find(folder).resolve() == find(home.pool).resolve()
+    return "" if same else f"its experts are those of {folder}"
+
+
+def normalised(coefficients: Mapping[str, float]) -> dict[str, float]:
+    """The coefficients with a sum of 1.
+
+    Raises:
+        UserError: Their sum is 0.
+    """
+    total = sum(coefficients.values())
+    if abs(total) < 1e-9:
+        raise UserError("the coefficients sum to 0, so that no factor makes their sum 1")
+    return {name: share / total for name, share in coefficients.items()}
+
+
+def save(home: Home, coefficients: Mapping[str, float], name: str) -> str:
+    """Keep a mixture as a PEFT adapter in mixtures/NAME; gives its name as a model.
+
+    Raises:
+        UserError: There is something of that name, the name is none, the mixture is the base alone,
+            or it cannot be written.
+    """
+    name = name.strip()
+    if not NAME.fullmatch(name) or name.startswith("."):
+        raise UserError(f"{name!r:.80} is no name; give one without / that begins with no point")
+    shares = {expert: share for expert, share in coefficients.items() if share}
+    if not shares:
+        raise UserError("all coefficients are 0, and that is the base itself; move one of them")
+    pool = Pool(home.pool, experts=list(shares)).open(home.roster.local.base.name)
+    target = home.folder / KEPT / name
+    try:
+        # Whoever makes the folder has the name; nothing that is there is replaced.
+        target.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(f"{KEPT}/{name} is there already; choose another name") from None
+    except OSError as error:
+        raise UserError(f"{KEPT}/{name} cannot be written: {error.strerror}") from None
+    try:
+        pool.save([shares[one] for one in pool.names], target, {"mixed": "by hand"})
+    finally:
+        if not any(target.iterdir()):
+            target.rmdir()
+    return f"local/{KEPT}/{name}"
+
+
+def kept(home: Home) -> list[str]:
+    """The saved mixtures, as names of models."""
+    notes = sorted((home.folder / KEPT).glob("*/adapter_config.json"))
+    return [f"local/{KEPT}/{note.parent.name}" for note in notes]
+
+
+def names(home: Home) -> list[str]:
+    """Models that can be chosen: this machine's, mixtures of agents and consortia."""
+    from swarm.collab import configs, presets
+    from swarm.collab.shelf import Shelf
+
+    finished = {f"{HOME}/{one.run}" for one in bests(home)}
+    local = [name for name in home.roster.local.names()
+             if not name.startswith(f"{HOME}/") or name in finished]  # fmt: skip
+    try:
+        saved = Shelf().names()
+    except UserError:
+        saved = []
+    consortia = dict.fromkeys([*saved, *configs.preset_names()])
+    moa = [f"moa/{name}" for name in presets.preset_names() if _whole(presets.read_preset(name))]
+    return [*(f"local/{name}" for name in local), *kept(home), *moa,
+            *(f"consortium/{name}" for name in consortia)]  # fmt: skip
+
+
+def members(name: str) -> str:
+    """Who is in a mixture of agents or a consortium; or why that cannot be told."""
+    kind, _, rest = name.partition("/")
+    try:
+        if kind == "consortium":
+            from swarm.collab.shelf import config_of
+            from swarm.consortium.telling import summary
+
+            return summary(config_of(rest))
+        from swarm.collab.presets import read_preset
+
+        preset = read_preset(rest)
+    except UserError as error:
+        return str(error)
+    proposers = [slot["model"] for slot in preset["proposers"]]
+    return f"{', '.join(proposers)} propose, {preset['aggregator']['model']} answers"
+
+
+def _whole(preset: Any) -> bool:
+    """Whether a preset says all of its models, so that its name alone can be asked."""
+    slots = [*preset["proposers"], preset["aggregator"]]
+    return all(json.dumps(slot).find('"model": null') < 0 for slot in slots)

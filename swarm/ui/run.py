@@ -1,0 +1,196 @@
+"""One run: how far it is, what it came to, and what can be done with it."""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from nicegui import app, run, ui
+
+from swarm.errors import UserError
+from swarm.report.folder import HOME
+from swarm.ui.frame import frame, heading
+from swarm.ui.home import Home
+from swarm.ui.parts import facts, plain_table
+from swarm.ui.runs import COLOURS
+from swarm.ui.seen import Course, Seen, course, progress, see
+
+SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
+
+EVERY_S = 1.0
+
+
+def register(home: Home) -> None:
+    """Put the page at /runs/NAME, and its report at /runs/NAME/report."""
+
+    @ui.page("/runs/{name}")
+    def one(name: str) -> None:
+        with frame(name, "Runs"):
+            try:
+                home.run(name)
+            except UserError as error:
+                ui.label(str(error)).classes("text-negative")
+                return
+            Page(home, name)
+
+    @app.get("/runs/{name}/report")
+    def report(name: str) -> Response:
+        from swarm.report.page import page
+        from swarm.report.write import report as made
+
+        try:
+            return HTMLResponse(page(made(home.run(name))))
+        except UserError as error:
+            return PlainTextResponse(f"{error}\n", 404)
+
+
+class Page:
+    """The page of a run in one browser window.
+
+    Args:
+        home: Whose run it is.
+        name: The run's.
+    """
+
+    def __init__(self, home: Home, name: str) -> None:
+        self._home, self._name = home, name
+        self._stamp: tuple[int, int] | None = None
+        self._draw_head()
+        with ui.card().classes("w-full gap-2"):
+            heading("Verdict")
+            self._verdict = ui.column().classes("w-full gap-2")
+        with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4") as grid:
+            self._particles = self._chart("Best so far, and every particle")
+            self._coefficients = self._chart("Coefficients of the best so far")
+        self._drawn = [grid]
+        with ui.card().classes("w-full gap-2") as card:
+            heading("Best initial expert and best found")
+            self._models = ui.column().classes("w-full gap-2")
+        self._drawn.append(card)
+        with ui.card().classes("w-full gap-2"):
+            heading("Log")
+            with ui.element("div").classes("log ends").props("role=log tabindex=0"):
+                self._said = ui.label("")
+            with ui.row().classes("w-full items-start no-wrap gap-2") as self._typed:
+                self._command = ui.label("").classes("log grow min-w-0").style("max-height: 8rem")
+                ui.button(icon="content_copy", on_click=self._copy).props(
+                    "flat dense aria-label='Copy the command'"
+                )
+        ui.timer(EVERY_S, self._look)
+
+    def _draw_head(self) -> None:
+        with ui.row().classes("w-full items-center gap-2"):
+            self._state = ui.badge("").props("data-state")
+            self._about = ui.label("").classes("quiet text grow")
+        self._error = ui.label("").classes("text text-negative").props("role=alert")
+        with ui.column().classes("w-full gap-1") as self._progress:
+            self._bar = ui.linear_progress(0.0, show_value=False).props("aria-label=Progress")
+            self._told = ui.label("").classes("quiet text")
+        with ui.row().classes("w-full items-center gap-2"):
+            self._stop = self._button("Stop", "stop", self._end)
+            self._resume = self._button("Resume", "play_arrow", self._go_on)
+            self._report = self._button("Open report", "description", self._open)
+            self._chat = self._button("Chat with the best", "chat", self._talk)
+
+    def _button(self, text: str, icon: str, act: Callable[..., Any]) -> ui.button:
+        return ui.button(text, icon=icon, on_click=act).props("outline no-caps")
+
+    def _chart(self, title: str) -> ui.echart:
+        with ui.card().classes("w-full gap-2 min-w-0"):
+            heading(title)
+            return ui.echart({}).classes("w-full h-80").props(f'role=img aria-label="{title}"')
+
+    async def _look(self) -> None:
+        seen = await run.io_bound(see, self._home, self._name)
+        if seen is None:  # the page is closing
+            return
+        self._show(seen)
+        if seen.stamp != self._stamp:
+            self._stamp = seen.stamp
+            found = await run.io_bound(course, self._home.run(self._name))
+            if found is not None:
+                self._show_course(found)
+
+    def _show(self, seen: Seen) -> None:
+        state = _state(seen)
+        self._state.set_text(state)
+        self._state.props(f"color={COLOURS.get(state, 'grey-7')}")
+        line = seen.line
+        why = [line.why] if line and state in ("finished", "stopped") else []
+        self._about.set_text(", ".join([f"task {line.task}", *why] if line else []))
+        self._error.set_text(f"It ended with an error: {seen.error}" if seen.error else "")
+        self._error.set_visibility(bool(seen.error) and state == "failed")
+        at_work = seen.note is not None or seen.beginning
+        self._progress.set_visibility(at_work)
+        words, share = progress(seen.note or {"what": "the process starts"})
+        self._told.set_text(words)
+        self._bar.set_value(share)
+        self._stop.set_visibility(at_work)
+        self._resume.set_visibility(not at_work and state != "finished" and bool(seen.command))
+        self._report.set_visibility(bool(line and line.best is not None))
+        self._chat.set_visibility(state == "finished")
+        self._said.set_text(seen.said or "Nothing yet.")
+        self._command.set_text(seen.command)
+        self._typed.set_visibility(bool(seen.command))
+
+    def _show_course(self, found: Course) -> None:
+        self._verdict.clear()
+        with self._verdict:
+            if found.why_not:
+                ui.label(found.why_not).classes("quiet text")
+            else:
+                sign = f"{SIGNS[found.kind]} {found.verdict}"
+                ui.label(sign).classes("text text-lg font-semibold")
+                for words in found.told:
+                    ui.label(words).classes("text")
+                facts(found.figures)
+        for element in self._drawn:
+            element.set_visibility(not found.why_not)
+        for chart, options in ((self._particles, found.particles),
+                               (self._coefficients, found.coefficients)):  # fmt: skip
+            chart.options.clear()
+            chart.options.update(options)
+            chart.update()
+        self._models.clear()
+        with self._models:
+            if found.models:
+                plain_table(found.models.header, found.models.rows)
+                ui.label(f"{found.models.caption}.").classes("quiet text")
+
+    async def _end(self) -> None:
+        if await self._tried(self._home.launcher.stop):
+            ui.notify("It stops; what is done is kept.")
+
+    async def _go_on(self) -> None:
+        if await self._tried(self._home.launcher.go_on):
+            ui.notify("It goes on where it stopped.")
+
+    async def _tried(self, act: Callable[..., None]) -> bool:
+        try:
+            await run.io_bound(act, self._home.run(self._name))
+        except UserError as error:
+            ui.notify(str(error), type="negative", multi_line=True)
+            return False
+        await self._look()
+        return True
+
+    def _open(self) -> None:
+        ui.navigate.to(f"/runs/{quote(self._name, safe='')}/report", new_tab=True)
+
+    def _talk(self) -> None:
+        ui.navigate.to(f"/talk?{urlencode({'model': f'local/{HOME}/{self._name}'})}")
+
+    def _copy(self) -> None:
+        ui.clipboard.write(self._command.text)
+        ui.notify("Copied.")
+
+
+def _state(seen: Seen) -> str:
+    if seen.note is not None:
+        return "running"
+    if seen.beginning:
+        return "starting"
+    if seen.line:
+        return seen.line.state
+    return "failed" if seen.error else "no such run"

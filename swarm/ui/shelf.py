@@ -1,0 +1,127 @@
+"""The runs of a folder, read again only where they changed; no widgets here."""
+
+import json
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from swarm.report.numbers import number, signed
+from swarm.running import NOTE, underway
+from swarm.ui.launching import failure, output
+
+Stamp = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is told of a run in one line.
+
+    Attributes:
+        state: "running", "finished", "stopped" or "failed".
+        why: What the search says of that: how far it is, why it ended, its error.
+        best, gain: On dev, and of the best found over the best expert on test; `None`: not known.
+        gain_text: The gain with its 95 % interval.
+        iterations: Done.
+        changed: Seconds since 1970.
+    """
+
+    name: str
+    task: str
+    state: str
+    why: str
+    best: float | None
+    gain: float | None
+    gain_text: str
+    iterations: int
+    changed: float
+
+    def row(self) -> dict[str, Any]:
+        """As a table takes it."""
+        when = datetime.fromtimestamp(self.changed).strftime("%Y-%m-%d %H:%M")
+        return {"name": self.name, "task": self.task, "state": self.state, "why": self.why,
+                "best": self.best, "best_text": number(self.best), "gain": self.gain,
+                "gain_text": self.gain_text, "iterations": self.iterations,
+                "changed": self.changed, "when": when}  # fmt: skip
+
+
+class Shelf:
+    """The runs in a folder; of hundreds, only those are read that changed since the last time.
+
+    Args:
+        folder: Where the runs lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._kept: dict[str, tuple[Stamp, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def lines(self) -> list[Line]:
+        """All runs, the one that changed last first."""
+        with self._lock:
+            found = [line for path in self._folders() if (line := self._line(path))]
+        return sorted(found, key=lambda line: (-line.changed, line.name))
+
+    def line(self, name: str) -> Line | None:
+        """One run; `None` where there is none."""
+        with self._lock:
+            return self._line(self.folder / name)
+
+    def _folders(self) -> list[Path]:
+        try:
+            return [one for one in self.folder.iterdir() if not one.name.startswith(".")]
+        except OSError:
+            return []
+
+    def _line(self, path: Path) -> Line | None:
+        state = path / "state.json"
+        try:
+            about = state.stat()
+            stamp = (about.st_mtime_ns, about.st_size)
+            if path.name not in self._kept or self._kept[path.name][0] != stamp:
+                self._kept[path.name] = stamp, _facts(json.loads(state.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        facts = self._kept[path.name][1]
+        return Line(name=path.name, **_state(path, facts, about.st_mtime))
+
+
+def _facts(state: dict[str, Any]) -> dict[str, Any]:
+    """What a line needs of a state."""
+    metrics = state["metrics"] or {}
+    known = [u for entry in state["rounds"] for u in entry["utilities"] if u is not None]
+    gain, ends = metrics.get("test_gain"), metrics.get("test_gain_interval", (0.0, 0.0))
+    told = "–" if gain is None else f"{signed(gain)} [{signed(ends[0])}, {signed(ends[1])}]"
+    return {
+        "task": str(state["identity"].get("task.name") or "–"),
+        "best": metrics.get("ending_best_validation_utility", max(known, default=None)),
+        "gain": gain,
+        "gain_text": told,
+        "iterations": max(0, len(state["rounds"]) - 1),
+        "over": state["finished"] if metrics else None,
+    }
+
+
+def _state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, Any]:
+    """What is known of a run besides: whether somebody works on it."""
+    rest = {key: value for key, value in facts.items() if key != "over"}
+    rest["changed"] = changed
+    note = underway(path) if (path / NOTE).exists() else None
+    if note is not None:
+        return {**rest, "state": "running", "why": how_far(note)}
+    if facts["over"]:
+        return {**rest, "state": "finished", "why": facts["over"]}
+    if error := failure(output(path), changed):
+        return {**rest, "state": "failed", "why": error}
+    return {**rest, "state": "stopped", "why": f"after iteration {facts['iterations']}"}
+
+
+def how_far(note: dict[str, Any]) -> str:
+    """How far a running search is, in a few words."""
+    what, most = str(note.get("what", "begins")), note.get("most")
+    if most and what == f"iteration {note.get('iteration')}":
+        what += f" of at most {most}"
+    done, total = note.get("done"), note.get("total")
+    return f"{what}, {done} of {total} items" if total else what

@@ -1,0 +1,142 @@
+"""Several runs side by side: their course, the settings that differ, and the paired test."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Query
+from nicegui import run, ui
+
+from swarm.errors import UserError
+from swarm.report.compared import Compared
+from swarm.report.folder import RunFolder
+from swarm.report.numbers import interval, signed
+from swarm.report.setup import flat
+from swarm.ui import charts
+from swarm.ui.frame import frame, heading
+from swarm.ui.home import Home
+from swarm.ui.parts import plain_table
+from swarm.words import told
+
+MOST = 8
+"""Runs that are compared at once: as many as there are colours."""
+
+ALWAYS = ("name", "folder")
+"""Keys that differ because the runs do."""
+
+
+@dataclass
+class Side:
+    """Runs as they are compared.
+
+    Attributes:
+        chart: Of their best so far.
+        results: A row a run: name, dev, test.
+        settings: A row a key that differs: key, and its value in each run.
+        tests: A sentence for each run but the first, which it is compared with.
+    """
+
+    names: list[str]
+    chart: dict[str, Any]
+    results: list[list[str]]
+    settings: list[list[str]]
+    tests: list[str] = field(default_factory=list)
+
+
+def register(home: Home) -> None:
+    """Put the page at /together?run=NAME&run=NAME."""
+
+    @ui.page("/together")
+    async def together(names: Annotated[list[str], Query(alias="run")] = []) -> None:  # noqa: B006
+        with frame("Runs compared", "Runs"):
+            try:
+                chosen = [home.run(name) for name in dict.fromkeys(names)]
+                if not 2 <= len(chosen) <= MOST:
+                    raise UserError(f"choose 2 to {MOST} runs to compare")
+                found = await run.io_bound(beside, chosen)
+            except UserError as error:
+                ui.label(str(error)).classes("text text-negative").props("role=alert")
+                ui.link("Choose among the runs", "/")
+                return
+            if found is not None:
+                _draw(found)
+
+
+def beside(paths: list[Path]) -> Side:
+    """Compare runs.
+
+    Raises:
+        UserError: One of them is no run, or has no iteration.
+    """
+    runs = [RunFolder(path) for path in paths]
+    names = [run.path.name for run in runs]
+    return Side(names, charts.side_by_side(runs), [_result(run) for run in runs],
+                settings(runs), _tests(runs))  # fmt: skip
+
+
+def _result(run: RunFolder) -> list[str]:
+    models = Compared(run)
+    cells = [run.path.name, str(len(run.rounds) - 1)]
+    for split in ("dev", "test"):
+        found = models.measured("ending", split)
+        cells.append(interval(found.utility, found.ends) if found else "–")
+    return cells
+
+
+def settings(runs: list[RunFolder]) -> list[list[str]]:
+    """The keys whose values are not the same in all runs, with their values."""
+    found: list[dict[str, Any]] = []
+    for one in runs:
+        try:
+            found.append(dict(flat(one.config)))
+        except UserError:
+            found.append(one.identity)
+    keys = dict.fromkeys(key for tree in found for key in tree if key not in ALWAYS)
+    rows = [[key, *(str(tree.get(key, "–")) for tree in found)] for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _tests(runs: list[RunFolder]) -> list[str]:
+    """What the paired test says of each run's best found against the first run's."""
+    from swarm.studies.comparison import Row, compared
+
+    first, *others = runs
+    said = []
+    for other in others:
+        pair = f"{other.path.name} against {first.path.name}"
+        try:
+            items = {run.metrics.get("asked", {}).get("test_items") for run in (first, other)}
+            if None in items or len(items) > 1:
+                said.append(f"{pair}: no test items that both were asked.")
+                continue
+            row = compared([Row(other.path.name, [other], [first])])[0]
+        except (UserError, KeyError) as error:
+            said.append(f"{pair}: not tested against each other ({error}).")
+            continue
+        by = row["difference"]
+        points = bool(first.metrics.get("in_points", False))
+        words = told(by["difference"], (by["low"], by["high"]), by["p"], row["items"],
+                     "test items", points)  # fmt: skip
+        said.append(f"{pair}: {signed(by['difference'])}. {words}")
+    return said
+
+
+def _draw(found: Side) -> None:
+    with ui.card().classes("w-full gap-2"):
+        heading("Best so far")
+        ui.echart(found.chart).classes("w-full h-96").props(
+            'role=img aria-label="Best so far of the runs"'
+        )
+    with ui.card().classes("w-full gap-2"):
+        heading("Best found, with 95 % intervals")
+        plain_table(["run", "iterations", "dev", "test"], found.results)
+    with ui.card().classes("w-full gap-2"):
+        heading("Paired test")
+        for words in found.tests:
+            ui.label(words).classes("text")
+    with ui.card().classes("w-full gap-2"):
+        heading("Settings that differ")
+        if found.settings:
+            plain_table(["key", *found.names], found.settings, "left")
+        else:
+            ui.label("None.").classes("quiet")

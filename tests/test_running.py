@@ -1,0 +1,124 @@
+"""A run folder is held by one process, says how far its search is, and how it was started."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import searches
+
+from swarm.errors import UserError
+from swarm.running import COMMAND, EVERY_S, NOTE, Hold, command, underway
+
+
+def until(what: Any, seconds: float = 60) -> Any:
+    """What a question comes to, once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+    return found
+
+
+def test_a_held_folder_says_who_holds_it_and_what_is_done(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert underway(folder) is None
+    hold = Hold(folder)
+    first = underway(folder)
+    assert first and first["pid"] == os.getpid() and first["what"] == "begins" and first["host"]
+    hold.say({"what": "iteration 3", "iteration": 3})
+    found = until(lambda: (underway(folder) or {}).get("iteration"), 5 * EVERY_S)
+    assert found == 3 and (underway(folder) or {})["began"] == first["began"]
+    hold.close()
+    hold.close()
+    assert underway(folder) is None and list(folder.iterdir()) == []
+
+
+def test_a_second_process_is_told_who_has_the_folder(tmp_path: Path) -> None:
+    hold = Hold(tmp_path)
+    before = (tmp_path / NOTE).read_text()
+    with pytest.raises(UserError, match=rf"process {os.getpid()}\).*kill {os.getpid()}.*name="):
+        Hold(tmp_path)
+    assert (tmp_path / NOTE).read_text() == before
+    hold.close()
+    Hold(tmp_path).close()
+
+
+def test_a_killed_process_holds_nothing_and_its_note_is_none(tmp_path: Path) -> None:
+    code = ("import sys, time; from pathlib import Path; from swarm.running import Hold\n"
+            "Hold(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=searches.ROOT,
+                               env=searches.environment(), stdout=subprocess.PIPE)  # fmt: skip
+    assert process.stdout and process.stdout.readline() == b"held\n"
+    assert (underway(tmp_path) or {})["pid"] == process.pid
+    process.kill()
+    process.communicate()
+    assert (tmp_path / NOTE).is_file() and underway(tmp_path) is None
+    Hold(tmp_path).close()
+    assert not (tmp_path / NOTE).exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file/run"):
+        Hold(tmp_path / "file" / "run")
+
+
+def test_who_only_looks_keeps_no_search_out(tmp_path: Path) -> None:
+    """Looks are shared among themselves, and a search waits for them."""
+    stop = time.monotonic() + 1.0
+    looker = subprocess.Popen(
+        [sys.executable, "-c", "import sys, time; from pathlib import Path\n"
+         "from swarm.running import underway\nprint('looks', flush=True)\n"
+         "while sys.stdin: underway(Path(sys.argv[1]))", str(tmp_path)],
+        cwd=searches.ROOT, env=searches.environment(), stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert looker.stdout and looker.stdout.readline() == b"looks\n"
+    try:
+        while time.monotonic() < stop:
+            Hold(tmp_path).close()
+    finally:
+        looker.kill()
+        looker.communicate()
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: Path) -> list[str]:
+    """The arguments of a search that goes on for minutes."""
+    folder = tmp_path_factory.mktemp("long")
+    keys = {"optimizer__max_iterations": 2000, "optimizer__patience": 2000}
+    return searches.arguments(folder, tiny_llama, tiny_pool, "long", **keys)
+
+
+def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: list[str]) -> None:
+    folder = Path(long[1].removeprefix("folder=")) / "long"
+    process = searches.start(long)
+    try:
+        note = until(lambda: (n := underway(folder) or {}).get("iteration", 0) > 1 and n)
+        second = searches.run(long)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Traceback" not in err + out, err
+    assert "stopped; the same command with name=long goes on" in err
+    assert second.returncode == 1 and second.stderr.count("\n") == 1
+    assert f"process {note['pid']}" in second.stderr and "name=" in second.stderr
+    assert note["most"] == 2000 and note["what"] == f"iteration {note['iteration']}"
+    assert set(note) == {"pid", "host", "began", "updated", "what", "iteration", "most", "done",
+                         "total", "prompts_per_second", "seconds_left", "best"}  # fmt: skip
+    assert underway(folder) is None and not (folder / NOTE).exists()
+    rounds = json.loads((folder / "state.json").read_text())["rounds"]
+    assert len(rounds) > note["iteration"]
+
+    again = command(folder)
+    assert again == json.loads((folder / COMMAND).read_text())
+    assert again["directory"] == str(searches.ROOT)
+    done = searches.run([*again["arguments"], f"optimizer.max_iterations={len(rounds)}"])
+    assert "another search" in done.stderr, "another limit is another search"
+    assert [w for w in again["arguments"] if w.startswith("name=")] == ["name=long"]
+    assert sorted(again["arguments"]) == sorted(long)

@@ -1,0 +1,180 @@
+"""What every command says of itself, how it ends, and what a shell completes."""
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import searches
+import yaml
+from click.testing import CliRunner
+from hydra import compose, initialize_config_dir
+
+from swarm import __version__
+from swarm.__main__ import commands
+from swarm.cli import gpu_list
+from swarm.consortium.commands import COMMANDS, consortium
+from swarm.examples import EXAMPLES
+from swarm.places import conf_folder
+
+PACKAGE = searches.ROOT / "swarm"
+COMPOSED = ("search", "evaluate", "finetune")
+WRITTEN = ("sweep", "compare_methods", "export")
+"""Entries whose help is a text of their module and a yaml."""
+
+PARSED = {"cache": "swarm.cache", "compare": "swarm.compare.command", "study": "swarm.study",
+          "judge": "swarm.judge.command", "report": "swarm.report.__main__",
+          "compare.view": "swarm.compare.view.__main__"}  # fmt: skip
+"""Entries whose options argparse reads, and where `parser` is."""
+
+
+def swarm(*words: str, python: str | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run `python -m WORDS` to its end."""
+    return subprocess.run(
+        [python or sys.executable, "-m", *words], cwd=searches.ROOT, env=searches.environment(),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_list_names_every_module_that_runs() -> None:
+    """A module with a main has to be there, and in the form that the list reads."""
+    paths = [*PACKAGE.glob("*.py"), *PACKAGE.glob("*/__main__.py")]
+    guarded = [p for p in paths if 'if __name__ == "__main__":' in p.read_text()]
+    names = {p.parent.name if p.stem == "__main__" else p.stem for p in guarded} - {"swarm"}
+    found = {one.name: one for one in commands()}
+    assert set(found) == names and {"search", "ui", "compare", "study", "cache"} <= names
+    out = swarm("swarm").stdout
+    for name, one in found.items():
+        assert one.about and one.example.startswith(f"python -m swarm.{name}"), one
+        assert f"{name} " in out and one.about in out and one.example in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_list_has_flags_and_runs_a_command() -> None:
+    assert swarm("swarm", "--version").stdout == f"model-swarms {__version__}\n"
+    wrong = swarm("swarm", "serch")
+    assert wrong.returncode == 2 and wrong.stderr.startswith("error: serch: no such command; did")
+    assert "did you mean search?" in wrong.stderr and wrong.stderr.count("\n") == 1
+    assert swarm("swarm", "--completion", "tcsh").returncode == 2
+    report = swarm("swarm", "report", "search/none")
+    assert report.returncode == 1 and "search/none holds no search" in report.stderr
+
+
+def parsers(made: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """A parser and those of its sub-commands."""
+    kinds = [a for a in made._actions if isinstance(a, argparse._SubParsersAction)]
+    below = [one for kind in kinds for one in dict.fromkeys(kind.choices.values())]
+    return [made, *(deeper for one in below for deeper in parsers(one))]
+
+
+def test_every_sub_command_has_examples_that_it_understands() -> None:
+    seen = set()
+    for module in PARSED.values():
+        whole = import_module(module).parser()
+        for one in parsers(whole):
+            name = one.prog.removeprefix("python -m swarm.")
+            seen.add(name)
+            assert "examples:\n  python -m swarm." in one.format_help(), one.prog
+            for line in re.findall(r"^  (python -m swarm\..*)$", one.epilog or "", re.MULTILINE):
+                words = shlex.split(line)[3:]
+                if name == "report" and words[0] not in ("page", "analyse"):
+                    words.insert(0, "page")
+                assert whole.parse_args(words), line
+    assert set(EXAMPLES) <= seen, "examples of no command"
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_the_examples_of_a_composed_entry_are_valid(name: str) -> None:
+    settings = yaml.safe_load((conf_folder() / f"{name}.yaml").read_text())
+    lines = re.findall(rf"^ *python -m swarm\.{name} (.*)$", settings["hydra"]["help"]["template"],
+                       re.MULTILINE)  # fmt: skip
+    assert lines, "no example"
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        for line in lines:
+            words = [gpu_list(word) for word in shlex.split(line)]
+            if "-m" in words:  # a sweep: its first job
+                words = [word.partition(",")[0] for word in words if word != "-m"]
+            assert compose(name, overrides=words)
+
+
+@pytest.mark.parametrize("name", [*COMPOSED, *WRITTEN, "moa", "serve"])
+def test_help_has_examples(name: str) -> None:
+    done = swarm(f"swarm.{name}", "--help")
+    assert done.returncode == 0 and re.search(rf"  python -m swarm\.{name}\b", done.stdout)
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_commands_of_click_have_examples_that_they_understand(name: str | None) -> None:
+    words = [name] if name else []
+    prog = "python -m swarm.consortium"
+    help_text = CliRunner().invoke(consortium, [*words, "--help"], prog_name=prog).output
+    lines = re.findall(rf"^ *({re.escape(prog)} .*)$", help_text.partition("xample")[2], re.M)
+    assert lines or (name is None and f"{prog} save" in help_text), help_text
+    for line in lines:
+        group = click.Context(consortium, info_name=prog)
+        command = consortium.get_command(group, shlex.split(line)[3])
+        assert command and command.make_context(str(name), shlex.split(line)[4:], group)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("search --nonsense", 2, "--nonsense: there is no such flag"),
+        ("search --multrun", 2, "did you mean --multirun?"),
+        ("search optimizer=3", 2, "as in optimizer=pso"),
+        ("search task=null", 2, "a group takes the name of an option"),
+        ("search task=nlgraph_mini job=3", 2, "job.particles=5"),
+        ("sweep trials=2 space=3", 1, "space=3: must be keys of a search"),
+        ("study nothing", 2, "invalid choice: 'nothing'"),
+        ("study ablations search/x --jsn", 2, "--jsn"),
+        ("judge", 2, "the following arguments are required: FORMAT"),
+        ("judge flask shwo", 2, "shwo"),
+        ("report", 2, "required: search/NAME"),
+        ("report page {broken}", 1, "is not the state of a search"),
+        ("report {odd}", 1, "has a state.json that is not the state of a search"),
+        ("evaluate task=nlgraph_mini out={odd}/state.json", 1, "must be a folder"),
+        ("search task=nlgraph_mini name=state.json folder={odd}", 1, "cannot write"),
+    ],
+)
+def test_a_mistake_is_one_line_with_a_hint(
+    words: str, code: int, said: str, tmp_path: Path
+) -> None:
+    states = {"odd": "x", "broken": '{"identity": {}, "experts": [], "rounds": 5, "metrics": {}, '
+              '"optimizer": {}, "finished": null}'}  # fmt: skip
+    for name, text in states.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text(text)
+    places: dict[str, Any] = {name: tmp_path / name for name in states}
+    entry, *rest = words.format(**places).split()
+    done = swarm(f"swarm.{entry}", *rest)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+def test_a_shell_completes() -> None:
+    """In a real bash, where "=" ends a word."""
+    wanted = {
+        "python -m swarm.se": "swarm.search swarm.serve",
+        "python -m swarm.search task=nl": "nlgraph nlgraph_mini",
+        "python -m swarm sweep optimizer=c": "cmaes",
+        "python -m swarm.consortium lea": "leaderboard",
+        "python -m swarm.ui --no": "--no-browser",
+        "python other.py ta": "",
+    }
+    asked = "\n".join(
+        f"COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)} COMP_WORDS=({sys.executable})\n"
+        '_swarm_complete; echo "${COMPREPLY[*]}"' for line in wanted
+    )  # fmt: skip
+    script = f'eval "$({sys.executable} -m swarm --completion bash)"\n{asked}\ncomplete -p python'
+    done = subprocess.run(["bash", "-c", script], cwd=searches.ROOT, env=searches.environment(),
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    *found, registered = done.stdout.splitlines()
+    assert found == list(wanted.values()), done.stderr
+    assert registered.endswith("-F _swarm_complete python")

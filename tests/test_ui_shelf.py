@@ -1,0 +1,120 @@
+"""What the page's runs stand on: their folder, their processes, the form, the command."""
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import reporting
+from click.testing import CliRunner
+
+from swarm.errors import UserError
+from swarm.running import Hold
+from swarm.ui import form
+from swarm.ui.command import ui
+from swarm.ui.home import Home
+from swarm.ui.launching import Launcher, check, output
+from swarm.ui.shelf import Shelf
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc", ".page", "a\x00", "a\\b"])
+def test_names_that_are_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="is no name of a run"):
+        Home(tmp_path).run(name)
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
+    first = reporting.folder(tmp_path / "run_0", particles=10, iterations=9)
+    state = (first / "state.json").read_bytes()
+    for number in range(1, 500):
+        other = tmp_path / f"run_{number}"
+        other.mkdir()
+        (other / "state.json").write_bytes(state)
+    (tmp_path / "no_run").mkdir()
+    shelf = Shelf(tmp_path)
+    began = time.monotonic()
+    lines = shelf.lines()
+    middle = time.monotonic()
+    assert shelf.lines() == lines and len(lines) == 500
+    again = time.monotonic() - middle
+    assert again < 0.5 and again < (middle - began)
+    kept = (first / "state.json").stat()
+    (first / "state.json").write_bytes(b"x" * len(state))
+    os.utime(first / "state.json", ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    assert shelf.lines() == lines
+    os.utime(first / "state.json")
+    assert len(shelf.lines()) == 499
+
+
+def test_states_of_a_run(tmp_path: Path) -> None:
+    run, shelf = reporting.folder(tmp_path / "run", finished=False), Shelf(tmp_path)
+    assert shelf.lines()[0].state == "stopped"
+    hold = Hold(run)
+    hold.say({"what": "iteration 4", "iteration": 4, "most": 50, "done": 3, "total": 9})
+    time.sleep(1.2)
+    assert shelf.lines()[0].state == "running"
+    assert shelf.lines()[0].why == "iteration 4 of at most 50, 3 of 9 items"
+    hold.close()
+    output(run).parent.mkdir()
+    output(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
+    assert (shelf.lines()[0].state, shelf.lines()[0].why) == ("failed", "no room")
+    os.utime(run / "state.json", (time.time() + 5, time.time() + 5))
+    assert shelf.lines()[0].state == "stopped"
+
+
+def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="no search is at work"):
+        Launcher().stop(run)
+    hold = Hold(run)
+    note = json.loads((run / "running.json").read_text())
+    for wrong in ({"pid": os.getppid()}, {"host": "elsewhere"}, {"pid": "1"}):
+        (run / "running.json").write_text(json.dumps(note | wrong))
+        with pytest.raises(UserError, match="not this user's or not on this machine"):
+            Launcher().stop(run)
+    with pytest.raises(UserError, match="at work already"):
+        Launcher().begin(run, [], tmp_path)
+    hold.close()
+    with pytest.raises(UserError, match="keeps no command"):
+        Launcher().go_on(run)
+
+
+def test_the_form_s_arguments(tmp_path: Path) -> None:
+    home = Home(tmp_path, "mine", "some/folder", "cuda:1")
+    chosen, lines = form.begun(home)
+    assert form.arguments(home, "try", chosen, {"seed": " 007 ", "budget": ""}, lines) == [
+        "task=nlgraph_mini", "model=local", "seed=7", "pool.folder=mine", "model.path=some/folder",
+        "gpus=[1]", "name=try",
+    ]  # fmt: skip
+    for name, numbers, more, error in (
+        ("a b", {}, "", "Name: 'a b' may have letters"),
+        ("try", {"seed": "1.5"}, "", "Seed: '1.5' is no whole number"),
+        ("try", {}, "a=1\n--multirun", "Further keys, line 2: '--multirun' is no key=value"),
+        ("try", {}, "name=x", "line 1: name has a field above"),
+        ("try", {}, "hydra.mode=MULTIRUN", "hydra.mode cannot be set here"),
+        ("try", {}, "folder=/", "folder cannot be set here"),
+    ):
+        with pytest.raises(UserError, match=re.escape(error)):
+            form.arguments(home, name, chosen, numbers, more)
+    assert all(form.options(group)[form.defaults()[group]] for group in form.GROUPS)
+
+
+def test_the_command_s_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*words: str) -> str:
+        done = CliRunner().invoke(ui, words)
+        assert done.exit_code in (1, 2)
+        return done.stderr
+
+    assert told("--host", "0.0.0.0").startswith("error: --host 0.0.0.0: whoever reaches the page")
+    assert told("--pool", " ") == "error: --pool: nothing follows it; name one or leave it out\n"
+    monkeypatch.setitem(sys.modules, "nicegui", None)
+    assert "nicegui is missing: pip install 'model-swarms[ui]'" in told("--port", "0")
+
+
+def test_the_check_tells_the_error(tmp_path: Path) -> None:
+    right, said = check(["task=nothing", "name=bad"], tmp_path)
+    assert not right and said.startswith("task=nothing") and "\n" not in said
+    assert not list(tmp_path.iterdir())

@@ -70,7 +70,7 @@ def run(words: Sequence[str]) -> None:
     elif first == "--completion":
         shell = words[1] if len(words) > 1 else ""
         if shell not in SCRIPTS:
-            raise UserError(f"--completion {shell}: must be one of {', '.join(SCRIPTS)}", 2)
+            raise UserError(f"{' '.join(words[:2])}: must be one of {', '.join(SCRIPTS)}", 2)
         print(SCRIPTS[shell], end="")
     else:
         names = [one.name for one in commands()]

@@ -80,6 +80,7 @@ class Run:
         confirm: float = 0.0,
         noise_floor: bool = True,
     ) -> None:
+        name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
         check_run(name, folder, seed, ensemble, confirm, {"test": test, "noise_floor": noise_floor})
         if not isinstance(job, Cut):
             raise UserError(f"job={job}: has keys, as job.particles=5 and job.items=50", 2)

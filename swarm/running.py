@@ -119,7 +119,7 @@ def command(folder: Path) -> dict[str, Any] | None:
         found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "arguments" in found else None
+    return found if isinstance(found, dict) and isinstance(found.get("arguments"), list) else None
 
 
 def _held(folder: Path) -> int:

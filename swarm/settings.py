@@ -14,7 +14,9 @@ def check_run(
     Raises:
         UserError: One is not allowed; it says which and what is.
     """
-    if not name or name in (".", "..") or "/" in name:
+    if not isinstance(folder, str):
+        raise UserError(f"folder={folder!r}: must be the folder where the runs lie")
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name:
         raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")

@@ -12,9 +12,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import browsers
+import endpoints
 import pytest
 import tiny
+import ui_pages
 import warm
 
 # What a test starts as a user would has its heavy imports from a fork; warm.COLD is without.
@@ -65,3 +69,36 @@ def tiny_pool(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def mixed_pool(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four experts of the tiny Llama that differ in rank, alpha, rsLoRA, patterns and targets."""
     return tiny.mixed_pool(tiny_llama, tmp_path_factory.mktemp("pools") / "mixed")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, for the tests of the page; started once, as the page is."""
+    with browsers.opened() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def page_endpoint() -> Iterator[endpoints.Endpoint]:
+    """What the page's models of an endpoint are."""
+    with endpoints.endpoint(ui_pages.answer) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def page_folder(
+    page_endpoint: endpoints.Endpoint, tiny_llama: Path, tiny_pool: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:  # fmt: skip
+    """Where the page is started: runs, answers, a mixture of agents and a consortium."""
+    made = tmp_path_factory.mktemp("page")
+    ui_pages.fill(made, tiny_llama, tiny_pool, page_endpoint)
+    return made
+
+
+@pytest.fixture(scope="session")
+def page_url(page_folder: Path, tiny_llama: Path, tiny_pool: Path) -> Iterator[str]:
+    """The page, as a user starts it."""
+    options = ["--device", "cpu", "--base", str(tiny_llama), "--pool", str(tiny_pool)]
+    with ui_pages.served(page_folder, *options, **ui_pages.settings(page_folder)) as address:
+        yield address

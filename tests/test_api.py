@@ -135,6 +135,7 @@ def test_what_a_notebook_shows(found: Result) -> None:
     assert len(above.lines[0].get_xdata()) == 3
     heights = [bar.get_height() for bars in below.containers for bar in bars]
     assert sum(heights) == pytest.approx(3)
+    assert found.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
 def test_inside_a_running_loop(found: Result, home: Path, tiny_llama: Path, tiny_pool: Path,
@@ -167,6 +168,10 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ({"optimizer": ParticleSwarm}, "optimizer=<class .* or an object"),
         ({"model": "smolm2"}, "did you mean model=smollm2"),
         ({"pool": ["a/one", "b/two"]}, "adapters of a pool lie in one folder"),
+        ({"pool": []}, "pool=.*: must be a folder of adapters, a list"),
+        ({"pool": Pool}, "pool=.*: must be a folder of adapters, a list"),
+        ({"overrides": 5}, "overrides=5: must be a dict of keys"),
+        ({"name": True}, "name=True: must be the name of a folder"),
         ({"pool": "no/such/folder"}, "there is no folder no/such/folder"),
         ({"iterations": 3}, "Could not override 'iterations'; did you mean"),
         ({"overrides": ["optimizer.particle=3"]}, "did you mean optimizer.particles"),
@@ -284,6 +289,8 @@ def test_a_pool_is_mixed_by_names(tiny_pool: Path, tmp_path: Path) -> None:
     assert note["coefficients"] == [0, 0, 0, 1]
     with pytest.raises(UserError, match="there is no 'oak'; it has: amber, birch, cedar, dune"):
         pool.combine({"oak": 1.0})
+    with pytest.raises(UserError, match="a dict by names"):
+        pool.combine("amber")  # type: ignore[arg-type]
 
 
 def test_an_unfinished_run_is_opened_as_far_as_it_is(found: Result, tmp_path: Path) -> None:

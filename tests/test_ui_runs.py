@@ -2,16 +2,11 @@
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import browsers
 import pytest
-import reporting
-import searches
 import ui_pages
 from browsers import SIZES
 from ui_pages import window
@@ -19,37 +14,6 @@ from ui_pages import window
 from swarm.running import underway
 
 pytestmark = pytest.mark.slow
-
-HOSTILE = "a<script>alert(1)<"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsers.opened() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of one task that differ in a setting, one made by code, one whose texts are HTML."""
-    home = tmp_path_factory.mktemp("page")
-    runs = home / "search"
-    few = {"optimizer__max_iterations": 1, "noise_floor": False}
-    done = searches.run(searches.arguments(home, tiny_llama, tiny_pool, "real_1", **few))
-    assert done.returncode == 0, done.stderr
-    shutil.copytree(runs / "real_1", runs / "real_2")
-    config = json.loads((runs / "real_1" / "config.json").read_text())
-    (runs / "real_2" / "config.json").write_text(json.dumps(config | {"seed": 43}))
-    reporting.folder(runs / "made", particles=20, iterations=9, experts=10)
-    reporting.folder(runs / HOSTILE, finished=False, text=reporting.HOSTILE)
-    (runs / HOSTILE / "log.txt").write_text("<img src=x onerror=alert(1)>\n")
-    return home
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path, tiny_llama: Path, tiny_pool: Path) -> Iterator[str]:
-    with ui_pages.served(folder, "--pool", str(tiny_pool), "--base", str(tiny_llama)) as address:
-        yield address
 
 
 def settled(page: Any, state: str) -> None:
@@ -60,20 +24,23 @@ def settled(page: Any, state: str) -> None:
     )
 
 
-def test_each_page_opens(browser: Any, url: str) -> None:
+def test_each_page_opens(browser: Any, page_url: str) -> None:
     names = "run=real_1&run=real_2&run=made"
     pages = {
         "": "+0.", "start": "python -m swarm.search", "runs/made": "Best found:",
         "runs/nothing": "no such run", f"together?{names}": "real_2 against real_1",
         "runs/a%3Cscript%3Ealert(1)%3C": "<img src=x onerror=alert(1)>",
-        "together?run=made": "choose 2 to 8 runs", "runs/made/report": "Start and end",
+        "together?run=made": "choose 2 to 8 runs", "runs/sweep%2Ftrial_00": "Best found:",
+        "runs/sweep%2Ftrial_00/report": "Start and end", "together?run=made&run=broken": "(FileNot",
+        "runs/broken": "not as a search writes them", "runs/broken/report": "not as a search",
+        "runs/made/report": "Start and end",
     }  # fmt: skip
     papers = {"dark": "rgb(20, 23, 27)", "light": "rgb(252, 252, 251)"}
-    with window(browser, url, "telephone", "dark") as page:
+    with window(browser, page_url, "telephone", "dark") as page:
         for path, words in pages.items():
             page.set_viewport_size(SIZES["telephone"])
             page.emulate_media(color_scheme="dark")
-            page.goto(url + path)
+            page.goto(page_url + path)
             page.wait_for_function("words => document.body.innerText.includes(words)", arg=words)
             if path == "runs/made":
                 page.wait_for_selector("canvas")
@@ -86,15 +53,15 @@ def test_each_page_opens(browser: Any, url: str) -> None:
                         "paper => getComputedStyle(document.body).backgroundColor === paper",
                         arg=papers[scheme],
                     )
-        page.goto(url)
+        page.goto(page_url)
         page.get_by_label("Light or dark").click()
         page.wait_for_selector("body.body--dark")
-        page.goto(url + "start")
+        page.goto(page_url + "start")
         page.wait_for_selector("body.body--dark")
 
 
-def test_runs_are_filtered_sorted_and_compared(browser: Any, url: str) -> None:
-    with window(browser, url) as page:
+def test_runs_are_filtered_sorted_and_compared(browser: Any, page_url: str) -> None:
+    with window(browser, page_url) as page:
         names = page.locator("tbody tr a")
         page.wait_for_function("document.querySelectorAll('tbody tr a').length >= 4")
         page.get_by_label("Filter").fill("real")
@@ -130,9 +97,9 @@ def fill(page: Any, name: str, keys: str, **numbers: int) -> None:
     page.get_by_label("Name", exact=True).fill(name)
 
 
-def test_a_search_from_the_form_ends(browser: Any, url: str, folder: Path) -> None:
-    with window(browser, url) as page:
-        page.goto(url + "start")
+def test_a_search_from_the_form_ends(browser: Any, page_url: str, page_folder: Path) -> None:
+    with window(browser, page_url) as page:
+        page.goto(page_url + "start")
         fill(
             page,
             "formed",
@@ -144,7 +111,7 @@ def test_a_search_from_the_form_ends(browser: Any, url: str, folder: Path) -> No
         page.get_by_role("button", name="Start", exact=True).click()
         alert = page.get_by_role("alert").filter(has_text="optimizer.inertia")
         alert.wait_for()
-        assert page.url.endswith("/start") and not (folder / "search" / "formed").exists()
+        assert page.url.endswith("/start") and not (page_folder / "search" / "formed").exists()
         lines = page.get_by_label("Further keys, one key=value a line")
         lines.fill(lines.input_value().replace("\noptimizer.inertia=x", ""))
         page.get_by_role("button", name="Check").click()
@@ -159,15 +126,15 @@ def test_a_search_from_the_form_ends(browser: Any, url: str, folder: Path) -> No
         assert "name=formed" in page.get_by_text("python -m swarm.search").inner_text()
         link = page.get_by_role("button", name="Chat with the best")
         assert link.is_visible() and not page.get_by_role("button", name="Resume").is_visible()
-        page.goto(url + "start")
+        page.goto(page_url + "start")
         page.get_by_label("Name", exact=True).fill("formed")
         page.get_by_role("alert").filter(has_text="there is a run formed already").wait_for()
 
 
-def test_stop_and_resume(browser: Any, url: str, folder: Path) -> None:
-    run = folder / "search" / "long"
-    with window(browser, url) as page:
-        page.goto(url + "start")
+def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None:
+    run = page_folder / "search" / "long"
+    with window(browser, page_url) as page:
+        page.goto(page_url + "start")
         fill(page, "long", "optimizer.patience=5000", Iterations=5000, Particles=6)
         page.get_by_role("button", name="Start", exact=True).click()
         page.wait_for_url("**/runs/long")
@@ -199,22 +166,22 @@ def asked(url: str, path: str = "/", **headers: str) -> int:
     return connection.getresponse().status
 
 
-def test_others_are_kept_out(url: str) -> None:
-    here = url.split("/")[2]
+def test_others_are_kept_out(page_url: str) -> None:
+    here = page_url.split("/")[2]
     socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
                "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA=="}  # fmt: skip
     for path, more, good in (("/", {}, 200), (socket, upgrade, 101)):
-        assert asked(url, path, **more) == good
-        assert asked(url, path, **more, Origin=f"http://{here}") == good
-        assert asked(url, path, **more, Origin="http://example.org") == 403
-        assert asked(url, path, **more, Origin="null") == 403
-        assert asked(url, path, **more, Host="example.org") == 403
+        assert asked(page_url, path, **more) == good
+        assert asked(page_url, path, **more, Origin=f"http://{here}") == good
+        assert asked(page_url, path, **more, Origin="http://example.org") == 403
+        assert asked(page_url, path, **more, Origin="null") == 403
+        assert asked(page_url, path, **more, Host="example.org") == 403
 
 
 @pytest.mark.parametrize("path", ["/runs/..%2F..%2Fetc", "/runs/%2e%2e/report", "/runs/.page"])
-def test_a_name_is_a_folder_of_runs(url: str, path: str) -> None:
-    connection = HTTPConnection(url.split("/")[2], timeout=5)
+def test_a_name_is_a_folder_of_runs(page_url: str, path: str) -> None:
+    connection = HTTPConnection(page_url.split("/")[2], timeout=5)
     connection.request("GET", path)
     reply = connection.getresponse()
     assert reply.status == 404 or "is no name of a run" in reply.read().decode()

@@ -20,7 +20,9 @@ from swarm.ui.launching import Launcher, check, output
 from swarm.ui.shelf import Shelf
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc", ".page", "a\x00", "a\\b"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b/c", "a/../b", "a/.page", "/etc", ".page", "a\x00", "a\\b"]
+)
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="is no name of a run"):
         Home(tmp_path).run(name)
@@ -33,12 +35,15 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
         other = tmp_path / f"run_{number}"
         other.mkdir()
         (other / "state.json").write_bytes(state)
-    (tmp_path / "no_run").mkdir()
+    part = tmp_path / "sweep" / "trial_00"
+    part.mkdir(parents=True)
+    (part / "state.json").write_bytes(state)
     shelf = Shelf(tmp_path)
     began = time.monotonic()
     lines = shelf.lines()
     middle = time.monotonic()
-    assert shelf.lines() == lines and len(lines) == 500
+    assert "sweep/trial_00" in {line.name for line in lines}
+    assert shelf.lines() == lines and len(lines) == 501
     again = time.monotonic() - middle
     assert again < 0.5 and again < (middle - began)
     kept = (first / "state.json").stat()
@@ -46,7 +51,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
     os.utime(first / "state.json", ns=(kept.st_atime_ns, kept.st_mtime_ns))
     assert shelf.lines() == lines
     os.utime(first / "state.json")
-    assert len(shelf.lines()) == 499
+    assert len(shelf.lines()) == 500
 
 
 def test_states_of_a_run(tmp_path: Path) -> None:
@@ -57,7 +62,11 @@ def test_states_of_a_run(tmp_path: Path) -> None:
     time.sleep(1.2)
     assert shelf.lines()[0].state == "running"
     assert shelf.lines()[0].why == "iteration 4 of at most 50, 3 of 9 items"
+    note = (run / "running.json").read_text()
     hold.close()
+    (run / "running.json").write_text(note)
+    assert (shelf.lines()[0].state, shelf.lines()[0].why) == ("stopped", "killed after iteration 4")
+    (run / "running.json").unlink()
     output(run).parent.mkdir()
     output(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
     assert (shelf.lines()[0].state, shelf.lines()[0].why) == ("failed", "no room")
@@ -78,8 +87,10 @@ def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at work already"):
         Launcher().begin(run, [], tmp_path)
     hold.close()
-    with pytest.raises(UserError, match="keeps no command"):
-        Launcher().go_on(run)
+    for kept, error in (("5", "no command"), ('["name=other"]', "that of another run")):
+        (run / "command.json").write_text(f'{{"arguments": {kept}, "directory": "/"}}')
+        with pytest.raises(UserError, match=error):
+            Launcher().go_on(run)
 
 
 def test_the_form_s_arguments(tmp_path: Path) -> None:

@@ -1,111 +1,30 @@
 """The pages Models, Talk and Compare in a real browser, on a tiny model and an endpoint."""
 
 import json
-import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import browsers
 import endpoints
 import pytest
 import talkers
 import tiny
 import ui_pages
 from browsers import shown
-from ui_pages import fits
+from ui_pages import HOSTILE, fits
 
 from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.models import Message, Request
-from swarm.pool import Pool
 from swarm.roster import Roster
 
 pytestmark = pytest.mark.slow
 
-BEST = [0.61, -0.2345678, 0.4, 0.2245678]
-"""A position as a search finds them: with digits that no slider has."""
-
 QUESTION = "the question is which of the answers is right"
-HOSTILE = "<img src=x onerror=alert(1)> **bold** <script>alert(2)</script>"
-
-
-def answer(asked: endpoints.Asked) -> endpoints.Reply:
-    """The talkers' rule, streamed where that is asked for; "slow" never comes to its end."""
-    turns = [(m["role"], m["content"]) for m in asked.body["messages"]]
-    if not asked.body.get("stream"):
-        return talkers.answer(asked)
-    if turns[-1][1] == "slow":
-        pieces: list[bytes | float] = [endpoints.piece("begun ")]
-        for _ in range(99):
-            pieces.extend((0.2, endpoints.piece(".")))
-        return endpoints.Reply(pieces=pieces)
-    return endpoints.streamed(*re.findall(r"(?s).{1,9}", talkers.rule(turns)))
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[endpoints.Endpoint]:
-    with endpoints.endpoint(answer) as running:
-        yield running
-
-
-def run_folder(folder: Path, base: Path, pool: Path) -> None:
-    """What a finished search leaves whose best is `BEST`."""
-    Pool(pool).open().save(BEST, folder / "global_best")
-    rounds = [{"positions": [BEST], "utilities": [0.5]}]
-    numbers = {"ending_best_validation_utility": 0.5, "ending_best_validation_items": 12,
-               "ending_best_validation_interval": [0.25, 0.75]}  # fmt: skip
-    state = {"experts": list(tiny.NAMES), "rounds": rounds, "finished": "done",
-             "metrics": numbers, "identity": {}}  # fmt: skip
-    (folder / "state.json").write_text(json.dumps(state))
-    settings = {"model": {"path": str(base)}, "pool": {"folder": str(pool)}}
-    (folder / "config.json").write_text(json.dumps(settings))
-
-
-@pytest.fixture(scope="module")
-def folder(
-    tiny_llama: Path, tiny_pool: Path, endpoint: endpoints.Endpoint,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:  # fmt: skip
-    """Where the page is started: a run, answers, a mixture of agents and a consortium."""
-    made = tmp_path_factory.mktemp("page")
-    run_folder(made / "search" / "first", tiny_llama, tiny_pool)
-    data = made / "compare" / "questions" / "songs" / "data.jsonl"
-    data.parent.mkdir(parents=True)
-    rows = [{"model": "m", "answer": f"song {n} {HOSTILE}"} for n in range(3)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (made / "two.yaml").write_text(
-        "proposers: [fake/one, local/amber]\naggregator: fake/two\nquorum: 0\n"
-    )
-    (made / "jury.yaml").write_text("members: [fake/one, {model: fake/one}]\nstrategy: vote\n")
-    own = {"fake": {"base_url": endpoint.url, "api_key_env": "FAKE_KEY"},
-           "keyless": {"base_url": endpoint.url, "api_key_env": "NO_SUCH_KEY"},
-           "down": {"base_url": "http://127.0.0.1:9/v1", "limits": {"retries": 0}}}  # fmt: skip
-    (made / "providers.yaml").write_text(json.dumps(own))
-    return made
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path, tiny_llama: Path, tiny_pool: Path) -> Iterator[str]:
-    """The page, as a user starts it."""
-    settings = {"MODEL_SWARMS_PROVIDERS": folder / "providers.yaml", "FAKE_KEY": talkers.KEY,
-                "MODEL_SWARMS_CACHE": folder / "cache", "LLM_USER_PATH": folder / "llm",
-                "OPENAI_API_KEY": "", "OPENAI_BASE_URL": "", "TOGETHER_API_KEY": ""}  # fmt: skip
-    options = ["--device", "cpu", "--base", str(tiny_llama), "--pool", str(tiny_pool)]
-    told = {name: str(value) for name, value in settings.items()}
-    with ui_pages.served(folder, *options, **told) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsers.opened() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def roster(folder: Path, tiny_llama: Path, tiny_pool: Path) -> Roster:
+def roster(page_folder: Path, tiny_llama: Path, tiny_pool: Path) -> Roster:
     """What the page should say, without a page."""
     return Roster(base=str(tiny_llama), pool=str(tiny_pool), device="cpu", cache=None)
 
@@ -166,14 +85,14 @@ def text_of(card: Any) -> str:
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")])
-def test_each_page_opens(browser: Any, url: str, size: str, scheme: str) -> None:
-    with shown(browser, url, size, scheme) as page:
+def test_each_page_opens(browser: Any, page_url: str, size: str, scheme: str) -> None:
+    with shown(browser, page_url, size, scheme) as page:
         for name in ("Models", "Talk", "Compare"):
-            page.goto(f"{url}{name.lower()}")
+            page.goto(f"{page_url}{name.lower()}")
             page.get_by_role("heading", name=name, exact=True).wait_for()
             fits(page, size)
             assert talkers.KEY not in page.content()
-        page.goto(f"{url}models")
+        page.goto(f"{page_url}models")
         page.get_by_text("Endpoints:").click()
         page.get_by_text("FAKE_KEY is set").wait_for()
         page.get_by_text("NO_SUCH_KEY is not set").wait_for()
@@ -184,10 +103,10 @@ def test_each_page_opens(browser: Any, url: str, size: str, scheme: str) -> None
 
 
 def test_a_chat_remembers_and_shows_text_as_text(
-    browser: Any, url: str, endpoint: endpoints.Endpoint
+    browser: Any, page_url: str, page_endpoint: endpoints.Endpoint
 ) -> None:
-    with shown(browser, url) as page:
-        page.goto(f"{url}talk?model=fake/one")
+    with shown(browser, page_url) as page:
+        page.goto(f"{page_url}talk?model=fake/one")
         page.get_by_text("Settings").click()
         page.get_by_label("Temperature").fill("0.25")
         page.get_by_label("System").fill("Be brief.")
@@ -195,7 +114,7 @@ def test_a_chat_remembers_and_shows_text_as_text(
         first = ask(page, HOSTILE)
         assert text_of(first) == f"user: {HOSTILE} / system: Be brief."
         assert page.locator("img, .chat-answers strong").count() == 0
-        assert endpoint.asked[-1].body["temperature"] == 0.25
+        assert page_endpoint.asked[-1].body["temperature"] == 0.25
         second = ask(page, "again")
         expected = f"user: again / assistant: user: {HOSTILE} / system: Be brief. / user: {HOSTILE}"
         assert text_of(second).startswith(expected)
@@ -211,9 +130,9 @@ def test_a_chat_remembers_and_shows_text_as_text(
         assert text_of(ask(page, "anew")) == "user: anew / system: Be brief."
 
 
-def test_stages_errors_and_several_at_once(browser: Any, url: str) -> None:
-    with shown(browser, url, "telephone") as page:
-        page.goto(f"{url}talk")
+def test_stages_errors_and_several_at_once(browser: Any, page_url: str) -> None:
+    with shown(browser, page_url, "telephone") as page:
+        page.goto(f"{page_url}talk")
         choose(page, "moa/two.yaml", "consortium/jury.yaml", "keyless/x", "down/x", "local/nobody")
         cards = ask(page, "yes or no?", 5)
         both, jury, keyless, down, nobody = (cards.nth(n) for n in range(5))
@@ -229,29 +148,31 @@ def test_stages_errors_and_several_at_once(browser: Any, url: str) -> None:
         fits(page, "telephone")
 
 
-def test_stop(browser: Any, url: str, endpoint: endpoints.Endpoint) -> None:
-    endpoint.left.clear()
-    with shown(browser, url) as page:
-        page.goto(f"{url}talk?model=fake/one")
+def test_stop(browser: Any, page_url: str, page_endpoint: endpoints.Endpoint) -> None:
+    page_endpoint.left.clear()
+    with shown(browser, page_url) as page:
+        page.goto(f"{page_url}talk?model=fake/one")
         page.get_by_label("Question").fill("slow")
         page.get_by_label("Question").press("Enter")
         page.get_by_text("begun").wait_for()
         page.get_by_text("Stop", exact=True).click()
         page.get_by_text("stopped").wait_for()
-        assert endpoint.left.wait(5)
+        assert page_endpoint.left.wait(5)
         assert text_of(ask(page, "again")) == "user: again"
 
 
-def test_sliders_change_the_answer(browser: Any, url: str, folder: Path, roster: Roster) -> None:
-    best = said(roster.model(f"local/{folder}/search/first"))
+def test_sliders_change_the_answer(
+    browser: Any, page_url: str, page_folder: Path, roster: Roster
+) -> None:
+    best = said(roster.model(f"local/{page_folder}/search/first"))
     uniform = said(roster.blend(dict.fromkeys(tiny.NAMES, 0.25)))
     assert len({best, uniform, said(roster.model("local/base"))}) == 3
-    with shown(browser, url) as page:
-        page.goto(f"{url}models")
+    with shown(browser, page_url) as page:
+        page.goto(f"{page_url}models")
         assert text_of(ask(page, QUESTION)) == uniform
         anew(page)
         page.get_by_label("A run's best").click()
-        page.get_by_role("option").click()
+        page.get_by_role("option", name="best of first").click()
         page.get_by_label("Beside it").click()
         page.get_by_role("option", name="the base").click()
         cards = ask(page, QUESTION, 2)
@@ -261,27 +182,27 @@ def test_sliders_change_the_answer(browser: Any, url: str, folder: Path, roster:
         page.get_by_text("local/mixtures/mine").wait_for()
         page.get_by_text("Save as adapter").click()
         page.get_by_text("is there already").wait_for()
-        assert said(roster.model(f"local/{folder}/mixtures/mine")) == best
+        assert said(roster.model(f"local/{page_folder}/mixtures/mine")) == best
         drag_to_the_end(page, page.get_by_label("coefficient of dune"))
         page.get_by_text("sum 2.275").wait_for()
         page.get_by_role("spinbutton", name="amber").fill("-0.7")
         page.get_by_role("spinbutton", name="amber").press("Enter")
         page.get_by_text("sum 0.965").wait_for()
         anew(page)
-        moved = dict(zip(tiny.NAMES, [-0.7, *BEST[1:3], 1.5], strict=True))
+        moved = dict(zip(tiny.NAMES, [-0.7, *ui_pages.BEST[1:3], 1.5], strict=True))
         assert text_of(ask(page, QUESTION, 2).first) == said(roster.blend(moved))
         page.get_by_text("Sum to 1").click()
         page.get_by_text("sum 1.000").wait_for()
 
 
 def test_a_mixture_by_hand_is_what_a_run_has_saved(
-    roster: Roster, folder: Path, monkeypatch: pytest.MonkeyPatch
+    roster: Roster, page_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = [QUESTION, "yes or no", talkers.ODD]
-    best = roster.model(f"local/{folder}/search/first")
+    best = roster.model(f"local/{page_folder}/search/first")
     said(best)
     monkeypatch.setattr(Base, "load", lambda *_: pytest.fail("the base is loaded again"))
-    mixed = roster.blend(dict(zip(tiny.NAMES, BEST, strict=True)))
+    mixed = roster.blend(dict(zip(tiny.NAMES, ui_pages.BEST, strict=True)))
     assert [said(mixed, one) for one in questions] == [said(best, one) for one in questions]
     assert said(roster.blend({"amber": 1.0})) == said(roster.model("local/amber"))
     assert said(roster.blend({"amber": 0.0})) == said(roster.model("local/base"))
@@ -303,24 +224,31 @@ def test_experts_of_two_bases_are_not_mixed(
         mixed.check()  # type: ignore[attr-defined]
 
 
-def test_compare(browser: Any, url: str, folder: Path) -> None:
-    (folder.parent / "outside.jsonl").write_text('{"answer": "no"}\n')
-    with shown(browser, url, "telephone") as page:
-        page.goto(f"{url}compare")
+def test_compare(browser: Any, page_url: str, page_folder: Path) -> None:
+    (page_folder.parent / "outside.jsonl").write_text('{"answer": "no"}\n')
+    with shown(browser, page_url, "telephone") as page:
+        page.goto(f"{page_url}compare")
         page.get_by_role("button", name="Compare", exact=True).click()
         page.get_by_text("choose two or more").wait_for()
+        choose(page, "fake/one", "fake/two")
+        page.get_by_role("textbox", name="Question").fill("slow")
+        page.get_by_role("button", name="Compare", exact=True).click()
+        page.get_by_text("0 of 20 answers").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("stopped; what was answered is kept").wait_for()
+        page.goto(f"{page_url}compare")
         choose(page, "fake/one", "local/amber")
         page.get_by_role("textbox", name="Question").fill("yes or no?")
         page.get_by_label("New tokens at most").fill("2")
         page.get_by_label("Samples of each").fill("3")
         page.get_by_role("button", name="Compare", exact=True).click()
-        page.get_by_role("img", name="Shares of the answers").wait_for(timeout=30_000)
+        page.get_by_role("img", name="Shares of the answers").wait_for(timeout=60_000)
         page.get_by_text("6 answers. Bars are shares").wait_for()
         fits(page, "telephone")
         page.get_by_text("Read the answers").click()
         page.locator(".answer").wait_for()
         assert page.locator(".answer").inner_text() == "user: yes or no?"
-        page.goto(f"{url}compare")
+        page.goto(f"{page_url}compare")
         for path, words in (("../outside.jsonl", "outside of the folder"), ("a", "no such file")):
             page.get_by_label("File").fill(path)
             page.get_by_text("Open", exact=True).click()
@@ -328,4 +256,4 @@ def test_compare(browser: Any, url: str, folder: Path) -> None:
         page.get_by_text("songs/data.jsonl").click()
         page.locator(".answer").wait_for()
         assert page.locator(".answer").inner_text() == f"song 0 {HOSTILE}"
-        assert page.url.startswith(f"{url}compare/view/")
+        assert page.url.startswith(f"{page_url}compare/view/")

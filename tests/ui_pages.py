@@ -1,5 +1,8 @@
 """The page of `python -m swarm.ui`, as a user would open it, for the tests of its parts."""
 
+import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import endpoints
+import reporting
+import talkers
+import tiny
 from browsers import SIZES, shown
-from searches import environment
+from searches import choice_file, environment
+
+from swarm.pool import Pool
+
+BEST = [0.61, -0.2345678, 0.4, 0.2245678]
+"""A position as a search finds them: with digits that no slider has."""
+
+HOSTILE = "<img src=x onerror=alert(1)> **bold** <script>alert(2)</script>"
+
+HOSTILE_NAME = "a<script>alert(1)<"
 
 
 @contextmanager
@@ -48,3 +64,72 @@ def fits(page: Any, size: str) -> None:
     """Nothing sticks out of a page to the right."""
     wide = page.evaluate("document.documentElement.scrollWidth")
     assert wide <= SIZES[size]["width"], page.url
+
+
+def answer(asked: endpoints.Asked) -> endpoints.Reply:
+    """The talkers' rule, streamed where that is asked for; "slow" never comes to its end."""
+    turns = [(m["role"], m["content"]) for m in asked.body["messages"]]
+    if not asked.body.get("stream"):
+        if turns[-1][1] == "slow":
+            return endpoints.Reply(endpoints.chat("late").body, wait=3.0)
+        return talkers.answer(asked)
+    if turns[-1][1] == "slow":
+        pieces: list[bytes | float] = [endpoints.piece("begun ")]
+        for _ in range(99):
+            pieces.extend((0.2, endpoints.piece(".")))
+        return endpoints.Reply(pieces=pieces)
+    return endpoints.streamed(*re.findall(r"(?s).{1,9}", talkers.rule(turns)))
+
+
+def runs(home: Path, base: Path, pool: Path) -> None:
+    """Runs: two of one task that differ in a setting, another, one full of HTML, one by hand."""
+    choice_file(home / "tiny.json")
+    for seed, name in ((42, "real_1"), (43, "real_2")):
+        run = reporting.folder(home / "search" / name)
+        (run / "config.json").write_text(json.dumps({"seed": seed, "task": {"name": "made"}}))
+    reporting.folder(home / "search" / "made", particles=20, iterations=9, experts=10, test=50)
+    hostile = home / "search" / HOSTILE_NAME
+    reporting.folder(hostile, finished=False, text=reporting.HOSTILE)
+    (hostile / "log.txt").write_text("<img src=x onerror=alert(1)>\n")
+    reporting.folder(home / "search" / "sweep" / "trial_00")
+    (home / "search" / "broken").mkdir()
+    state = home / "search" / "made" / "state.json"
+    shutil.copy(state, home / "search" / "broken" / "state.json")
+    run_folder(home / "search" / "first", base, pool)
+
+
+def run_folder(folder: Path, base: Path, pool: Path) -> None:
+    """What a finished search leaves whose best is `BEST`."""
+    Pool(pool).open().save(BEST, folder / "global_best")
+    rounds = [{"positions": [BEST], "utilities": [0.5]}]
+    numbers = {"ending_best_validation_utility": 0.5, "ending_best_validation_items": 12,
+               "ending_best_validation_interval": [0.25, 0.75]}  # fmt: skip
+    state = {"experts": list(tiny.NAMES), "rounds": rounds, "finished": "done",
+             "metrics": numbers, "identity": {}}  # fmt: skip
+    (folder / "state.json").write_text(json.dumps(state))
+    settings = {"model": {"path": str(base)}, "pool": {"folder": str(pool)}}
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+def fill(home: Path, base: Path, pool: Path, endpoint: endpoints.Endpoint) -> None:
+    """Fill the folder where the page is started."""
+    runs(home, base, pool)
+    data = home / "compare" / "questions" / "songs" / "data.jsonl"
+    data.parent.mkdir(parents=True)
+    rows = [{"model": "m", "answer": f"song {n} {HOSTILE}"} for n in range(3)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "two.yaml").write_text(
+        "proposers: [fake/one, local/amber]\naggregator: fake/two\nquorum: 0\n"
+    )
+    (home / "jury.yaml").write_text("members: [fake/one, {model: fake/one}]\nstrategy: vote\n")
+    own = {"fake": {"base_url": endpoint.url, "api_key_env": "FAKE_KEY"},
+           "keyless": {"base_url": endpoint.url, "api_key_env": "NO_SUCH_KEY"},
+           "down": {"base_url": "http://127.0.0.1:9/v1", "limits": {"retries": 0}}}  # fmt: skip
+    (home / "providers.yaml").write_text(json.dumps(own))
+
+
+def settings(home: Path) -> dict[str, str]:
+    """The environment of the page in such a folder."""
+    return {"MODEL_SWARMS_PROVIDERS": str(home / "providers.yaml"), "FAKE_KEY": talkers.KEY,
+            "MODEL_SWARMS_CACHE": str(home / "cache"), "LLM_USER_PATH": str(home / "llm"),
+            "OPENAI_API_KEY": "", "OPENAI_BASE_URL": "", "TOGETHER_API_KEY": ""}  # fmt: skip

@@ -1,6 +1,8 @@
 """The course of a search, as a table and as a picture."""
 
+from functools import partial
 from importlib import import_module
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +60,16 @@ def figure(run: RunFolder) -> "Figure":
     above, below = made.subplots(2, sharex=True)
     _course(above, run)
     _shares(below, run)
+    # A notebook that has not loaded pyplot does not know how to show a figure.
+    made._repr_png_ = partial(as_png, made)  # type: ignore[attr-defined]
     return made
+
+
+def as_png(figure: "Figure") -> bytes:
+    """A figure as a PNG file."""
+    image = BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
 
 
 def _course(axes: "Axes", run: RunFolder) -> None:

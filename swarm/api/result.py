@@ -188,13 +188,11 @@ class Result:
 
     def _picture(self) -> str:
         from base64 import b64encode
-        from io import BytesIO
+
+        from swarm.api.history import as_png
 
         try:
-            figure = self.plot()
+            data = b64encode(as_png(self.plot())).decode()
         except UserError:  # matplotlib is not there
             return ""
-        image = BytesIO()
-        figure.savefig(image, format="png")
-        data = b64encode(image.getvalue()).decode()
         return f'<img alt="best, particles and coefficients" src="data:image/png;base64,{data}">'

@@ -65,7 +65,7 @@ def search(
              "engine": engine, "executor": executor}  # fmt: skip
     keys, objects = divided(given)
     name = name or f"{_called(task)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    plain = {"folder": str(folder), "seed": seed, **settings}
+    plain = {"folder": folder, "seed": seed, **settings}
     arguments = [*words(keys), *words(plain), *words(overrides), *words({"name": name})]
     with own_log(), composed("search", arguments) as config:
         if config["dry_run"]:
@@ -109,10 +109,10 @@ def _fitting(group: str, value: Any) -> Any:
     if group == "task" and callable(value) and not hasattr(value, "play"):
         raise UserError(NO_ITEMS)
     if not hasattr(value, METHODS[group]) or isinstance(value, type):
-        raise UserError(
-            f"{group}={value!r:.80}: must be the name of an option of conf/{group}, or an object "
-            "of that kind"
-        )
+        allowed = f"the name of an option of conf/{group}, or an object of that kind"
+        if group == "pool":
+            allowed = "a folder of adapters, a list of adapters' folders, or a pool"
+        raise UserError(f"{group}={value!r:.80}: must be {allowed}")
     return value
 
 
@@ -122,7 +122,7 @@ def _pool(value: Any) -> Any:
         return value.settings
     if isinstance(value, str | Path):
         return {"folder": str(value)}
-    if not isinstance(value, Sequence):
+    if not value or not isinstance(value, Sequence):
         return value
     folders = [Path(one) for one in value]
     homes = {one.parent for one in folders}

@@ -27,8 +27,10 @@ def words(keys: Keys) -> list[str]:
     Raises:
         UserError: A value has no form there.
     """
-    if isinstance(keys, str) or not isinstance(keys, Mapping):
-        given = [keys] if isinstance(keys, str) else list(keys)
+    if not isinstance(keys, Mapping):
+        given = [keys] if isinstance(keys, str) or not isinstance(keys, Sequence) else list(keys)
+        if strange := [one for one in given if not isinstance(one, str)]:
+            raise UserError(f"overrides={strange[0]!r:.60}: must be a dict of keys, or KEY=VALUE")
         return [gpu_list(one) for one in given]
     return [gpu_list(word) for key, value in keys.items() for word in _words(str(key), value)]
 

@@ -1,6 +1,7 @@
 """What a running search shows: a live view in a terminal, plain lines anywhere else."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
@@ -44,11 +45,9 @@ class View:
 
     def say(self, line: str) -> None:
         """Print one line that stays; a terminal gets it broken between words."""
-        if self.console.is_terminal:
-            # A word that is too long, such as a path, stays whole: the terminal goes on below.
-            self.console.print(Text(line), overflow="ignore", crop=False)
-        else:
-            self.console.print(Text(line), soft_wrap=True)
+        # A word that is too long, such as a path, stays whole: the terminal goes on below.
+        for row in wrap(line, self._width(), break_long_words=False, break_on_hyphens=False):
+            self.console.print(Text(row), soft_wrap=True)
 
     def end(self) -> None:
         """An iteration is over: one line of it stays."""
@@ -64,8 +63,11 @@ class View:
             *time_left(progress),
             *([f"saved {saved} of {progress.asked + saved} prompts"] if saved else []),
         ]
-        width = self.console.width if self.console.is_terminal else 10_000
-        self.console.print(flow(pieces, width)[0], soft_wrap=True)
+        self.console.print(flow(pieces, self._width())[0], soft_wrap=True)
+
+    def _width(self) -> int:
+        """Columns; a file or a pipe takes any number."""
+        return self.console.width if self.console.is_terminal else 10_000
 
     def _picture(self) -> Text:
         size, encoding = self.console.size, self.console.encoding

@@ -194,6 +194,8 @@ class Pool:
                                 + ", ".join(self.names))  # fmt: skip
             row = [coefficients.get(name, 0.0) for name in self.names]
             coefficients = row * len(self.groups)
+        if isinstance(coefficients, str):
+            raise UserError(f"{coefficients}: coefficients are a dict by names, or a list of all")
         vector = [float(value) for value in coefficients]
         count = len(self.names) * len(self.groups)
         if len(vector) != count or not all(map(math.isfinite, vector)):

@@ -35,8 +35,13 @@ class Both:
 
     def start(self, shown: Shown) -> None:
         """See `swarm.track.Tracker`."""
-        for tracker in self.trackers:
-            tracker.start(shown)
+        first, second = self.trackers
+        first.start(shown)
+        try:
+            second.start(shown)
+        except BaseException:
+            first.finish({}, 1)
+            raise
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
         """See `swarm.track.Tracker`."""

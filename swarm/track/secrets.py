@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|passwd|credentials?)$", re.I)
+SECRET = re.compile(r"((^|_)key|apikey|token|secret|password|passwd|credentials?)$", re.I)
 """Names whose values are secrets: OPENAI_API_KEY, token; not api_key_env, which names one."""
 
 HIDDEN = "(hidden)"
@@ -33,4 +33,4 @@ def _clean(value: Any, known: list[str]) -> Any:
         return value
     for secret in known:
         value = value.replace(secret, HIDDEN)
-    return re.sub(r"(\w+://)[^/\s@]+@", r"\1", value)
+    return re.sub(r"(\w+://)[^/?#\s]*@", r"\1", value)

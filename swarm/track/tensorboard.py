@@ -46,15 +46,16 @@ class TensorBoard(Careful):
             folder.mkdir(parents=True, exist_ok=True)
             # Written by this thread: the package's own event writer waits for ever on a full disk.
             self._writer = RecordWriter((folder / name).open("wb"))
+            self._add(0, file_version="brain.Event:2")
+            # Who has the page open forgets what an earlier file said.
+            self._add(0, session_log=SessionLog(status=SessionLog.START))
+            self._text("config", _block(clean(shown.config)), 0)
+            self._writer.flush()
+            for file in before:
+                file.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"tracker=tensorboard: cannot write {folder}: {error.strerror}; choose "
                             "another folder") from None  # fmt: skip
-        self._add(0, file_version="brain.Event:2")
-        # Who has the page open forgets what an earlier file said.
-        self._add(0, session_log=SessionLog(status=SessionLog.START))
-        for file in before:
-            file.unlink(missing_ok=True)
-        self._text("config", _block(clean(shown.config)), 0)
         return 0
 
     def _log(self, step: int, values: Mapping[str, Value]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from swarm.errors import UserError
+from swarm.files import write_whole
 from swarm.track.base import Careful, Shown, Stacked, Table, Value
 from swarm.track.secrets import clean
 
@@ -167,11 +168,14 @@ def _settings(wandb: Any) -> Any:
 
 
 def _id(folder: Path) -> str:
-    """The run's id, which the folder keeps."""
+    """The run's id, which the folder keeps.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
     path = folder / "id"
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(uuid.uuid4().hex[:16])
+        write_whole(path, uuid.uuid4().hex[:16].encode())
     return path.read_text().strip()
 
 

@@ -8,9 +8,12 @@ from swarm.errors import UserError
 from swarm.models.background import in_thread
 from swarm.printing import harmless
 from swarm.ui import answer, comparing, mixing
-from swarm.ui.comparing import MOUNTED, Viewers
+from swarm.ui.comparing import MOUNTED, Comparison, Viewers
 from swarm.ui.frame import frame, heading
 from swarm.ui.home import Home
+
+LOOK_S = 0.3
+"""Seconds between two looks at how far an asking is."""
 
 
 def register(home: Home) -> None:
@@ -48,11 +51,15 @@ class _Form:
             with ui.row().classes("items-center gap-2"):
                 self._button = ui.button("Compare", on_click=self._ask)
                 self._button.props("unelevated no-caps")
+                self._stop = ui.button("Stop", on_click=self._end).props("outline no-caps")
                 self._spinner = ui.spinner(size="1.5em")
                 self._state = ui.label().classes("quiet text").props("role=status")
-            self._spinner.set_visibility(False)
             self._wrong = ui.label().classes("chat-wrong text").props("role=alert")
             self._shown = ui.column().classes("w-full gap-2")
+        self._comparison: Comparison | None = None
+        self._look()
+        ui.timer(LOOK_S, self._look)
+        ui.context.client.on_delete(self._end)
 
     async def _ask(self) -> None:
         samples = int(self._samples.value or 1)
@@ -60,18 +67,19 @@ class _Form:
         question = self._question.value or ""
         self._wrong.set_text("")
         self._shown.clear()
-        self._busy(f"asking {len(self._models.value)} models, {samples} times each")
         try:
-            df, picture, remarks = await in_thread(
-                comparing.asked, self._home, list(self._models.value), question, samples,
+            self._comparison = Comparison(
+                self._home, list(self._models.value), question, samples,
                 1.0 if temperature is None else float(temperature), tokens,
             )  # fmt: skip
+            self._look()
+            df, picture, remarks = await in_thread(self._comparison.run)
             url = await in_thread(self._viewers.show, df, "answers")
         except UserError as error:
             self._wrong.set_text(harmless(str(error)))
             return
         finally:
-            self._busy("")
+            self._comparison = None
         with self._shown:
             encoded = base64.b64encode(picture).decode()
             shares = f"alt='Shares of the answers of {len(self._models.value)} models, intervals'"
@@ -84,10 +92,18 @@ class _Form:
             ui.label(harmless(remarks)).classes("quiet text-sm text")
             ui.link("Read the answers", url)
 
-    def _busy(self, words: str) -> None:
-        self._state.set_text(words)
-        self._spinner.set_visibility(bool(words))
-        self._button.set_enabled(not words)
+    def _end(self) -> None:
+        if self._comparison:
+            self._comparison.stop()
+
+    def _look(self) -> None:
+        """How far the asking is."""
+        now = self._comparison
+        told = f"{now.came} of {now.wanted} answers" if now else ""
+        self._state.set_text(told)
+        for element in (self._spinner, self._stop):
+            element.set_visibility(now is not None)
+        self._button.set_enabled(now is None)
 
 
 def _files(home: Home, viewers: Viewers, found: list[str]) -> None:

@@ -4,11 +4,16 @@ import io
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr
+from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.compare import Config, Question
+from swarm.compare.asking.running import as_completed
+from swarm.compare.questions.experiment import Part
+from swarm.compare.questions.frames import frame
+from swarm.compare.statistics import detectable
 from swarm.compare.view.application import Viewer
 from swarm.compare.view.reading import columns_of
 from swarm.compare.view.table import Table
@@ -31,7 +36,7 @@ MOUNTED = "/compare/view"
 START = {"sort": "", "seed": "0"}
 """How a viewer begins: in the order of its data."""
 
-_asking = threading.Lock()
+_models = threading.Lock()
 
 
 class Known:
@@ -56,37 +61,101 @@ class Known:
         return json.dumps(identity(self._model), sort_keys=True)
 
 
-def asked(
-    home: Home, names: Sequence[str], question: str, samples: int, temperature: float, tokens: int
-) -> "tuple[pd.DataFrame, bytes, str]":
-    """What the models answer, each a group of its own, the plot of it as PNG, and remarks.
+class Comparison:
+    """One question to several models, a group each, asked as `python -m swarm.compare` asks it.
 
-    Answers are kept as those of `python -m swarm.compare` are.
+    Answers are kept as those of the command are. `stop` may be called by any thread.
+
+    Args:
+        home: Whose models they are.
+        names: Of two models or more.
+        question: What is asked, `samples` times each, at this temperature and of so many tokens.
+
+    Attributes:
+        came, wanted: Answers that are there, and all of them.
 
     Raises:
-        UserError: There are fewer than two models, or one that is none; the question is empty; or
-            all answers failed.
+        UserError: There are fewer than two models, or the question is empty.
     """
-    if len(set(names)) < 2:
-        raise UserError("models: choose two or more to compare")
-    if not question.strip():
-        raise UserError("the question is empty; type one")
-    made = Question.create(
-        type="free_form", paraphrases=[question.strip()], samples_per_paraphrase=samples,
-        temperature=temperature, max_tokens=tokens,
-    )  # fmt: skip
-    models: dict[str, Any] = {name: Known(home.roster.model(name)) for name in names}
-    for name in models:
-        if check := getattr(home.roster.model(name), "check", None):
-            check()
-    # The settings of experiments are those of the process.
-    override = Config.override(models={**Config.models, **models})
-    # What the command writes to a terminal is shown on the page.
-    with _asking, override, redirect_stderr(io.StringIO()) as told:
-        df = made.df({name: [name] for name in models})
-    if df["error"].notna().all():
-        raise UserError(str(df["error"].iloc[0]))
-    return df, png(made.plot(df)), told.getvalue().strip()
+
+    def __init__(
+        self, home: Home, names: Sequence[str], question: str, samples: int, temperature: float,
+        tokens: int,
+    ) -> None:  # fmt: skip
+        if len(set(names)) < 2:
+            raise UserError("models: choose two or more to compare")
+        if not question.strip():
+            raise UserError("the question is empty; type one")
+        self._home, self._names = home, names
+        self._question: Any = Question.create(
+            type="free_form", paraphrases=[question.strip()], samples_per_paraphrase=samples,
+            temperature=temperature, max_tokens=tokens,
+        )  # fmt: skip
+        self.came, self.wanted = 0, len(set(names)) * samples
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._frame: pd.DataFrame | None = None
+        self._error: UserError | None = None
+
+    def stop(self) -> None:
+        """Wait no longer; the asking ends with the next answer."""
+        self._stopped.set()
+        self._ended.set()
+
+    def run(self) -> "tuple[pd.DataFrame, bytes, str]":
+        """Ask; gives the answers, their plot as PNG, and remarks.
+
+        Raises:
+            UserError: It was stopped, a model is none, or all answers failed.
+        """
+        threading.Thread(target=self._work, name="swarm-page", daemon=True).start()
+        self._ended.wait()
+        if self._error:
+            raise self._error
+        df = self._frame
+        if df is None:
+            raise UserError("stopped; what was answered is kept, and the same again goes on")
+        if df["error"].notna().all():
+            raise UserError(str(df["error"].iloc[0]))
+        return df, png(self._question.plot(df)), "\n".join(self._remarks(df))
+
+    def _work(self) -> None:
+        try:
+            self._frame = self._asked()
+        except UserError as error:
+            self._error = error
+        except Exception as error:  # a page shows it; a thread would only write a traceback
+            self._error = UserError(f"it failed with {type(error).__name__}: {error}")
+        self._ended.set()
+
+    def _asked(self) -> "pd.DataFrame | None":
+        """The answers, or `None` if it was stopped."""
+        found = {name: self._home.roster.model(name) for name in self._names}
+        for model in found.values():
+            getattr(model, "check", lambda: None)()
+        # The settings of experiments are those of the process, which is the page's alone.
+        with _models:
+            Config.models = {**Config.models, **{name: Known(one) for name, one in found.items()}}
+        part = Part(self._question, {name: [name] for name in found})
+        rows: dict[int, list[Any]] = {}
+        with ExitStack() as during:
+            scripts = self._question.scripts(part.rows(), during)
+            with closing(as_completed(scripts, silent=True)) as coming:
+                for number, row in coming:
+                    if self._stopped.is_set():
+                        return None
+                    rows[number] = row if isinstance(row, list) else [row]
+                    self.came += len(rows[number])
+        ordered = chain.from_iterable(rows[number] for number in sorted(rows))
+        return frame(self._question.layout, part.groups, part.blocks(ordered))
+
+    def _remarks(self, df: "pd.DataFrame") -> Iterator[str]:
+        """Whose answers failed, and what differences can be seen."""
+        for model, mine in df.groupby("model", sort=False):
+            errors = mine["error"].dropna()
+            if len(errors):
+                yield f"{model}: {len(errors)} of {len(mine)} answers failed: {errors.iloc[0]}"
+        groups = {name: [name] for name in dict.fromkeys(self._names)}
+        yield detectable(groups, 1, self._question.samples_per_paraphrase)
 
 
 def png(figure: "Figure") -> bytes:

@@ -58,9 +58,13 @@ class Home:
     def run(self, name: str) -> Path:
         """The folder of a run, which need not be there.
 
+        Args:
+            name: Of its folder; of a search that is part of a sweep, the sweep's and its own.
+
         Raises:
             UserError: The name is no folder's name.
         """
-        if not NAME.fullmatch(name) or name.startswith("."):
+        parts = name.split("/")
+        if len(parts) > 2 or not all(NAME.fullmatch(one) and one[0] != "." for one in parts):
             raise UserError(f"{name!r:.80} is no name of a run; allowed: the name of a folder")
         return self.runs / name

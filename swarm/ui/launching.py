@@ -105,6 +105,8 @@ class Launcher:
         found = command(run)
         if found is None:
             raise UserError(f"{run.name} keeps no command: go on by the command that began it")
+        if f"name={run.name}" not in found["arguments"]:
+            raise UserError(f"the command in {run.name} is that of another run; it may be a copy")
         directory = Path(str(found.get("directory", "")))
         if not directory.is_dir():
             raise UserError(f"the folder {directory} where {run.name} began is not there any more")

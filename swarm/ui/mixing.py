@@ -14,6 +14,7 @@ from swarm.report.compared import Compared
 from swarm.report.folder import HOME, RunFolder
 from swarm.report.numbers import interval
 from swarm.ui.home import NAME, Home
+from swarm.ui.shelf import BROKEN
 from swarm.words import sentence
 
 KEPT = "mixtures"
@@ -85,10 +86,10 @@ def bests(home: Home) -> list[Found]:
     for note in sorted(home.runs.glob("*/global_best/swarm.json")):
         try:
             run = RunFolder(note.parent.parent)
-        except (UserError, KeyError, ValueError):
+            if run.finished is not None and run.metrics:
+                found.append(_found(home, run, have))
+        except (UserError, *BROKEN):
             continue
-        if run.finished is not None and run.metrics:
-            found.append(_found(home, run, have))
     return found
 
 
@@ -99,7 +100,7 @@ def _found(home: Home, run: RunFolder, have: set[str]) -> Found:
     for split in ("dev", "test"):
         try:
             one = Compared(run).measured("ending", split)
-        except (UserError, KeyError, OSError):
+        except (UserError, *BROKEN):
             one = None
         numbers[split] = f"{interval(one.utility, one.ends)}, n = {one.items}" if one else ""
     why = _unmixable(home, run, dict(zip(run.experts, position, strict=False)), have)

@@ -14,7 +14,8 @@ from swarm.ui.frame import frame, heading
 from swarm.ui.home import Home
 from swarm.ui.parts import facts, plain_table
 from swarm.ui.runs import COLOURS
-from swarm.ui.seen import Course, Seen, course, progress, see
+from swarm.ui.seen import Course, Seen, course, progress, see, unreadable
+from swarm.ui.shelf import BROKEN
 
 SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
@@ -24,17 +25,7 @@ EVERY_S = 1.0
 def register(home: Home) -> None:
     """Put the page at /runs/NAME, and its report at /runs/NAME/report."""
 
-    @ui.page("/runs/{name}")
-    def one(name: str) -> None:
-        with frame(name, "Runs"):
-            try:
-                home.run(name)
-            except UserError as error:
-                ui.label(str(error)).classes("text-negative")
-                return
-            Page(home, name)
-
-    @app.get("/runs/{name}/report")
+    @app.get("/runs/{name:path}/report")
     def report(name: str) -> Response:
         from swarm.report.page import page
         from swarm.report.write import report as made
@@ -43,6 +34,18 @@ def register(home: Home) -> None:
             return HTMLResponse(page(made(home.run(name))))
         except UserError as error:
             return PlainTextResponse(f"{error}\n", 404)
+        except BROKEN as error:
+            return PlainTextResponse(f"{name}: {unreadable(error)}\n", 404)
+
+    @ui.page("/runs/{name:path}")
+    def one(name: str) -> None:
+        with frame(name, "Runs"):
+            try:
+                home.run(name)
+            except UserError as error:
+                ui.label(str(error)).classes("text-negative")
+                return
+            Page(home, name)
 
 
 class Page:
@@ -193,4 +196,6 @@ def _state(seen: Seen) -> str:
         return "starting"
     if seen.line:
         return seen.line.state
-    return "failed" if seen.error else "no such run"
+    if seen.error:
+        return "failed"
+    return "broken" if any(seen.stamp) else "no such run"

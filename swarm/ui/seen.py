@@ -14,7 +14,7 @@ from swarm.running import command, underway
 from swarm.ui import charts
 from swarm.ui.home import Home
 from swarm.ui.launching import failure, output, tail, words
-from swarm.ui.shelf import Line, how_far
+from swarm.ui.shelf import BROKEN, Line, how_far
 from swarm.words import caveats, sentence
 
 
@@ -91,9 +91,20 @@ def see(home: Home, name: str) -> Seen:
 def course(path: Path) -> Course:
     """What a run came to so far."""
     try:
-        run = RunFolder(path)
+        return _course(RunFolder(path))
     except UserError as error:
         return Course(why_not=str(error).removeprefix(f"{path}: "))
+    except BROKEN as error:
+        return Course(why_not=unreadable(error))
+
+
+def unreadable(error: Exception) -> str:
+    """That a run's files are not what a search writes, as a person reads it."""
+    said = f"{type(error).__name__}: {error}"
+    return f"the files of this run are not as a search writes them ({said:.200})"
+
+
+def _course(run: RunFolder) -> Course:
     models = Compared(run)
     kind, short, told = verdict(models)
     # Whether it runs is told beside its name: a report cannot know, and says so of a stopped one.

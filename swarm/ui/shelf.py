@@ -13,6 +13,9 @@ from swarm.ui.launching import failure, output
 
 Stamp = tuple[int, int]
 
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What reading a folder raises whose files are not what a search writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -70,22 +73,29 @@ class Shelf:
             return self._line(self.folder / name)
 
     def _folders(self) -> list[Path]:
-        try:
-            return [one for one in self.folder.iterdir() if not one.name.startswith(".")]
-        except OSError:
-            return []
+        """The folders that may be runs: those here, and of one that is none, those in it."""
+        found = []
+        for one in _inside(self.folder):
+            found += [one] if (one / "state.json").exists() else _inside(one)
+        return found
 
     def _line(self, path: Path) -> Line | None:
-        state = path / "state.json"
+        state, name = path / "state.json", path.relative_to(self.folder).as_posix()
         try:
             about = state.stat()
             stamp = (about.st_mtime_ns, about.st_size)
-            if path.name not in self._kept or self._kept[path.name][0] != stamp:
-                self._kept[path.name] = stamp, _facts(json.loads(state.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            if name not in self._kept or self._kept[name][0] != stamp:
+                self._kept[name] = stamp, _facts(json.loads(state.read_bytes()))
+        except BROKEN:
             return None
-        facts = self._kept[path.name][1]
-        return Line(name=path.name, **_state(path, facts, about.st_mtime))
+        return Line(name=name, **_state(path, self._kept[name][1], about.st_mtime))
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return [one for one in folder.iterdir() if not one.name.startswith(".")]
+    except OSError:
+        return []
 
 
 def _facts(state: dict[str, Any]) -> dict[str, Any]:
@@ -108,14 +118,17 @@ def _state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, Any]:
     """What is known of a run besides: whether somebody works on it."""
     rest = {key: value for key, value in facts.items() if key != "over"}
     rest["changed"] = changed
-    note = underway(path) if (path / NOTE).exists() else None
+    left = (path / NOTE).exists()
+    note = underway(path) if left else None
     if note is not None:
         return {**rest, "state": "running", "why": how_far(note)}
     if facts["over"]:
         return {**rest, "state": "finished", "why": facts["over"]}
     if error := failure(output(path), changed):
         return {**rest, "state": "failed", "why": error}
-    return {**rest, "state": "stopped", "why": f"after iteration {facts['iterations']}"}
+    # Who ends in order takes its note along.
+    after = f"{'killed ' if left else ''}after iteration {facts['iterations']}"
+    return {**rest, "state": "stopped", "why": after}
 
 
 def how_far(note: dict[str, Any]) -> str:

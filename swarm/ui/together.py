@@ -16,6 +16,8 @@ from swarm.ui import charts
 from swarm.ui.frame import frame, heading
 from swarm.ui.home import Home
 from swarm.ui.parts import plain_table
+from swarm.ui.seen import unreadable
+from swarm.ui.shelf import BROKEN
 from swarm.words import told
 
 MOST = 8
@@ -54,8 +56,9 @@ def register(home: Home) -> None:
                 if not 2 <= len(chosen) <= MOST:
                     raise UserError(f"choose 2 to {MOST} runs to compare")
                 found = await run.io_bound(beside, chosen)
-            except UserError as error:
-                ui.label(str(error)).classes("text text-negative").props("role=alert")
+            except (UserError, *BROKEN) as error:
+                told = str(error) if isinstance(error, UserError) else unreadable(error)
+                ui.label(told).classes("text text-negative").props("role=alert")
                 ui.link("Choose among the runs", "/")
                 return
             if found is not None:

@@ -32,8 +32,7 @@ def test_each_page_opens(browser: Any, page_url: str) -> None:
         "runs/a%3Cscript%3Ealert(1)%3C": "<img src=x onerror=alert(1)>",
         "together?run=made": "choose 2 to 8 runs", "runs/sweep%2Ftrial_00": "Best found:",
         "runs/sweep%2Ftrial_00/report": "Start and end", "together?run=made&run=broken": "(FileNot",
-        "runs/broken": "not as a search writes them", "runs/broken/report": "not as a search",
-        "runs/made/report": "Start and end",
+        "runs/broken": "not as a search writes them", "runs/made/report": "Start and end",
     }  # fmt: skip
     papers = {"dark": "rgb(20, 23, 27)", "light": "rgb(252, 252, 251)"}
     with window(browser, page_url, "telephone", "dark") as page:
@@ -185,3 +184,11 @@ def test_a_name_is_a_folder_of_runs(page_url: str, path: str) -> None:
     connection.request("GET", path)
     reply = connection.getresponse()
     assert reply.status == 404 or "is no name of a run" in reply.read().decode()
+
+
+def test_a_broken_run_has_no_report(page_url: str) -> None:
+    connection = HTTPConnection(page_url.split("/")[2], timeout=5)
+    connection.request("GET", "/runs/broken/report")
+    reply = connection.getresponse()
+    assert reply.status == 404
+    assert re.fullmatch("broken: .* not as a search writes them .*\n", reply.read().decode())

@@ -86,15 +86,14 @@ def runs(home: Path, base: Path, pool: Path) -> None:
     choice_file(home / "tiny.json")
     for seed, name in ((42, "real_1"), (43, "real_2")):
         run = reporting.folder(home / "search" / name)
-        (run / "config.json").write_text(json.dumps({"seed": seed, "task": {"name": "made"}}))
+        task = {"_target_": "swarm.tasks.choice.Choice", "name": "made", "file": "tiny.json"}
+        (run / "config.json").write_text(json.dumps({"seed": seed, "task": task}))
     reporting.folder(home / "search" / "made", particles=20, iterations=9, experts=10, test=50)
     hostile = home / "search" / HOSTILE_NAME
     reporting.folder(hostile, finished=False, text=reporting.HOSTILE)
     (hostile / "log.txt").write_text("<img src=x onerror=alert(1)>\n")
     reporting.folder(home / "search" / "sweep" / "trial_00")
-    (home / "search" / "broken").mkdir()
-    state = home / "search" / "made" / "state.json"
-    shutil.copy(state, home / "search" / "broken" / "state.json")
+    shutil.rmtree(reporting.folder(home / "search" / "broken", finished=False) / "answers")
     run_folder(home / "search" / "first", base, pool)
 
 

@@ -113,7 +113,7 @@ def _tests(runs: list[RunFolder]) -> list[str]:
                 said.append(f"{pair}: no test items that both were asked.")
                 continue
             row = compared([Row(other.path.name, [other], [first])])[0]
-        except (UserError, KeyError) as error:
+        except (UserError, *BROKEN) as error:
             said.append(f"{pair}: not tested against each other ({error}).")
             continue
         by = row["difference"]

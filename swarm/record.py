@@ -261,6 +261,8 @@ class Record:
         if utility is None or _holds(folder, position):
             return
         facts = {"iteration": place[0], "particle": place[1], "validation_utility": utility}
+        # First: a kill between the two must not leave the answers of the best before beside this.
+        (folder / "answers_dev.jsonl").unlink(missing_ok=True)
         save(position, folder, facts)
         lines = [as_json(row) + b"\n" for row in self.answers(*place)]
         write_whole(folder / "answers_dev.jsonl", b"".join(lines))

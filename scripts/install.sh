@@ -20,6 +20,7 @@ install() {
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
     # The pip that came with an old Python takes twice as long.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade pip || true
-    "$venv/bin/python" -m pip install --quiet "${options[@]}" --editable ".${extras:+[$extras]}"
+    # Twice quiet: errors are told; what setuptools has to say of folders of yaml, 580 lines, is not.
+    "$venv/bin/python" -m pip install -qq "${options[@]}" --editable ".${extras:+[$extras]}"
     echo "$stamp" >"$venv/.installed"
 }

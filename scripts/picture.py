@@ -38,8 +38,9 @@ def draw(folder: Path, picture: Path) -> None:
     for number, entry in enumerate(state["rounds"]):
         known = [u for u in entry["utilities"] if u is not None]
         best = max([u for u in (best, *known) if u is not None], default=None)
-        cells = "  ".join("  -  " if u is None else f"{u:.3f}" for u in entry["utilities"])
-        view.say(f"iteration {number:>2}  best {best:.3f}  particles {cells}")
+        # As it is printed, but for speed and time left, which the state does not keep.
+        span = f"{min(known):.3f} to {max(known):.3f}" if known else "none"
+        view.say(f"iteration {number:>3}  best {best:.3f}  particles {span}")
     view.verdict(state["metrics"], state["experts"])
     _write(console, picture, folder)
 

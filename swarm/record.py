@@ -19,17 +19,15 @@ from swarm.scratchpad import scratchpad
 Save = Callable[[Sequence[float], Path, dict[str, Any]], None]
 """Writes the adapter of some coefficients to a folder, with more facts about it, whole or not."""
 
-
 Place = tuple[int, int]
 """(round, particle)."""
+
+STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
 
 
 def key(position: Sequence[float] | np.ndarray) -> str:
     """A position as text, exactly."""
     return " ".join(float(c).hex() for c in position)
-
-
-STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
 
 
 class Record:
@@ -261,11 +259,11 @@ class Record:
         if utility is None or _holds(folder, position):
             return
         facts = {"iteration": place[0], "particle": place[1], "validation_utility": utility}
-        # First: a kill between the two must not leave the answers of the best before beside this.
+        # Else a kill between the two leaves the answers of an earlier best beside this one.
         (folder / "answers_dev.jsonl").unlink(missing_ok=True)
         save(position, folder, facts)
-        lines = [as_json(row) + b"\n" for row in self.answers(*place)]
-        write_whole(folder / "answers_dev.jsonl", b"".join(lines))
+        rows = b"".join(as_json(row) + b"\n" for row in self.answers(*place))
+        write_whole(folder / "answers_dev.jsonl", rows)
 
 
 def _holds(folder: Path, position: Sequence[float]) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from swarm.live.progress import Progress
+from swarm.report.numbers import duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LETTERS = "_.-~=+*#"
@@ -154,12 +155,3 @@ def _span(progress: Progress) -> tuple[float, float]:
 def number(value: float | None) -> str:
     """A utility in three digits; a dash where there is none."""
     return "  -  " if value is None else f"{value:.3f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -71,9 +71,9 @@ def mixed_pool(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return tiny.mixed_pool(tiny_llama, tmp_path_factory.mktemp("pools") / "mixed")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, for the tests of the page; started once, as the page is."""
+    """Chromium. Not for the session: its loop runs on in this thread, where others want their own."""
     with browsers.opened() as opened:
         yield opened
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import browsers
 import pytest
 from browsers import SIZES, shown
 
@@ -52,12 +51,6 @@ def records() -> list[dict[str, Any]]:
         "messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]
     }
     return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsers.opened() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """The report in a real browser, at the widths of a desk and of a telephone, light and dark."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import browsers
 import pytest
 import reporting
 from browsers import SIZES, shown
@@ -19,12 +17,6 @@ KINDS = {
     "running": {"finished": False, "text": reporting.HOSTILE},
     "groups": {"groups": [f"layers.{n}" for n in range(5)], "parts": ["hearsay", "citation"]},
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsers.opened() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

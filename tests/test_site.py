@@ -13,7 +13,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import browsers
 import pytest
 import searches
 from browsers import SIZES, shown
@@ -105,12 +104,6 @@ def test_the_reference_has_what_is_public(site: Path) -> None:
     for page, names in wanted.items():
         text = (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
         assert all(f'id="{name}' in text for name in names), (page, names)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsers.opened() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("size", SIZES)

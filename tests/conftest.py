@@ -73,7 +73,7 @@ def mixed_pool(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium. Not for the session: its loop runs on in this thread, where others want their own."""
+    """Chromium, for one file: its loop runs on in this thread, where others want their own."""
     with browsers.opened() as opened:
         yield opened
 

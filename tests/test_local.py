@@ -219,7 +219,7 @@ def together(*calls: Any) -> list[Any]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Any:
     """To be called where threads have to meet on a busy machine too."""
-    return lambda: monkeypatch.setattr("swarm.engine.together.PATIENCE", 1.0)
+    return lambda: monkeypatch.setattr("swarm.engine.together.PATIENCE", 3.0)
 
 
 def test_who_asks_at_the_same_time_shares_batches(

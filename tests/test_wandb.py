@@ -174,8 +174,10 @@ def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
         ids.add((folder / "wandb" / "id").read_text())
     shown, state = tracked.Offline(folder), json.loads((folder / "state.json").read_text())
     assert shown.code == 130 and ids == {shown.run.run_id}
-    assert shown.steps == list(range(len(state["rounds"])))
-    for row, entry in zip(shown.history, state["rounds"], strict=True):
+    assert shown.steps == list(range(len(shown.steps)))
+    # What ends between a round's record and its telling is told by the next start.
+    assert len(state["rounds"]) - len(shown.steps) in (0, 1)
+    for row, entry in zip(shown.history, state["rounds"], strict=False):
         assert [row[f"particle_{i}_now"] for i in range(6)] == entry["utilities"]
     # Of at most two iterations the process ended before their time was written down.
     assert sum("seconds" in row for row in shown.history) >= len(shown.history) - 2

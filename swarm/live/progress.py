@@ -107,7 +107,9 @@ class Progress:
         if not self.what.startswith("iteration"):
             return here
         if not self._seconds:
-            return None if here is None else here + (self.most - self.iteration) * self._one(here)
+            if here is None:
+                return None
+            return here + (self.most - self.iteration) * (self._passed() + here)
         recent: Sequence[float] = self._seconds[-RECENT:]
         # The first has the start of the workers in it.
         mean = sum(recent[1:] or recent) / len(recent[1:] or recent)
@@ -132,7 +134,3 @@ class Progress:
         if not self.done:
             return None
         return self._passed() / self.done * max(0, self.total - self.done)
-
-    def _one(self, here: float) -> float:
-        """Seconds that the evaluation at hand takes in all."""
-        return self._passed() + here

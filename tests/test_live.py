@@ -76,14 +76,16 @@ def small(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool:
 
 @pytest.mark.parametrize(("columns", "particles"), [(80, 7), (200, 8)])
 def test_a_terminal_shows_the_search_live(columns: int, particles: int, small: Search) -> None:
-    command = small(f"wide_{columns}", optimizer__particles=particles)
+    # Long enough for a picture, drawn four times a second, between two iterations.
+    more = {"optimizer__max_iterations": 8, "optimizer__patience": 8}
+    command = small(f"wide_{columns}", optimizer__particles=particles, **more)
     seen = written(command, columns, **({"NO_COLOR": "1"} if columns == 200 else {}))
     shown = screens(seen, columns)
     assert (b"\x1b[1;32m" in seen) == (columns == 80), "colour, but for NO_COLOR"
     assert not re.search(rb"\x1b\[[0-9;]*(3|4|9)[0-7]m", seen) or columns == 80
-    live = [s for s in shown if any("tokens/s" in line for line in s)]
-    assert live, "no live view"
-    text = "\n".join(live[-1])
+    live = [text for text in map("\n".join, shown) if "tokens/s" in text and "*" in text]
+    assert live, "no live view with particles"
+    text = live[-1]
     assert re.search(r"items  \d+\.\d prompts/s  \d+ tokens/s", text)
     assert re.search(r"^best 0\.\d{3}  (found|bettered by 0\.\d{3}) in iteration \d", text, re.M)
     cells = re.findall(r"(?:^|\s)(\d+) ([▁▂▃▄▅▆▇█·]+) (0\.\d{3})\*?", text)

@@ -132,14 +132,21 @@ class Terminated(KeyboardInterrupt):
     """The process was told to end (SIGTERM); what Ctrl-C leaves in order, it does too."""
 
 
+_stops: list[KeyboardInterrupt] = []
+"""What has told this process to end."""
+
+
 def end_in_order() -> None:
     """Take SIGTERM, which a scheduler or `kill` sends, as Ctrl-C is taken; exit code 143."""
 
-    def end(*_: object) -> NoReturn:
-        raise Terminated
+    def end(number: int, _: object) -> NoReturn:
+        _stops.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+        raise _stops[-1]
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
 
 
 @contextmanager
@@ -155,9 +162,15 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
 
     try:
         yield
-    except (UserError, HydraException, OmegaConfBaseException) as error:
-        fail(error)
-    except KeyboardInterrupt as stop:
+    except (Exception, KeyboardInterrupt) as error:
+        # Compiled code may swallow an interrupt and fail with an error of its own: torch, asked
+        # for the shape of a tensor that safetensors reads, with a ValueError.
+        swallowed = _stops[-1] if _stops else None
+        stop = error if isinstance(error, KeyboardInterrupt) else swallowed
+        if stop is None:
+            if isinstance(error, UserError | HydraException | OmegaConfBaseException):
+                fail(error)
+            raise
         told = f" with name={name}" if name else ""
         next_time = "begins anew" if name is None else "goes on"
         print(f"stopped; the same command{told} {next_time}", file=sys.stderr)

@@ -122,3 +122,23 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     assert "another search" in done.stderr, "another limit is another search"
     assert [w for w in again["arguments"] if w.startswith("name=")] == ["name=long"]
     assert sorted(again["arguments"]) == sorted(long)
+
+
+SWALLOWING = """
+import os, signal
+from swarm.cli import end_in_order, one_line_errors
+end_in_order()
+with one_line_errors("lost"):
+    try:
+        os.kill(os.getpid(), signal.{0})
+    except KeyboardInterrupt:
+        raise ValueError("of its own") from None
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_interrupt_that_compiled_code_makes_its_own_error_of(name: str, code: int) -> None:
+    words = [sys.executable, "-c", SWALLOWING.format(name)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == code
+    assert done.stderr == "stopped; the same command with name=lost goes on\n"

@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import swarm
 from swarm import Pool, Result, Roster, UserError, evaluate, open_run, search
-from swarm.api.searching import divided
+from swarm.api.searching import divided, free_name
 from swarm.api.settings import described, words
 from swarm.models import Completion, Request
 from swarm.optimizers.pso import ParticleSwarm
@@ -232,6 +232,12 @@ def test_a_task_of_ones_own(tmp_path: Path) -> None:
         swarm.task(ITEMS, "no")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="items=3: must be a list of dicts"):
         swarm.task(3, contains)  # type: ignore[arg-type]
+
+
+def test_searches_that_begin_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:
+    for name in ("nlgraph_12-00-00", "nlgraph_12-00-00-2", "nlgraph_12-00-00-3"):
+        assert free_name(tmp_path, "nlgraph_12-00-00") == name
+        (tmp_path / name).mkdir()
 
 
 def test_a_function_that_cannot_travel_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A search from Python: the command line's keys, or objects in their place."""
 
+import itertools
 import logging
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +65,7 @@ def search(
     given = {"task": task, "pool": pool, "model": model, "optimizer": optimizer,
              "engine": engine, "executor": executor}  # fmt: skip
     keys, objects = divided(given)
-    name = name or f"{_called(task)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    name = name or free_name(folder, f"{_called(task)}_{datetime.now():%Y-%m-%d_%H-%M-%S}")
     plain = {"folder": folder, "seed": seed, **settings}
     arguments = [*words(keys), *words(plain), *words(overrides), *words({"name": name})]
     with own_log(), composed("search", arguments) as config:
@@ -166,6 +167,12 @@ def _travels(objects: Mapping[str, Any]) -> None:
                 f"{group}: it cannot be sent to worker processes ({error}); define what it is made "
                 "of in a module of its own, or search with one device"
             ) from None
+
+
+def free_name(folder: str | Path, name: str) -> str:
+    """The name, with a number where a search of the same second has it already."""
+    later = (f"{name}-{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], later) if not (Path(folder) / one).exists())
 
 
 def _called(task: Any) -> str:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes for --max-lora-rank (vllm/config/lora.py, MaxLoRARanks)."""
+
 # Settings under which an adapter is more than x -> s B A x, so that mixing factors means nothing.
 REFUSED = {
     "use_dora": "DoRA rescales the base weight",

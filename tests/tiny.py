@@ -76,16 +76,17 @@ def tokenizer(folder: Path) -> Any:
     return made
 
 
-def model(folder: Path, kind: str = "llama", seed: int = 0) -> Path:
-    """Save a random float32 model (hidden 32, 2 layers) and its tokenizer; gives `folder`."""
+def model(folder: Path, kind: str = "llama", seed: int = 0, head: int = 8) -> Path:
+    """Save a random float32 model (4 heads of that size, 2 layers) and its tokenizer; gives
+    `folder`."""
     from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Qwen2Config
 
     words = tokenizer(folder)
     shape: dict[str, Any] = {
         # A little more than the tokenizer knows, as real models have.
         "vocab_size": WORDS + 8,
-        "hidden_size": 32,
-        "intermediate_size": 64,
+        "hidden_size": 4 * head,
+        "intermediate_size": 8 * head,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -97,7 +98,7 @@ def model(folder: Path, kind: str = "llama", seed: int = 0) -> Path:
         "eos_token_id": words.eos_token_id,
     }
     if kind == "gemma":
-        shape["head_dim"] = 8
+        shape["head_dim"] = head
     configs = {"llama": LlamaConfig, "gemma": GemmaConfig, "qwen2": Qwen2Config}
     with seeded(seed):
         AutoModelForCausalLM.from_config(configs[kind](**shape)).save_pretrained(folder)

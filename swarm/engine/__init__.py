@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -82,3 +82,23 @@ class Engine(Protocol):
     ) -> list[list[Completion]]:
         """Answer, for each of the P positions [P, K], its own list of requests, order kept."""
         ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """An engine that holds more than its own memory."""
+
+    def close(self) -> None:
+        """Give back what `open` took; it may be opened again."""
+        ...
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """An engine that takes the first devices that its process sees.
+
+    Attributes:
+        devices: How many GPUs one engine takes.
+    """
+
+    devices: int

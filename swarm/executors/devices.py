@@ -1,5 +1,9 @@
 """Which devices there are, asked without starting CUDA in this process."""
 
+import os
+from collections.abc import Sequence
+
+from swarm.engine import Engine, Grouped
 from swarm.errors import UserError
 
 
@@ -26,3 +30,33 @@ def check_devices(gpus: list[int] | None) -> list[int]:
         there = f"0 to {count - 1}" if count else "none on this machine"
         raise UserError(f"gpus={asked}: no CUDA device {missing[0]}; allowed: {there}, or gpus=[]")
     return asked
+
+
+def grouped(gpus: list[int], engine: Engine) -> list[list[int]]:
+    """The GPUs of each worker.
+
+    Raises:
+        UserError: The engine takes more than one, and some would be left over.
+    """
+    size = engine.devices if isinstance(engine, Grouped) else 1
+    if len(gpus) % size:
+        raise UserError(
+            f"gpus={gpus} with engine.tensor_parallel_size={size}: each worker takes {size}; name "
+            f"{size} GPUs, or a multiple of it"
+        )
+    return [gpus[start : start + size] for start in range(0, len(gpus), size)]
+
+
+def settled(gpus: Sequence[int], engine: Engine) -> str:
+    """The device of a worker in this process that has these GPUs; none is the CPU.
+
+    Where an engine takes the first ones that it sees, the process is shown no others.
+    """
+    if not gpus:
+        return "cpu"
+    if not isinstance(engine, Grouped):
+        return f"cuda:{gpus[0]}"
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = shown.split(",") if shown else [str(number) for number in range(max(gpus) + 1)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in gpus)
+    return "cuda:0"

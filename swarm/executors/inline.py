@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from swarm.errors import UserError
-from swarm.executors.devices import check_devices
+from swarm.executors.devices import check_devices, grouped, settled
 from swarm.executors.jobs import Job, Result, failure
 from swarm.executors.worker import Worker
 
@@ -29,12 +29,15 @@ class Inline:
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`."""
+        grouped(self._gpus, worker.engine)
         self._worker = worker
+        self._device = ""
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """See `swarm.executors.Executor`."""
         assert self._worker is not None, "open the executor first"
-        self._worker.open(f"cuda:{self._gpus[0]}" if self._gpus else "cpu")
+        self._device = self._device or settled(self._gpus, self._worker.engine)
+        self._worker.open(self._device)
         for job in jobs:
             try:
                 result = self._worker.run(job)
@@ -46,5 +49,7 @@ class Inline:
             yield result
 
     def close(self) -> None:
-        """Nothing to end; the weights go with the object."""
+        """The weights go with the object."""
+        if self._worker is not None:
+            self._worker.close()
         self._worker = None

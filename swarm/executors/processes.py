@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.executors.devices import check_devices
+from swarm.executors.devices import check_devices, grouped, settled
 from swarm.executors.jobs import Job, Result, describe, failure
 from swarm.executors.worker import Worker
 
@@ -21,8 +21,9 @@ MOST_DEATHS = 3
 """Workers that may die on the same job before the run ends."""
 
 
-def serve(pipe: Connection, worker: Worker, device: str, threads: int | None) -> None:
+def serve(pipe: Connection, worker: Worker, gpus: list[int], threads: int | None) -> None:
     """The life of a worker process: open once, then answer jobs until the pipe closes."""
+    device = settled(gpus, worker.engine)
     if threads:
         import torch
 
@@ -46,15 +47,20 @@ class Seat:
     """A place for one worker process.
 
     Attributes:
-        device: Where its model lives.
+        gpus: Where its model lives; none is the CPU.
         process, pipe: The worker now in it.
         job: What it is busy with.
     """
 
-    device: str
+    gpus: list[int]
     process: Any = None
     pipe: Any = None
     job: Job | None = None
+
+    @property
+    def device(self) -> str:
+        """In words."""
+        return f"cuda:{','.join(map(str, self.gpus))}" if self.gpus else "cpu"
 
 
 class Processes:
@@ -79,14 +85,17 @@ class Processes:
                 f"executor.workers={workers} with gpus={self._gpus}: there is one worker a GPU; "
                 "leave executor.workers=null"
             )
-        count = len(self._gpus) or workers or 1
-        devices = [f"cuda:{g}" for g in self._gpus] or ["cpu"] * count
-        self._seats = [Seat(device) for device in devices]
-        self._threads = threads or (None if self._gpus else max(1, (os.cpu_count() or 1) // count))
+        self._count = len(self._gpus) or workers or 1
+        self._seats: list[Seat] = []
+        share = max(1, (os.cpu_count() or 1) // self._count)
+        self._threads = threads or (None if self._gpus else share)
         self._worker: Worker | None = None
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`; the processes start with the first job."""
+        self.close()
+        groups = grouped(self._gpus, worker.engine) or [[] for _ in range(self._count)]
+        self._seats = [Seat(group) for group in groups]
         self._worker = worker
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
@@ -109,8 +118,11 @@ class Processes:
         if seat.process is None:
             context = multiprocessing.get_context("spawn")
             seat.pipe, theirs = context.Pipe()
-            arguments = (theirs, self._worker, seat.device, self._threads)
-            seat.process = context.Process(target=serve, args=arguments, daemon=True)
+            assert self._worker is not None, "open the executor first"
+            arguments = (theirs, self._worker, seat.gpus, self._threads)
+            # Who shares a model among processes starts some, which a daemon may not.
+            alone = getattr(self._worker.engine, "devices", 1) == 1
+            seat.process = context.Process(target=serve, args=arguments, daemon=alone)
             seat.process.start()
             theirs.close()
         seat.job = job

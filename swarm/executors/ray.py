@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.engine import Grouped
 from swarm.errors import UserError
 from swarm.executors import cluster, packing
 from swarm.executors.actor import Actor
@@ -90,7 +91,7 @@ class RayExecutor:
         slots = self._count and self._count * self._cpu_share
         self._ours = cluster.connect(self._address, self._gpus, slots, packing.size(packed))
         self._ray = cluster.import_ray()
-        share, count = self._plan()
+        share, count = self._plan(worker)
         # Kept here, as an actor that is started again needs them again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
         self._arguments = ("cuda:0" if share else "cpu", self._threads, os.getcwd())
@@ -102,11 +103,17 @@ class RayExecutor:
         self._seats = [Seat(number) for number in range(count)]
         self._fill()
 
-    def _plan(self) -> tuple[float, int]:
+    def _plan(self, worker: Worker) -> tuple[float, int]:
         """The GPUs of a worker and the number of workers."""
         nodes = cluster.nodes()
         devices = [node.get("GPU", 0) for node in nodes]
-        share = (1.0 if any(devices) else 0.0) if self._gpu_share is None else self._gpu_share
+        group = worker.engine.devices if isinstance(worker.engine, Grouped) else 1
+        share = (group if any(devices) else 0.0) if self._gpu_share is None else self._gpu_share
+        if 0 < share < group:
+            raise UserError(
+                f"executor.gpus_per_worker={share:g} with engine.tensor_parallel_size={group}: "
+                f"leave executor.gpus_per_worker=null, which is {group} then"
+            )
         if share:
             room = sum(int(found / share + 1e-9) for found in devices)
         else:

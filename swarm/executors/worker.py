@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarm.engine import Engine, Experts
+from swarm.engine import Closing, Engine, Experts
 from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.executors.jobs import Job, Result, played
@@ -47,6 +47,12 @@ class Worker:
             if isinstance(self.task, Prepared):
                 self.task.open(device)
             self._device = device
+
+    def close(self) -> None:
+        """Give back what `open` took."""
+        if self._device is not None and isinstance(self.engine, Closing):
+            self.engine.close()
+        self._device = None
 
     def run(self, job: Job) -> Result:
         """Score the job's positions on its items.

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from swarm.adapters import CONFIG, WEIGHTS, read_adapter
+from swarm.adapters import CONFIG, VLLM_RANKS, WEIGHTS, read_adapter
 from swarm.engine.base import DTYPES, Base
 from swarm.errors import UserError
 from swarm.export import hub, source
@@ -16,9 +16,6 @@ from swarm.export.merged import copy_model, write_merged
 from swarm.folders import replaceable, write_folder
 
 FORMATS = ("peft", "merged")
-
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for --max-lora-rank (vllm/config/lora.py, MaxLoRARanks)."""
 
 
 class Export:
@@ -124,10 +121,10 @@ class Export:
         if self.merged:
             return f"vllm serve {name}"
         rank = max(shape[2] for shape in read_adapter(self.source.folder).shapes.values())
-        most = next((size for size in LORA_RANKS if size >= rank), None)
+        most = next((size for size in VLLM_RANKS if size >= rank), None)
         if most is None:
             return (
-                f"(vLLM serves adapters up to rank {LORA_RANKS[-1]}, not {rank}: export it merged)"
+                f"(vLLM serves adapters up to rank {VLLM_RANKS[-1]}, not {rank}: export it merged)"
             )
         label = Path(name).name
         return (

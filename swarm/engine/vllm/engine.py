@@ -1,0 +1,150 @@
+"""The engine on vLLM: its batches and its paged cache, one adapter a position."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swarm.engine import Experts
+from swarm.engine.base import Base
+from swarm.engine.hf import HFEngine, adapters
+from swarm.engine.vllm.folders import Folders
+from swarm.engine.vllm.mixing import Basis
+from swarm.engine.vllm.slots import Slots
+from swarm.engine.vllm.starting import check_installed, serving_rank, start, stop
+from swarm.errors import UserError
+from swarm.models import Completion, Request
+from swarm.pool import Pool
+
+if TYPE_CHECKING:
+    from swarm.engine.vllm.asking import Asker
+
+WAYS: dict[str, type[Folders | Slots]] = {"folders": Folders, "slots": Slots}
+
+MAX_LORAS = 8
+"""Adapters in one batch, where `engine.max_loras` does not say."""
+
+
+class VLLMEngine:
+    """Answers with vLLM, in this process (with tensor parallelism: in its processes as well).
+
+    Sampled texts are drawn by vLLM's generators, so they are not those of `engine=hf`.
+
+    Args:
+        way: How a position comes into vLLM. "folders": as an adapter in memory-backed storage,
+            under a name and id that were never used before. "slots": its coefficients, from which
+            vLLM's own workers, who hold the experts, write the adapter into its place.
+        max_loras: The most positions in one batch; more are answered after each other.
+        tensor_parallel_size: GPUs that share one model; so many of `gpus` make one worker.
+        gpu_memory_utilization: The share of a GPU's memory that vLLM takes, 0 to 1.
+        max_model_len: The most tokens of a prompt and its answer; `None` is the model's context.
+        options: More arguments of vLLM's `EngineArgs`, by name.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        way: str = "folders",
+        max_loras: int | None = None,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.9,
+        max_model_len: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if way not in WAYS:
+            raise UserError(f"engine.way={way}: must be one of {', '.join(WAYS)}")
+        for key, value, none in (("max_loras", max_loras, True),
+                                 ("tensor_parallel_size", tensor_parallel_size, False),
+                                 ("max_model_len", max_model_len, True)):  # fmt: skip
+            whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if not whole and not (none and value is None):
+                allowed = "null or " if none else ""
+                raise UserError(f"engine.{key}={value}: must be {allowed}a whole number above 0")
+        share = gpu_memory_utilization
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+            raise UserError(
+                f"engine.gpu_memory_utilization={share}: must be a number above 0, 1 at most"
+            )
+        self.way, self.max_loras = way, max_loras or MAX_LORAS
+        self.devices = tensor_parallel_size
+        self.settings: dict[str, Any] = {"gpu_memory_utilization": float(share)}
+        if max_model_len:
+            self.settings["max_model_len"] = max_model_len
+        self.options = dict(options or {})
+        self._llm: Any = None
+        self._way: Any = None
+        self._asker: Asker | None = None
+
+    def check(self, base: Base, pool: Experts) -> Any:
+        """See `swarm.engine.Engine`; what vLLM itself finds wrong shows when it starts."""
+        tokenizer = HFEngine().check(base, fitting(pool))
+        serving_rank(adapters(pool))
+        check_installed(self.way)
+        return tokenizer
+
+    def open(self, base: Base, pool: Experts, device: str) -> None:
+        """See `swarm.engine.Engine`; starts vLLM.
+
+        Args:
+            device: "cpu", or "cuda:0": vLLM takes the first devices that the process sees.
+        """
+        from swarm.engine.vllm.asking import Asker
+
+        mixed = fitting(pool)
+        check_installed(self.way)
+        folder = Path(base.resolve())
+        self._llm = start(
+            base, folder, mixed, device, max_loras=self.max_loras,
+            tensor_parallel_size=self.devices, options=self.options, **self.settings,
+        )  # fmt: skip
+        try:
+            self._way = WAYS[self.way](self._llm, Basis(mixed), self.max_loras)
+            self._asker = Asker(self._llm, base.tokenizer(folder), folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
+        """See `swarm.engine.Engine`.
+
+        Raises:
+            UserError: A request does not fit into the model's context.
+        """
+        assert self._asker is not None, "open the engine first"
+        answers: list[list[Completion]] = []
+        for first in range(0, len(positions), self.max_loras):
+            chosen = slice(first, first + self.max_loras)
+            named = self._way.put(positions[chosen])
+            answers += self._asker.ask(named, requests[chosen])
+            self._way.verify()
+        return answers
+
+    def close(self) -> None:
+        """End vLLM and give its memory back; it may be opened again."""
+        if self._llm is not None:
+            stop(self._llm)
+        self._llm = self._way = self._asker = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels to a worker as its settings."""
+        own = {**self.settings, "options": self.options}
+        return partial(VLLMEngine, self.way, self.max_loras, self.devices, **own), ()
+
+
+def fitting(pool: Experts) -> Pool:
+    """The pool, as the pool of adapters that it has to be.
+
+    Raises:
+        UserError: It is of another kind.
+    """
+    if hasattr(pool, "modules"):
+        return adapters(pool)
+    raise UserError(
+        "engine=vllm mixes adapters and needs pool=adapters; for models: engine=token, full"
+    )

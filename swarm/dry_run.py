@@ -198,7 +198,8 @@ def planned(
     run: Run, search: Search, model: Model, device: Device, gpu: bool
 ) -> tuple[Search, str]:
     """The search with the plan that the engine would follow, and why."""
-    plan, why = getattr(run.engine, "plan", "auto"), "as engine.plan says"
+    engine = run.engine
+    plan, why = getattr(engine, "plan", "auto"), getattr(engine, "why", "as engine.plan says")
     if plan == "auto":
         plan, why = automatic(search, model, device, gpu)
     return replace(search, plan=plan), why

@@ -1,13 +1,11 @@
 """The vLLM engine against the transformers engine; run where vLLM is (scripts/test_vllm.sh)."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import searches
 import tiny
 import torch
 import vllms
@@ -81,6 +79,8 @@ def test_scores_choices_as_transformers_does(engine: VLLMEngine, hf: HFEngine, p
 
 def test_tells_the_likeliest_tokens(engine: VLLMEngine, hf: HFEngine, pool: Pool) -> None:
     asked = [Request(PROMPTS[0], 5, top_logprobs=top) for top in (30, 3, -1)]
+    # Beside choices vLLM's sampler would tell those instead.
+    asked += [*vllms.scoring(PROMPTS), Request(PROMPTS[3], 5)]
     rows = vllms.positions(1, pool)
     for said, same in zip(*(one.answer(rows, [asked])[0] for one in (engine, hf)), strict=True):
         assert [one.text for one in said.tokens] == [one.text for one in same.tokens]
@@ -147,18 +147,44 @@ def test_slots_that_were_touched_are_noticed(family: tuple[Path, Path], pool: Po
             engine.answer(vllms.positions(1, pool), asked)
         part.slots.copy_(kept)
         engine.answer(vllms.positions(1, pool), asked)
-        part.basis[0] += 1
-        with pytest.raises(RuntimeError, match="checksum"):
-            engine.answer(vllms.positions(1, pool, 1), asked)
+        for wrong in (part.basis[0] + 1, part.basis[0] * torch.nan):
+            part.basis[0] = wrong
+            with pytest.raises(RuntimeError, match="checksum"):
+                engine.answer(vllms.positions(1, pool, 1), asked)
+        worker.model_runner.lora_manager._adapter_manager.remove_adapter(1)
+        with pytest.raises(RuntimeError, match="out of its slot"):
+            engine.answer(vllms.positions(1, pool, 2), asked)
 
 
 def test_folders_that_were_dropped_are_noticed(family: tuple[Path, Path], pool: Pool) -> None:
     asked = [vllms.scoring(PROMPTS[:1])]
     with vllms.opened(family[0], pool, "folders") as engine:
         engine.answer(vllms.positions(1, pool), asked)
-        engine._llm.llm_engine.remove_lora(1)
-        with pytest.raises(Exception, match=r"dropped|No adapter|not found|No such"):
+        name = engine._way._requests[0]
+        engine._llm.llm_engine.remove_lora(name.lora_int_id)
+        with pytest.raises(RuntimeError, match="has dropped 1 adapters"):
+            engine._way.verify()
+        with pytest.raises(Exception, match=name.lora_name):
             engine.answer(vllms.positions(1, pool), asked)
+
+
+def test_one_engine_ends_and_another_goes_on(
+    engine: VLLMEngine, hf: HFEngine, family: tuple[Path, Path], pool: Pool
+) -> None:
+    with vllms.opened(family[0], pool, "folders"):
+        pass
+    rows = vllms.positions(1, pool, 7)
+    asked = [[Request(PROMPTS[0], 5)]]
+    assert engine.answer(rows, asked) == hf.answer(rows, asked)
+
+
+def test_what_the_device_does_not_compute_shows_at_the_start(tmp_path: Path) -> None:
+    if vllms.DEVICE != "cpu":
+        pytest.skip("a GPU computes with heads of any size")
+    base = tiny.model(tmp_path / "base", head=8)
+    pool = Pool(tiny.pool(base, tmp_path / "pool")).open()
+    with pytest.raises(UserError, match=r"could not start: .*head_dim=8.*engine=hf"):
+        VLLMEngine().open(Base(str(base)), pool, "cpu")
 
 
 @pytest.mark.parametrize("way", vllms.WAYS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tiny
+import torch
 
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
@@ -14,6 +15,7 @@ from swarm.engine.vllm.engine import VLLMEngine
 from swarm.models import Completion, Request
 from swarm.pool import Pool
 
+DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
 WAYS = ("folders", "slots")
 HEAD = 32
 """The smallest size of an attention head that vLLM computes with on a CPU."""
@@ -30,9 +32,10 @@ def family(folder: Path, kind: str = "llama") -> tuple[Path, Path]:
 @contextmanager
 def opened(base: Path, pool: Pool, way: str, **settings: Any) -> Iterator[VLLMEngine]:
     """A vLLM engine of its own, ended afterwards."""
-    engine = VLLMEngine(way, max_loras=4, **settings)
-    engine.check(Base(str(base)), pool)
-    engine.open(Base(str(base)), pool, "cpu")
+    engine = VLLMEngine(way, max_loras=4, gpu_memory_utilization=0.3, **settings)
+    exact = Base(str(base), dtype="float32")
+    engine.check(exact, pool)
+    engine.open(exact, pool, DEVICE)
     try:
         yield engine
     finally:
@@ -42,7 +45,7 @@ def opened(base: Path, pool: Pool, way: str, **settings: Any) -> Iterator[VLLMEn
 def reference(base: Path, pool: Pool) -> HFEngine:
     """The transformers engine on the same."""
     engine = HFEngine()
-    engine.open(Base(str(base)), pool, "cpu")
+    engine.open(Base(str(base), dtype="float32"), pool, DEVICE)
     return engine
 
 

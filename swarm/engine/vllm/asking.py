@@ -51,7 +51,10 @@ class Asker:
         """
         asked = {(p, i): one for p, row in enumerate(requests) for i, one in enumerate(row)}
         parts = [part for place, one in asked.items() for part in self._parts(place, one)]
-        self._run(parts, named)
+        # vLLM tells no likeliest tokens while anything in the batch has its own ids to be told of.
+        telling = {id(part) for part in parts if part.params.logprobs}
+        self._run([part for part in parts if id(part) not in telling], named)
+        self._run([part for part in parts if id(part) in telling], named)
         found: dict[Place, Text | Choices] = {part.place: part for part in parts}
         done: list[list[Completion]] = [[] for _ in requests]
         for place, request in asked.items():
@@ -87,7 +90,7 @@ class Asker:
     def _text(self, place: Place, request: Request, prompt: list[int]) -> Text:
         from vllm.sampling_params import RequestOutputKind
 
-        draw, most = drawing(request, prompt), request.max_new_tokens
+        draw, most = drawing(request, prompt), max(1, request.max_new_tokens)
         row = Row(prompt, most, None, draw)
         more: dict[str, Any] = {"stop_token_ids": sorted(self._ends)}
         if draw and draw.temperature:

@@ -13,7 +13,14 @@ from swarm.engine.hf import HFEngine, adapters
 from swarm.engine.vllm.folders import Folders
 from swarm.engine.vllm.mixing import Basis
 from swarm.engine.vllm.slots import Slots
-from swarm.engine.vllm.starting import check_installed, serving_rank, start, stop
+from swarm.engine.vllm.starting import (
+    check_installed,
+    check_options,
+    one_line,
+    serving_rank,
+    start,
+    stop,
+)
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.pool import Pool
@@ -42,9 +49,16 @@ class VLLMEngine:
         max_model_len: The most tokens of a prompt and its answer; `None` is the model's context.
         options: More arguments of vLLM's `EngineArgs`, by name.
 
+    Attributes:
+        devices: See `swarm.engine.Grouped`.
+        plan, why: What a dry run reckons with.
+
     Raises:
         UserError: A value is not allowed.
     """
+
+    plan = "stacked"
+    why = "as vLLM batches; memory and time are what engine=hf would take"
 
     def __init__(
         self,
@@ -69,6 +83,7 @@ class VLLMEngine:
             raise UserError(
                 f"engine.gpu_memory_utilization={share}: must be a number above 0, 1 at most"
             )
+        check_options(options or {})
         self.way, self.max_loras = way, max_loras or MAX_LORAS
         self.devices = tensor_parallel_size
         self.settings: dict[str, Any] = {"gpu_memory_utilization": float(share)}
@@ -102,8 +117,11 @@ class VLLMEngine:
             tensor_parallel_size=self.devices, options=self.options, **self.settings,
         )  # fmt: skip
         try:
-            self._way = WAYS[self.way](self._llm, Basis(mixed), self.max_loras)
+            basis = Basis(mixed)
+            self._way = WAYS[self.way](self._llm, basis, self.max_loras)
             self._asker = Asker(self._llm, base.tokenizer(folder), folder)
+            with one_line():  # what a device does not compute shows with the first token
+                self.answer(np.zeros((1, basis.count)), [[Request("", 1)]])
         except BaseException:
             self.close()
             raise

@@ -15,7 +15,7 @@ class Part(NamedTuple):
         basis: [K, 1, ...], float32, cut and packed as the slots are.
         start: Where the coefficients of its group begin in a position.
         fixed: Whether all positions have the first row alone.
-        sums: [K], each row's checksum.
+        sums, sizes: [K], each row's checksum, and that of its values without their signs.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Part(NamedTuple):
     start: int
     fixed: bool
     sums: torch.Tensor
+    sizes: torch.Tensor
 
 
 class Extension:
@@ -76,33 +77,43 @@ class Extension:
             What the checksums find wrong; empty if nothing.
         """
         places = self._swarm_places(ids)
-        weights = torch.tensor(positions, dtype=torch.float64)
+        weights = torch.tensor(positions, dtype=torch.float64, device=places.device)
         self._swarm_noted = {}
+        expected, error = [], []
         for part in self._swarm_parts:
-            rows = len(part.basis)
-            mine = weights[:, part.start : part.start + rows].to(part.basis.device)
+            mine = weights[:, part.start : part.start + len(part.basis)]
             if part.fixed:
                 mine = torch.zeros_like(mine)
                 mine[:, 0] = 1
-            made = torch.einsum("pk,k...->p...", mine.float(), part.basis).to(part.slots.dtype)
-            part.slots[places] = made
-            if wrong := differing(part, part.slots[places], mine):
-                return wrong
-        self._swarm_noted = {one: self._swarm_sums([place]) for one, place in
-                             zip(ids, places.tolist(), strict=True)}  # fmt: skip
+            made = torch.einsum("pk,k...->p...", mine.float(), part.basis)
+            part.slots[places] = made.to(part.slots.dtype)
+            expected.append(mine @ part.sums)
+            error.append(mine.abs() @ part.sizes * rounding(part))
+        found = self._swarm_sums(places.tolist())
+        # So that what is not a number is wrong too.
+        right = (found - torch.stack(expected)).abs() <= torch.stack(error)
+        if not bool(right.all()):
+            part = self._swarm_parts[int((~right).any(1).nonzero()[0])]
+            return f"the checksum of {part.name} is not that of the combination"
+        self._swarm_noted = dict(zip(ids, found.T, strict=True))
         return ""
 
     def swarm_changed(self) -> str:
         """What is no longer as it was written; empty if nothing."""
-        places = self._swarm_places(list(self._swarm_noted))
-        for (one, noted), place in zip(self._swarm_noted.items(), places.tolist(), strict=True):
-            if not torch.equal(self._swarm_sums([place]), noted):
-                return f"the adapter {one} in slot {place} is not what was written there"
+        ids = list(self._swarm_noted)
+        if not ids:
+            return ""
+        found = self._swarm_sums(self._swarm_places(ids).tolist())
+        for one, now in zip(ids, found.T, strict=True):
+            if not torch.equal(now, self._swarm_noted[one]):
+                return f"the slot of adapter {one} is not what was written there"
         return ""
 
     def _swarm_places(self, ids: Sequence[int]) -> torch.Tensor:
         """The slots [P] that these adapters are in."""
         manager = self.model_runner.lora_manager._adapter_manager
+        if gone := [one for one in ids if one not in manager.lora_index_to_id]:
+            raise RuntimeError(f"vLLM has taken adapter {gone[0]} out of its slot")
         found = [manager.lora_index_to_id.index(one) for one in ids]
         return torch.tensor(found, dtype=torch.long, device=manager.device)
 
@@ -160,28 +171,18 @@ def parts(
         starts = where if len(where) == len(rows) else [max(where)] * len(rows)
         for slot, experts, start in zip(slots, rows, starts, strict=True):
             fixed = shared and side == "a"
-            made.append(Part(name, slot, experts, max(0, start), fixed, checksum(experts)))
+            sums = checksum(experts), checksum(experts.abs())
+            made.append(Part(name, slot, experts, max(0, start), fixed, *sums))
     return made
 
 
 def checksum(rows: torch.Tensor) -> torch.Tensor:
     """A number for each row [P] that changes with a value and, unlike a sum, with its place."""
-    flat = rows.double().flatten(1)
-    return flat @ ramp(flat)
+    flat = rows.float().flatten(1)
+    ramp = torch.linspace(1, 2, flat.shape[1], device=flat.device)
+    return (flat * ramp).sum(1, dtype=torch.float64)
 
 
-def ramp(flat: torch.Tensor) -> torch.Tensor:
-    """What a row's values are weighted with, 1 to 2."""
-    return torch.linspace(1, 2, flat.shape[1], dtype=torch.float64, device=flat.device)
-
-
-def differing(part: Part, written: torch.Tensor, weights: torch.Tensor) -> str:
-    """Whether slots hold another sum than that of the experts' checksums; empty if not."""
-    expected = weights @ part.sums
-    flat = written.double().flatten(1)
-    # Each value is rounded once to the slots' type, and summed in float32 before.
-    size = flat.abs() @ ramp(flat) + weights.abs() @ checksum(part.basis.abs())
-    error = (torch.finfo(part.slots.dtype).eps + torch.finfo(torch.float32).eps * 4) * size
-    if bool(((checksum(written) - expected).abs() > error).any()):
-        return f"the checksum of {part.name} is not that of the combination"
-    return ""
+def rounding(part: Part) -> float:
+    """By what share a slot's values may differ: rounded to its type once, in float32 before."""
+    return torch.finfo(part.slots.dtype).eps + 8 * torch.finfo(torch.float32).eps

@@ -1,6 +1,8 @@
 """vLLM as it is started here, and why it does not start, in one line."""
 
+import logging
 import os
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +27,6 @@ DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several workers would be bound to the same cores
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 """Environment that is set where the user has not."""
 
@@ -87,6 +87,19 @@ def serving_rank(pool: Pool) -> int:
     )
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what `engine.options` may not say.
+
+    Raises:
+        UserError: There is such an argument.
+    """
+    for name in sorted(set(options) & set(OURS)):
+        own = name in ("max_loras", "tensor_parallel_size", "gpu_memory_utilization",
+                       "max_model_len")  # fmt: skip
+        instead = f"set engine.{name}" if own else "the engine sets it itself"
+        raise UserError(f"engine.options: {name} is not for it; {instead}")
+
+
 def start(
     base: Base, folder: Path, pool: Pool, device: str, *, options: Mapping[str, Any], **more: Any
 ) -> Any:
@@ -100,8 +113,6 @@ def start(
     Raises:
         UserError: It does not start; one line says why.
     """
-    if taken := sorted(set(options) & set(OURS)):
-        raise UserError(f"engine.options: {taken[0]} is not set here; see the keys of engine")
     if device not in ("cpu", "cuda", "cuda:0"):
         number = device.partition(":")[2]
         raise UserError(
@@ -124,18 +135,34 @@ def start(
     if device == "cpu":
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes()}
     with one_line():
-        from vllm import LLM
-
+        logging.disable(logging.WARNING)  # of what this machine has not
+        try:
+            from vllm import LLM
+        finally:
+            logging.disable(logging.NOTSET)
         check_platform(device)
-        return LLM(**arguments, **{**more, **options})
+        llm = LLM(**{**arguments, **more, **options})
+    _running.append(llm)
+    return llm
+
+
+_running: list[Any] = []
+_over: list[Any] = []
+"""The `LLM`s of this process that are in use, and those that wait for them to end: the first that
+is shut down takes with it what all of them share."""
 
 
 def stop(llm: Any) -> None:
-    """End vLLM in this process, so that another one can start."""
+    """End vLLM in this process, once no other engine uses it: its memory is free then, and it can
+    start anew."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    llm.llm_engine.engine_core.shutdown()
-    cleanup_dist_env_and_memory()
+    _running[:] = [one for one in _running if one is not llm]
+    _over.append(llm)
+    if not _running:
+        while _over:
+            _over.pop().llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
 
 
 def cache_bytes() -> int:
@@ -181,5 +208,6 @@ def one_line() -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:
             cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
-        words = " ".join(str(cause).split())[:400] or type(cause).__name__
-        raise UserError(f"engine=vllm could not start: {words}; {INSTEAD}") from None
+        words = " ".join(str(cause).split()) or type(cause).__name__
+        told = textwrap.shorten(words, 300, placeholder=" ...").rstrip(".")
+        raise UserError(f"engine=vllm could not start: {told}; {INSTEAD}") from None

@@ -1,0 +1,186 @@
+"""Searches with vLLM as a user starts them, the shipped experts, and what goes wrong."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import searches
+import tiny
+import torch
+import vllms
+import warm
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
+
+from hydra.utils import instantiate
+
+from swarm.api.settings import composed
+from swarm.engine.base import Base
+from swarm.engine.hf import HFEngine
+from swarm.engine.vllm.engine import VLLMEngine
+from swarm.errors import UserError
+from swarm.executors.worker import Meter, play_together
+from swarm.models import Request
+from swarm.pool import Pool
+
+GPUS = "[]" if vllms.DEVICE == "cpu" else "[0]"
+VLLM = {"engine": "vllm", "engine__gpu_memory_utilization": 0.3}
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base, and experts of one shape."""
+    folder = tmp_path_factory.mktemp("vllm_search")
+    base = tiny.model(folder / "base", head=vllms.HEAD)
+    return base, tiny.pool(base, folder / "pool")
+
+
+def searched(folder: Path, family: tuple[Path, Path], **more: object) -> dict[str, object]:
+    """The utilities of a small search."""
+    command = searches.arguments(folder, *family, gpus=GPUS, model__dtype="float32", **more)
+    done = searches.run(command, timeout=300, python=warm.COLD)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    state = json.loads((folder / "search" / "run" / "state.json").read_text())
+    return {"rounds": state["rounds"], "finished": state["finished"]}
+
+
+@pytest.fixture(scope="module")
+def expected(
+    family: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, object]:
+    return searched(tmp_path_factory.mktemp("hf"), family)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"engine__way": "slots", "executor": "processes", "executor__workers": 2},
+        {"executor": "processes", "engine__tensor_parallel_size": 2, "engine__way": "slots"},
+        {"executor": "ray", "executor__workers": 2},
+    ],
+    ids=["folders", "slots in processes", "one model in two processes", "ray"],
+)
+def test_a_search_is_the_transformers_engines(
+    more: dict[str, object], family: tuple[Path, Path], expected: dict[str, object], tmp_path: Path
+) -> None:
+    if more.get("executor") == "ray":
+        pytest.importorskip("ray")
+    assert searched(tmp_path, family, **VLLM, **more) == expected
+
+
+def test_an_adapter_that_always_says_one_word(family: tuple[Path, Path], tmp_path: Path) -> None:
+    base, folder = family
+    shutil.copytree(folder / "amber", tmp_path / "pool" / "amber")
+    word = taught(base, folder / "amber", tmp_path / "pool" / "parrot")
+    pool = Pool(tmp_path / "pool").open()
+    asked = [[Request(prompt, 6) for prompt in tiny.TEXT]]
+    for way in vllms.WAYS:
+        with vllms.opened(base, pool, way) as engine:
+            said = [answer.text for answer in engine.answer(np.array([[0.0, 1.0]]), asked)[0]]
+            silent = [answer.text for answer in engine.answer(np.array([[0.0, 0.0]]), asked)[0]]
+        assert said == [word * 6] * len(tiny.TEXT)
+        assert not any(word * 2 in text for text in silent)
+
+
+def taught(base: Path, like: Path, folder: Path) -> str:
+    """Train an adapter until the likeliest next token is " yes" after all texts; gives the word."""
+    from peft import PeftModel
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    wanted = tokenizer(" yes", add_special_tokens=False).input_ids[-1]
+    model = PeftModel.from_pretrained(tiny.load(base), like, is_trainable=True)
+    teacher = torch.optim.Adam([w for w in model.parameters() if w.requires_grad], 0.02)
+    rows = [torch.tensor([tokenizer(text).input_ids + [wanted] * 6]) for text in tiny.TEXT]
+    for _ in range(60):
+        loss = sum(-model(row).logits.log_softmax(-1)[..., wanted].mean() for row in rows)
+        teacher.zero_grad()
+        loss.backward()
+        teacher.step()
+    model.save_pretrained(folder)
+    return str(tokenizer.decode([wanted]))
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[Base, Pool]:
+    """SmolLM2 and the nine experts that come with the toolkit."""
+    with composed("search", ["name=x", "model=smollm2"]) as config:
+        base = instantiate(config["model"])
+    try:
+        base.resolve()
+    except UserError as error:
+        pytest.skip(f"the base is not to be had here: {error}")
+    base = replace(base, dtype="float32")
+    return base, Pool("initial_experts").open(base.name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("way", vllms.WAYS)
+def test_the_shipped_experts(way: str, shipped: tuple[Base, Pool]) -> None:
+    """The utilities of nine experts on 24 items, and 200 answers of up to 16 tokens."""
+    base, pool = shipped
+    with composed("search", ["name=x", "task=nlgraph_mini", "task.dev_limit=24"]) as config:
+        task = instantiate(config["task"])
+    items, experts = task.items("dev"), np.eye(9)
+    assert len(items) == 24
+    prompts = [f"{item['question']} {tail}" for item in items[:10] for tail in ("Say why.", "")]
+    rows = np.concatenate([experts, vllms.positions(1, pool)])
+    asked = [[Request(prompt, 16) for prompt in prompts]] * 10
+    utilities, answers = [], []
+    hf = HFEngine()
+    hf.open(base, pool, vllms.DEVICE)
+    ours = VLLMEngine(way, max_loras=10, max_model_len=512, gpu_memory_utilization=0.3)
+    ours.open(base, pool, vllms.DEVICE)
+    for engine in (hf, ours):
+        scores = play_together(task, engine, experts, items, Meter())
+        utilities.append([task.utility(row) for row in scores])
+        answers.append([said for row in engine.answer(rows, asked) for said in row])
+    ours.close()
+    same = [one == other for one, other in zip(*answers, strict=True)]
+    tokens = sum(said.new_tokens for said in answers[0])
+    print(f"{way}: {sum(same)} of {len(same)} answers equal, {tokens} tokens; {utilities[0]}")
+    assert utilities[0] == utilities[1] and len(set(utilities[0])) > 3
+    assert len(same) == 200 and sum(same) >= 198
+
+
+WRONG = {
+    "engine.max_model_len=100000": "engine=vllm could not start:",
+    "engine.options={max_num_seq:4}": "engine=vllm could not start:",
+    "engine.options={enable_lora:false}": "engine.options: enable_lora is not for it",
+    "engine.options={kv_cache_memory_bytes:1000}": "engine=vllm could not start:",
+}
+
+
+@pytest.mark.parametrize(("setting", "told"), WRONG.items())
+def test_what_cannot_start_says_why(
+    setting: str, told: str, family: tuple[Path, Path], tmp_path: Path
+) -> None:
+    command = [*searches.arguments(tmp_path, *family, gpus=GPUS, **VLLM), setting]
+    done = searches.run(command, timeout=120, python=warm.COLD)
+    line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and line.startswith(f"error: {told}"), done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "engine=hf" in line or "the engine sets it itself" in line
+
+
+@pytest.mark.skipif(vllms.DEVICE != "cpu", reason="there is a GPU")
+def test_a_graphics_card_that_this_build_does_not_use(family: tuple[Path, Path]) -> None:
+    pool = Pool(family[1]).open()
+    for device, told in (("cuda:0", "computes on the CPU"), ("cuda:3", "CUDA_VISIBLE_DEVICES=3")):
+        with pytest.raises(UserError, match=told):
+            VLLMEngine().open(Base(str(family[0])), pool, device)
+
+
+def test_the_benchmark_runs() -> None:
+    done = subprocess.run(
+        [warm.COLD, "benchmarks/vllm.py"], cwd=searches.ROOT, env=searches.environment(),
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

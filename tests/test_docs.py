@@ -19,6 +19,8 @@ PAGES = [
 ]
 NOT_HERE = {
     "bash scripts/test.sh": "is what runs this test",
+    "bash scripts/test_vllm.sh": "has an environment of its own; .ci/run runs it",
+    "python -m swarm.search engine=vllm": "tests/test_vllm_search.py, small",
     "ray start": "needs a cluster's nodes; tests/test_ray.py starts one",
     "ray stop": "as ray start",
     "sbatch": "needs SLURM",

@@ -19,4 +19,4 @@ if [ "$(cat "$VENV/.vllm" 2>/dev/null)" != "$stamp" ]; then
     [ "$build" = vllm==0.32.0 ] || "$VENV/bin/python" -m pip uninstall -qqy torchvision torchaudio torchcodec
     echo "$stamp" >"$VENV/.vllm"
 fi
-"$VENV/bin/python" -m pytest -rs tests/test_vllm.py tests/test_vllm_search.py "$@"
+"$VENV/bin/python" -m pytest -rs tests/test_vllm_settings.py tests/test_vllm.py tests/test_vllm_search.py "$@"

@@ -1,0 +1,130 @@
+"""The vLLM engine before vLLM: its settings, what it refuses, and the GPUs of its workers."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import searches
+import tiny
+import torch
+from peft import PeftModel
+
+from swarm.engine import Closing, Grouped
+from swarm.engine.base import Base
+from swarm.engine.hf import HFEngine
+from swarm.engine.vllm import starting
+from swarm.engine.vllm.engine import VLLMEngine
+from swarm.engine.vllm.mixing import Basis
+from swarm.errors import UserError
+from swarm.executors.devices import grouped, settled
+from swarm.pool import Pool
+
+MISSING = pytest.mark.skipif(starting.installed() is not None, reason="vLLM is installed")
+PRESENT = pytest.mark.skipif(starting.installed() is None, reason="vLLM is not installed")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"way": "slot"}, "engine.way=slot: must be one of folders, slots"),
+        ({"max_loras": 0}, "engine.max_loras=0: must be null or a whole number above 0"),
+        ({"tensor_parallel_size": None}, "engine.tensor_parallel_size=None: must be a whole"),
+        ({"max_model_len": 1.5}, "engine.max_model_len=1.5: must be null or a whole"),
+        ({"gpu_memory_utilization": 90}, "engine.gpu_memory_utilization=90: must be a number"),
+        ({"options": {"max_loras": 4}}, "max_loras is not for it; set engine.max_loras"),
+        ({"options": {"model": "x"}}, "model is not for it; the engine sets it itself"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        VLLMEngine(**settings)  # type: ignore[arg-type]
+
+
+def test_it_travels_as_its_settings() -> None:
+    engine = VLLMEngine("slots", 3, 2, 0.5, 700, {"max_num_seqs": 8})
+    again = pickle.loads(pickle.dumps(engine))
+    assert vars(again) == vars(engine) and again.devices == 2
+    assert isinstance(engine, Grouped) and isinstance(engine, Closing)
+    assert not isinstance(HFEngine(), Grouped | Closing)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        pytest.param({}, "engine=vllm needs vLLM: pip install 'model-swarms[vllm]'", marks=MISSING),
+        ({"use_dora": True}, "use_dora is set"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_starts(
+    change: dict[str, object], told: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    pool = tiny.pool(tiny_llama, tmp_path / "pool", ("amber", "birch"))
+    tiny.change(pool / "birch", **change)
+    done = searches.run(searches.arguments(tmp_path, tiny_llama, pool, engine="vllm"))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert told in done.stderr and not (tmp_path / "search" / "run").exists()
+
+
+def test_a_version_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, fits in (("0.31.9", False), ("0.32.0+cpu", True), ("0.33.1", True),
+                          ("0.34.0", False), ("1.0", False)):  # fmt: skip
+        monkeypatch.setattr(starting, "installed", lambda version=version: version)
+        if fits:
+            starting.check_installed("slots")
+            continue
+        with pytest.raises(UserError, match=f"vLLM {version} is installed.*0.32.0.*engine=hf"):
+            starting.check_installed("slots")
+
+
+def test_a_rank_that_vllm_does_not_take(
+    tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(tiny_pool, space="delta").open()
+    assert (pool.rank, starting.serving_rank(pool)) == (16, 16)
+    assert starting.serving_rank(Pool(tiny_pool).open()) == 8
+    pool.rank = 513
+    with pytest.raises(UserError, match=r"rank 513.*up to rank 512; pool.space=factor.*engine=hf"):
+        VLLMEngine().check(Base(str(tiny_llama)), pool)
+
+
+def test_a_file_is_the_position(
+    tiny_llama: Path, tiny_pool: Path, mixed_pool: Path, tmp_path: Path
+) -> None:
+    """What vLLM is given says under PEFT what the pool's own file says."""
+    for number, (folder, space) in enumerate([(mixed_pool, "factor"), (tiny_pool, "delta")]):
+        pool = Pool(folder, space=space).open()
+        position = np.random.default_rng(0).normal(size=4)
+        Basis(pool).write(position, tmp_path / f"given-{number}", "float32")
+        pool.save(position, tmp_path / f"saved-{number}")
+        given, saved = (
+            tiny.logits(PeftModel.from_pretrained(tiny.load(tiny_llama), file).eval())
+            for file in (tmp_path / f"given-{number}", tmp_path / f"saved-{number}")
+        )
+        assert torch.allclose(given, saved, atol=1e-4)
+
+
+def test_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    hf, alone, pair = HFEngine(), VLLMEngine(), VLLMEngine(tensor_parallel_size=2)
+    assert grouped([4, 5, 6, 7], hf) == grouped([4, 5, 6, 7], alone) == [[4], [5], [6], [7]]
+    assert grouped([4, 5, 6, 7], pair) == [[4, 5], [6, 7]] and grouped([], pair) == []
+    with pytest.raises(UserError, match=r"gpus=\[0, 1, 2\] with engine.tensor_parallel_size=2"):
+        grouped([0, 1, 2], pair)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-abc")
+    assert settled([2], hf) == "cuda:2" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
+    assert settled([], pair) == "cpu" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
+    assert settled([0, 2], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,GPU-abc"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert settled([6, 7], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
+
+
+@PRESENT
+def test_a_dry_run_says_whose_costs_it_tells(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, engine="vllm", dry_run="true")
+    done = searches.run(command)
+    assert "plan      stacked: as vLLM batches" in done.stdout, done.stderr

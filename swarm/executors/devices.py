@@ -48,9 +48,9 @@ def grouped(gpus: list[int], engine: Engine) -> list[list[int]]:
 
 
 def settled(gpus: Sequence[int], engine: Engine) -> str:
-    """The device of a worker in this process that has these GPUs; none is the CPU.
+    """The device of the worker that this process is for, which has these GPUs; none is the CPU.
 
-    Where an engine takes the first ones that it sees, the process is shown no others.
+    Where an engine takes the first ones that it sees, the process is shown no others, for good.
     """
     if not gpus:
         return "cpu"

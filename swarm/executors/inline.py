@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Iterable, Iterator
 
+from swarm.engine import Grouped
 from swarm.errors import UserError
-from swarm.executors.devices import check_devices, grouped, settled
+from swarm.executors.devices import check_devices, grouped
 from swarm.executors.jobs import Job, Result, failure
 from swarm.executors.worker import Worker
 
@@ -29,15 +30,19 @@ class Inline:
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`."""
-        grouped(self._gpus, worker.engine)
+        if isinstance(worker.engine, Grouped) and self._gpus:
+            if self._gpus != [0]:
+                raise UserError(
+                    f"gpus={self._gpus}: this engine takes the first GPU that a process sees; "
+                    "choose executor=processes, which shows each worker its own"
+                )
+            grouped(self._gpus, worker.engine)
         self._worker = worker
-        self._device = ""
 
     def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """See `swarm.executors.Executor`."""
         assert self._worker is not None, "open the executor first"
-        self._device = self._device or settled(self._gpus, self._worker.engine)
-        self._worker.open(self._device)
+        self._worker.open(f"cuda:{self._gpus[0]}" if self._gpus else "cpu")
         for job in jobs:
             try:
                 result = self._worker.run(job)

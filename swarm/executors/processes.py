@@ -3,13 +3,16 @@
 import logging
 import multiprocessing
 import os
+import signal
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from swarm.engine import Grouped
 from swarm.errors import UserError
 from swarm.executors.devices import check_devices, grouped, settled
 from swarm.executors.jobs import Job, Result, describe, failure
@@ -24,6 +27,9 @@ MOST_DEATHS = 3
 def serve(pipe: Connection, worker: Worker, gpus: list[int], threads: int | None) -> None:
     """The life of a worker process: open once, then answer jobs until the pipe closes."""
     device = settled(gpus, worker.engine)
+    if shared(worker):
+        # Ctrl-C in a terminal would end some of those who share a model, and others would wait.
+        os.setpgrp()
     if threads:
         import torch
 
@@ -39,7 +45,12 @@ def serve(pipe: Connection, worker: Worker, gpus: list[int], threads: int | None
             except Exception as error:
                 pipe.send(f"{failure(job, error)}\n{traceback.format_exc()}")
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
-        return
+        worker.close()
+
+
+def shared(worker: Worker) -> bool:
+    """Whether a model is shared among processes that its engine starts."""
+    return isinstance(worker.engine, Grouped) and worker.engine.devices > 1
 
 
 @dataclass(slots=True)
@@ -120,9 +131,9 @@ class Processes:
             seat.pipe, theirs = context.Pipe()
             assert self._worker is not None, "open the executor first"
             arguments = (theirs, self._worker, seat.gpus, self._threads)
-            # Who shares a model among processes starts some, which a daemon may not.
-            alone = getattr(self._worker.engine, "devices", 1) == 1
-            seat.process = context.Process(target=serve, args=arguments, daemon=alone)
+            # A daemon may start no processes.
+            daemon = not shared(self._worker)
+            seat.process = context.Process(target=serve, args=arguments, daemon=daemon)
             seat.process.start()
             theirs.close()
         seat.job = job
@@ -163,11 +174,18 @@ class Processes:
         if deaths >= MOST_DEATHS:
             raise UserError(
                 f"{deaths} workers died on the same job ({describe(job)}), the last with exit "
-                f"code {code}; it may need more memory than there is: lower engine.max_tokens"
+                f"code {code}; it may need more memory than there is: lower job.particles or "
+                "engine.max_tokens"
             )
 
     def _clear(self, seat: Seat) -> None:
         if seat.process is not None:
+            if not seat.process.daemon:
+                if seat.job is None:  # it may end those who share its model in order
+                    seat.pipe.close()
+                    seat.process.join(timeout=10)
+                with suppress(ProcessLookupError):
+                    os.killpg(seat.process.pid, signal.SIGKILL)
             seat.process.kill()
             seat.process.join()
             seat.pipe.close()

@@ -199,7 +199,8 @@ class RayExecutor:
             if deaths[job.number] >= MOST_DEATHS:
                 raise UserError(
                     f"{MOST_DEATHS} workers died on the same job ({describe(job)}); it may need "
-                    "more memory than there is: lower engine.max_tokens; log.txt says how they died"
+                    "more memory than there is: lower job.particles or engine.max_tokens; log.txt "
+                    "says how they died"
                 )
         elif isinstance(error, self._ray.exceptions.ActorDiedError):
             self._seats.remove(seat)

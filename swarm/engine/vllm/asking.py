@@ -21,6 +21,11 @@ from swarm.engine.tokens import (
 from swarm.engine.vllm.parts import Choices, Place, Scores, Text
 from swarm.models import Completion, Request
 
+LIMITS = "engine.max_model_len, and max_position_embeddings of the base"
+
+LISTED = 128
+"""Token ids whose log probabilities vLLM gives at once (v1/worker/gpu_input_batch.py)."""
+
 
 class Asker:
     """Asks vLLM.
@@ -36,6 +41,7 @@ class Asker:
         self._tokens = KeptTokens()
         self._ends = ends_of(folder, tokenizer)
         self._context = llm.model_config.max_model_len
+        self._words = llm.model_config.get_vocab_size()
         self._names = map(str, itertools.count())
 
     def ask(
@@ -70,20 +76,22 @@ class Asker:
         """What vLLM is asked for one request, one thing at least."""
         prompt = self._ids(request.prompt)
         tokens = [self._choice(request.prompt, choice) for choice in request.choices]
-        request = within(self._context, request, len(prompt), max(map(len, tokens), default=0))
+        longest = max(map(len, tokens), default=0)
+        request = within(self._context, request, len(prompt), longest, LIMITS)
         if not tokens:
             yield self._text(place, request, prompt)
             return
         scores = Scores(tokens)
         longer = [i for i, choice in enumerate(tokens) if len(choice) > 1]
-        if single := [i for i, choice in enumerate(tokens) if len(choice) == 1]:
-            wanted = sorted({tokens[i][0] for i in single})
-            yield Choices(place, _params(1, logprob_token_ids=wanted), prompt, single, scores,
-                          len(prompt))  # fmt: skip
+        single = [i for i, choice in enumerate(tokens) if len(choice) == 1]
+        for first in range(0, len(single), LISTED):
+            some = single[first : first + LISTED]
+            params = _params(1, logprob_token_ids=sorted({tokens[i][0] for i in some}))
+            yield Choices(place, params, prompt, some, scores, len(prompt))
         for i in longer:
-            *first, last = tokens[i]
+            *before, last = tokens[i]
             params = _params(1, logprob_token_ids=[last], prompt_logprobs=0)
-            yield Choices(place, params, [*prompt, *first], [i], scores, len(prompt))
+            yield Choices(place, params, [*prompt, *before], [i], scores, len(prompt))
         if not (single or longer):
             yield Choices(place, _params(1), prompt, [], scores, len(prompt))
 
@@ -97,7 +105,7 @@ class Asker:
             seed = int.from_bytes(draw.key[:8], "big") >> 1
             more |= {"temperature": draw.temperature, "seed": seed}
         if request.top_logprobs:
-            more["logprobs"] = max(0, request.top_logprobs)
+            more["logprobs"] = min(max(0, request.top_logprobs), self._words)
         if request.decided is None:
             if request.stop:
                 more |= {"stop": list(request.stop), "detokenize": True}

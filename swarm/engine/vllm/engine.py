@@ -15,12 +15,14 @@ from swarm.engine.vllm.mixing import Basis
 from swarm.engine.vllm.slots import Slots
 from swarm.engine.vllm.starting import (
     check_installed,
+    check_modules,
     check_options,
     one_line,
     serving_rank,
     start,
     stop,
 )
+from swarm.engine.vllm.way import Way
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.pool import Pool
@@ -28,7 +30,7 @@ from swarm.pool import Pool
 if TYPE_CHECKING:
     from swarm.engine.vllm.asking import Asker
 
-WAYS: dict[str, type[Folders | Slots]] = {"folders": Folders, "slots": Slots}
+WAYS: dict[str, type[Way]] = {"folders": Folders, "slots": Slots}
 
 MAX_LORAS = 8
 """Adapters in one batch, where `engine.max_loras` does not say."""
@@ -98,6 +100,7 @@ class VLLMEngine:
         """See `swarm.engine.Engine`; what vLLM itself finds wrong shows when it starts."""
         tokenizer = HFEngine().check(base, fitting(pool))
         serving_rank(adapters(pool))
+        check_modules(adapters(pool))
         check_installed(self.way)
         return tokenizer
 
@@ -117,10 +120,11 @@ class VLLMEngine:
             tensor_parallel_size=self.devices, options=self.options, **self.settings,
         )  # fmt: skip
         try:
-            basis = Basis(mixed)
-            self._way = WAYS[self.way](self._llm, basis, self.max_loras)
             self._asker = Asker(self._llm, base.tokenizer(folder), folder)
-            with one_line():  # what a device does not compute shows with the first token
+            with one_line():
+                basis = Basis(mixed)
+                self._way = WAYS[self.way](self._llm, basis, self.max_loras)
+                # What a device does not compute shows with the first token.
                 self.answer(np.zeros((1, basis.count)), [[Request("", 1)]])
         except BaseException:
             self.close()

@@ -12,9 +12,9 @@ class Part(NamedTuple):
     Attributes:
         name: Of the layer, in vLLM's words.
         slots: [slots, 1, ...], vLLM's own.
-        basis: [K, 1, ...], float32, cut and packed as the slots are.
+        basis: [K, 1, ...], float32, cut and packed as the slots are; [1, 1, ...] if fixed.
         start: Where the coefficients of its group begin in a position.
-        fixed: Whether all positions have the first row alone.
+        fixed: Whether all positions have the same, which is in the slots already.
         sums, sizes: [K], each row's checksum, and that of its values without their signs.
     """
 
@@ -37,22 +37,23 @@ class Extension:
         manager = self.model_runner.lora_manager._adapter_manager
         return strange(manager, manager.get_adapter(number))
 
-    def swarm_hold(
-        self, folders: Sequence[str], starts: Mapping[str, int], shared: bool
-    ) -> tuple[str, list[str]]:
-        """Take the experts out of these folders, as vLLM itself would put them into a slot.
+    def swarm_take(self, folder: str) -> None:
+        """Read one more expert, as vLLM itself would pack it for a slot."""
+        self._swarm_rows = [*getattr(self, "_swarm_rows", []),
+                            read(self.model_runner.lora_manager, folder)]  # fmt: skip
+
+    def swarm_hold(self, starts: Mapping[str, int], shared: bool) -> tuple[str, list[str]]:
+        """Keep the experts that were read as the slots have them.
 
         Args:
-            folders: Of the K experts.
             starts: See `swarm.engine.vllm.mixing.Basis`.
             shared: Likewise.
 
         Returns:
             Why that cannot be, empty if it can, and the modules that vLLM would leave out.
         """
-        worker = self.model_runner.lora_manager
-        manager = worker._adapter_manager
-        rows = [read(worker, folder) for folder in folders]
+        manager = self.model_runner.lora_manager._adapter_manager
+        rows, self._swarm_rows = self._swarm_rows, []
         self._swarm_parts: list[Part] = []
         self._swarm_noted: dict[int, torch.Tensor] = {}
         if ignored := sorted({name for row in rows for name in strange(manager, row)}):
@@ -65,59 +66,61 @@ class Extension:
             where = [starts.get(member, -1) for member in members]
             if type(layer).__name__.startswith("FusedMoE"):
                 return f"{name} is a mixture of experts, which it cannot write", []
-            if len(set(starts.values())) > 1 and max(where) < 0:
-                return f"{name} is called otherwise in vLLM, so its group is not known", []
-            self._swarm_parts += parts(name, layer, weights, where, shared)
+            made = parts(name, layer, weights, where, shared)
+            alone = len(set(starts.values())) == 1
+            if not alone and (max(where) < 0 or len(where) * 2 not in (2, len(made))):
+                return f"{name} is divided otherwise in vLLM, so its group is not known", []
+            self._swarm_parts += made
         return "", []
 
-    def swarm_write(self, ids: Sequence[int], positions: Sequence[Sequence[float]]) -> str:
+    def swarm_write(self, numbers: Sequence[int], positions: Sequence[Sequence[float]]) -> str:
         """Write the combinations of positions [P, G * K] into the slots of these adapters.
 
         Returns:
-            What the checksums find wrong; empty if nothing.
+            What is wrong with them afterwards, by their checksums; empty if nothing.
         """
-        places = self._swarm_places(ids)
-        weights = torch.tensor(positions, dtype=torch.float64, device=places.device)
         self._swarm_noted = {}
+        places, gone = self._swarm_places(numbers)
+        if gone:
+            return gone
+        weights = torch.tensor(positions, dtype=torch.float64, device=places.device)
         expected, error = [], []
         for part in self._swarm_parts:
-            mine = weights[:, part.start : part.start + len(part.basis)]
-            if part.fixed:
-                mine = torch.zeros_like(mine)
-                mine[:, 0] = 1
-            made = torch.einsum("pk,k...->p...", mine.float(), part.basis)
-            part.slots[places] = made.to(part.slots.dtype)
+            mine = weights.new_ones(len(numbers), 1)
+            if not part.fixed:
+                mine = weights[:, part.start : part.start + len(part.basis)]
+                made = torch.einsum("pk,k...->p...", mine.float(), part.basis)
+                part.slots[places] = made.to(part.slots.dtype)
             expected.append(mine @ part.sums)
-            error.append(mine.abs() @ part.sizes * rounding(part))
-        found = self._swarm_sums(places.tolist())
+            error.append(mine.abs() @ part.sizes * relative(part) + smallest(part))
+        found = self._swarm_sums(places)
         # So that what is not a number is wrong too.
         right = (found - torch.stack(expected)).abs() <= torch.stack(error)
         if not bool(right.all()):
             part = self._swarm_parts[int((~right).any(1).nonzero()[0])]
             return f"the checksum of {part.name} is not that of the combination"
-        self._swarm_noted = dict(zip(ids, found.T, strict=True))
+        self._swarm_noted = dict(zip(numbers, found.T, strict=True))
         return ""
 
     def swarm_changed(self) -> str:
         """What is no longer as it was written; empty if nothing."""
-        ids = list(self._swarm_noted)
-        if not ids:
-            return ""
-        found = self._swarm_sums(self._swarm_places(ids).tolist())
-        for one, now in zip(ids, found.T, strict=True):
-            if not torch.equal(now, self._swarm_noted[one]):
-                return f"the slot of adapter {one} is not what was written there"
+        places, gone = self._swarm_places(list(self._swarm_noted))
+        if gone or not self._swarm_noted:
+            return gone
+        for number, now in zip(self._swarm_noted, self._swarm_sums(places).T, strict=True):
+            if not torch.equal(now, self._swarm_noted[number]):
+                return f"the slot of adapter {number} is not what was written there"
         return ""
 
-    def _swarm_places(self, ids: Sequence[int]) -> torch.Tensor:
-        """The slots [P] that these adapters are in."""
+    def _swarm_places(self, numbers: Sequence[int]) -> tuple[torch.Tensor, str]:
+        """The slots [P] that these adapters are in, and what is wrong with that."""
         manager = self.model_runner.lora_manager._adapter_manager
-        if gone := [one for one in ids if one not in manager.lora_index_to_id]:
-            raise RuntimeError(f"vLLM has taken adapter {gone[0]} out of its slot")
-        found = [manager.lora_index_to_id.index(one) for one in ids]
-        return torch.tensor(found, dtype=torch.long, device=manager.device)
+        held = manager.lora_index_to_id
+        found = [held.index(number) for number in numbers if number in held]
+        gone = "" if len(found) == len(numbers) else "vLLM has taken an adapter out of its slot"
+        return torch.tensor(found, dtype=torch.long, device=manager.device), gone
 
-    def _swarm_sums(self, places: Sequence[int]) -> torch.Tensor:
+    def _swarm_sums(self, places: torch.Tensor) -> torch.Tensor:
         """The checksums of all parts of some slots, [parts, P]."""
         return torch.stack([checksum(part.slots[places]) for part in self._swarm_parts])
 
@@ -171,8 +174,9 @@ def parts(
         starts = where if len(where) == len(rows) else [max(where)] * len(rows)
         for slot, experts, start in zip(slots, rows, starts, strict=True):
             fixed = shared and side == "a"
-            sums = checksum(experts), checksum(experts.abs())
-            made.append(Part(name, slot, experts, max(0, start), fixed, *sums))
+            kept = experts[:1].clone() if fixed else experts
+            sums = checksum(kept), checksum(kept.abs())
+            made.append(Part(name, slot, kept, max(0, start), fixed, *sums))
     return made
 
 
@@ -183,6 +187,13 @@ def checksum(rows: torch.Tensor) -> torch.Tensor:
     return (flat * ramp).sum(1, dtype=torch.float64)
 
 
-def rounding(part: Part) -> float:
+def relative(part: Part) -> float:
     """By what share a slot's values may differ: rounded to its type once, in float32 before."""
     return torch.finfo(part.slots.dtype).eps + 8 * torch.finfo(torch.float32).eps
+
+
+def smallest(part: Part) -> float:
+    """By how much a slot's checksum may differ for what its type has no numbers for."""
+    values = part.slots[0].numel()
+    kind = torch.finfo(part.slots.dtype)
+    return 2.0 * values * kind.smallest_normal * kind.eps

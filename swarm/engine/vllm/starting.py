@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several workers would be bound to the same cores
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # of its own processes
 }
 """Environment that is set where the user has not."""
 
@@ -34,7 +36,8 @@ OURS = (
     "model", "dtype", "load_format", "trust_remote_code", "enable_lora", "max_loras",
     "max_cpu_loras", "max_lora_rank", "lora_target_modules", "lora_dtype", "tensor_parallel_size",
     "gpu_memory_utilization", "max_model_len", "max_logprobs", "generation_config",
-    "worker_extension_cls", "enable_sleep_mode",
+    "worker_extension_cls", "enable_sleep_mode", "logprobs_mode", "pipeline_parallel_size",
+    "data_parallel_size",
 )  # fmt: skip
 """Arguments that are not for `engine.options`: another key says them, or they have to be so."""
 
@@ -87,12 +90,31 @@ def serving_rank(pool: Pool) -> int:
     )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_modules(pool: Pool) -> None:
+    """Refuse what vLLM computes wrongly: it scores longer choices without a LoRA of the output
+    layer, whose rows it counts as those of new tokens alone.
+
+    Raises:
+        UserError: The pool adapts the output layer.
+    """
+    if found := [name for name in pool.modules if name.rpartition(".")[2] == "lm_head"]:
+        raise UserError(
+            f"{pool.folder}: the experts adapt {found[0]}, which vLLM leaves out where it scores "
+            f"choices of several tokens; {INSTEAD}"
+        )
+
+
+def check_options(options: Any) -> None:
     """Refuse what `engine.options` may not say.
 
     Raises:
-        UserError: There is such an argument.
+        UserError: It is no mapping, or has such an argument.
     """
+    if not isinstance(options, Mapping):
+        raise UserError(
+            f"engine.options={options}: must be null or arguments by name, such as "
+            "{max_num_seqs:512}"
+        )
     for name in sorted(set(options) & set(OURS)):
         own = name in ("max_loras", "tensor_parallel_size", "gpu_memory_utilization",
                        "max_model_len")  # fmt: skip
@@ -134,7 +156,7 @@ def start(
     }  # fmt: skip
     if device == "cpu":
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes()}
-    with one_line():
+    with one_line(f" (with engine.options={dict(options)})" if options else ""):
         logging.disable(logging.WARNING)  # of what this machine has not
         try:
             from vllm import LLM
@@ -192,8 +214,8 @@ def check_platform(device: str) -> None:
 
 
 @contextmanager
-def one_line() -> Iterator[None]:
-    """Whatever goes wrong at the start, as one line.
+def one_line(more: str = "") -> Iterator[None]:
+    """Whatever goes wrong at the start, as one line with more behind it.
 
     Raises:
         UserError: Something went wrong.
@@ -206,8 +228,16 @@ def one_line() -> Iterator[None]:
         raise
     except Exception as error:  # vLLM, torch, CUDA and pydantic have no common base.
         cause: BaseException = error
-        while cause.__cause__ or cause.__context__:
-            cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+        while (earlier := cause_of(cause)) is not None:
+            cause = earlier
         words = " ".join(str(cause).split()) or type(cause).__name__
-        told = textwrap.shorten(words, 300, placeholder=" ...").rstrip(".")
-        raise UserError(f"engine=vllm could not start: {told}; {INSTEAD}") from None
+        # What pydantic says around a sentence, and a list of a hundred architectures.
+        words = re.sub(r"^\d+ validation errors? for \w+ (Value error, )?", "", words)
+        words = re.sub(r"( \[type=| Supported architectures:).*", "", words)
+        told = textwrap.shorten(words, 300, placeholder=" ...").rstrip(" .")
+        raise UserError(f"engine=vllm could not start: {told}{more}; {INSTEAD}") from None
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """What an error came of, unless it was raised to hide that."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -24,7 +24,7 @@ from swarm.models import Completion, Request
 LIMITS = "engine.max_model_len, and max_position_embeddings of the base"
 
 LISTED = 128
-"""Token ids whose log probabilities vLLM gives at once (v1/worker/gpu_input_batch.py)."""
+"""Token ids whose log probabilities vLLM gives at once (vllm/sampling_params.py)."""
 
 
 class Asker:
@@ -129,8 +129,8 @@ class Asker:
             while waiting:
                 for output in self._engine.step():
                     # One that was taken back may still have been under way.
-                    part_ = waiting.get(output.request_id)
-                    if part_ is not None and part_.hear(output):
+                    known = waiting.get(output.request_id)
+                    if known is not None and known.hear(output):
                         del waiting[output.request_id]
                         if not output.finished:
                             self._engine.abort_request([output.request_id])

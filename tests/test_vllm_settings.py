@@ -20,8 +20,10 @@ from swarm.engine.vllm import starting
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.engine.vllm.mixing import Basis
 from swarm.errors import UserError
+from swarm.executors import cluster
 from swarm.executors.devices import grouped, settled
 from swarm.executors.inline import Inline
+from swarm.executors.ray import RayExecutor
 from swarm.executors.worker import Worker
 from swarm.pool import Pool
 
@@ -79,10 +81,10 @@ def test_a_version_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatc
                           ("0.34.0", False), ("1.0", False)):  # fmt: skip
         monkeypatch.setattr(starting, "installed", lambda version=version: version)
         if fits:
-            starting.check_installed("slots")
+            starting.check_installed()
             continue
         with pytest.raises(UserError, match=f"vLLM {version} is installed.*0.32.0.*engine=hf"):
-            starting.check_installed("slots")
+            starting.check_installed()
 
 
 def test_the_output_layer_is_not_for_vllm(tiny_llama: Path, tmp_path: Path) -> None:
@@ -136,6 +138,12 @@ def test_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None
         inline = Inline()
         inline._gpus = [1]  # as on a machine that has it
         inline.open(Worker(Base("x"), Pool("y"), None, alone))  # type: ignore[arg-type]
+    monkeypatch.setattr(cluster, "nodes", lambda: [{"GPU": 4.0, "CPU": 8.0}])
+    for engine, share, expected in ((hf, 0.5, (0.5, 8)), (hf, None, (1, 4)), (pair, None, (2, 2))):
+        worker = Worker(Base("x"), Pool("y"), None, engine)  # type: ignore[arg-type]
+        assert RayExecutor(gpus_per_worker=share)._plan(worker) == expected
+    with pytest.raises(UserError, match=r"gpus_per_worker=1 with engine.tensor_parallel_size=2"):
+        RayExecutor(gpus_per_worker=1)._plan(worker)
     assert settled([6, 7], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
 
 

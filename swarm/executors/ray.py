@@ -109,7 +109,7 @@ class RayExecutor:
         devices = [node.get("GPU", 0) for node in nodes]
         group = worker.engine.devices if isinstance(worker.engine, Grouped) else 1
         share = (group if any(devices) else 0.0) if self._gpu_share is None else self._gpu_share
-        if 0 < share < group:
+        if group > 1 and 0 < share < group:
             raise UserError(
                 f"executor.gpus_per_worker={share:g} with engine.tensor_parallel_size={group}: "
                 f"leave executor.gpus_per_worker=null, which is {group} then"

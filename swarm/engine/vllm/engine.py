@@ -98,10 +98,11 @@ class VLLMEngine:
 
     def check(self, base: Base, pool: Experts) -> Any:
         """See `swarm.engine.Engine`; what vLLM itself finds wrong shows when it starts."""
-        tokenizer = HFEngine().check(base, fitting(pool))
-        serving_rank(adapters(pool))
-        check_modules(adapters(pool))
-        check_installed(self.way)
+        mixed = fitting(pool)
+        tokenizer = HFEngine().check(base, mixed)
+        serving_rank(mixed)
+        check_modules(mixed)
+        check_installed()
         return tokenizer
 
     def open(self, base: Base, pool: Experts, device: str) -> None:
@@ -113,7 +114,7 @@ class VLLMEngine:
         from swarm.engine.vllm.asking import Asker
 
         mixed = fitting(pool)
-        check_installed(self.way)
+        check_installed()
         folder = Path(base.resolve())
         self._llm = start(
             base, folder, mixed, device, max_loras=self.max_loras,

@@ -54,7 +54,7 @@ def installed() -> str | None:
     return None
 
 
-def check_installed(way: str) -> None:
+def check_installed() -> None:
     """Make sure that there is a vLLM that can be used.
 
     Raises:
@@ -70,8 +70,8 @@ def check_installed(way: str) -> None:
     if not FIRST <= number < BELOW:
         first, below = (".".join(map(str, end)) for end in (FIRST, BELOW))
         raise UserError(
-            f"engine=vllm: vLLM {found} is installed, and engine.way={way} needs {first} or later, "
-            f"before {below} ({TESTED} is the tested one); {INSTEAD}"
+            f"engine=vllm: vLLM {found} is installed; from {first} on and before {below} it can be "
+            f"used ({TESTED} is the tested one); {INSTEAD}"
         )
 
 

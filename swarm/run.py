@@ -193,7 +193,7 @@ class Run:
         experts = 0 if number else len(self.pool.names)
         groups = len(self.pool.groups)
         wanted = rows_wanted(positions, self.optimizer.evaluate, experts, groups)
-        wanted = self.budget.affordable(self.record, positions, wanted, self._known)
+        asked, wanted = wanted, self.budget.affordable(self.record, positions, wanted, self._known)
         new = [i for i in wanted if positions[i] not in self._known]
         self.teller.begin(f"iteration {number}", number, len(new), len(self._searched))
         raced = self.racing.score(
@@ -209,7 +209,7 @@ class Run:
         tell(self.optimizer, utilities, raced.stopped)
         dev = [self.task.items("dev")[place] for place in self._searched]
         rows = {i: as_rows([dev[p] for p in s], [*s.values()]) for i, s in raced.scores.items()}
-        facts = raced.facts(len(positions))
+        facts = raced.facts(len(positions)) | {"beyond_budget": len(asked) - len(wanted)}
         facts |= {"prompts_shared": self._evaluate.shared - shared} if self._store else {}
         self.teller.writes("answers")
         self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)

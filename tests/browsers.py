@@ -30,7 +30,7 @@ def shown(
     """A page in a fresh window; at its end nothing went wrong or was loaded elsewhere."""
     context = browser.new_context(viewport=SIZES[size], color_scheme=scheme, **more)
     view = context.new_page()
-    view.set_default_timeout(10_000)
+    view.set_default_timeout(60_000)
     told: list[str] = []
     asked: list[str] = []
     view.on("console", lambda message: told.append(message.text))

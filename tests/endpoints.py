@@ -4,7 +4,7 @@ import http.server
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     wait: float = 0.0
     drop: bool = False
-    pieces: Sequence[bytes | float] = ()
+    pieces: Iterable[bytes | float] = ()
 
 
 @dataclass

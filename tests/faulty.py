@@ -27,7 +27,7 @@ from swarm.models.failures import RequestError
 from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
 
-TIMEOUT, STALL = 1.5, 2.5
+TIMEOUT, STALL = 5, 20
 """Seconds that the model waits, and that the endpoint stalls."""
 
 PASSING = ("429", "429, Retry-After", "500", "stalled", "dropped", "dropped amid the answer",

@@ -20,7 +20,7 @@ def served(models: Mapping[str, Model], **settings: Any) -> Iterator[str]:
         yield url(bound)
     finally:
         made.should_exit = True
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         bound.close()
 
@@ -55,7 +55,7 @@ class Slow:
             self.peak = max(self.peak, self.live)
         try:
             while self.pieces is None or self.given < len(self.pieces):
-                assert self.go.acquire(timeout=10)
+                assert self.go.acquire(timeout=60)
                 self.given += 1
                 yield Delta(self.pieces[self.given - 1] if self.pieces else "more ")
             return Completion("".join(self.pieces), prompt_tokens=2, new_tokens=len(self.pieces))

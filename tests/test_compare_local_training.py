@@ -47,7 +47,7 @@ def until_over(manager: FinetuningManager, id: str, seconds: float = 120) -> dic
 
 def begun(manager: FinetuningManager, id: str) -> int:
     """Wait until a job has a process; gives its number."""
-    for _ in range(1000):
+    for _ in range(6000):
         if pid := (manager.store.row("jobs", id) or {}).get("pid"):
             return int(pid)
         time.sleep(0.02)
@@ -56,7 +56,7 @@ def begun(manager: FinetuningManager, id: str) -> int:
 
 def until_free(manager: FinetuningManager, id: str) -> None:
     """Wait until no process has a job's lock."""
-    for _ in range(400):
+    for _ in range(2400):
         with manager.store.held(f"training/{id}", wait=False) as lock:
             if lock:
                 return

@@ -161,11 +161,11 @@ def test_a_prompt_that_fails_for_ever_does_not_stop_the_others(
 def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.compare.asking.finding.RETRIES", 0)
     Config.timeout = 0.2
-    with comparing.endpoint(lambda _: endpoints.Reply({}, wait=4.0)):
+    with comparing.endpoint(lambda _: endpoints.Reply({}, wait=60.0)):
         began = time.monotonic()
         [heard] = run([script(asked())])
         assert isinstance(heard, UserError) and "0.2 s" in str(heard)
-        assert time.monotonic() - began < 3.5
+        assert time.monotonic() - began < 50
 
 
 INTERRUPTED = """
@@ -194,7 +194,7 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
             time.sleep(0.01)
             assert process.poll() is None, process.stderr and process.stderr.read()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=120)
         sent = len(server.asked)
         assert "KeyboardInterrupt" in said and "are kept" in said
         assert sent < 1500, "it went on"
@@ -233,7 +233,7 @@ def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
             )
             for first in (0, 100)
         ]  # fmt: skip
-        assert [process.wait(60) for process in both] == [0, 0]
+        assert [process.wait(200) for process in both] == [0, 0]
         before = len(server.asked)
         assert before <= 400
         run([script(asked(f"q{n}")) for n in range(300)])

@@ -369,7 +369,7 @@ def test_tokens_cost_and_time_are_those_of_all_calls() -> None:
 
 
 def test_members_are_asked_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=5)
+    together = threading.Barrier(3, timeout=60)
 
     def says(request: Request) -> str:
         together.wait()
@@ -384,10 +384,10 @@ def test_time_is_that_of_the_whole() -> None:
         time.sleep(0.05)
         return "late"
 
-    member, arbiter = slot("a", slow, timeout=9), judge(0.1)
-    deliberation(Consortium([member], arbiter, max_iterations=2), timeout=4.0)
+    member, arbiter = slot("a", slow, timeout=900), judge(0.1)
+    deliberation(Consortium([member], arbiter, max_iterations=2), timeout=100.0)
     times = [request.timeout or 0 for request in speaker(member).heard]
-    assert 3.9 < times[0] <= 4 and times[1] < times[0] - 0.04
+    assert 50 < times[0] <= 100 and times[1] < times[0] - 0.04
 
 
 def test_events_come_in_order_and_a_stream_ends_with_the_answer() -> None:

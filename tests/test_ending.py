@@ -83,6 +83,7 @@ def test_a_budget_ends_a_search_in_mid_iteration(
     assert asked == [12 * 6, 12 * 3] and "budget of 108" in state["finished"]
     utilities = state["rounds"][1]["utilities"]
     assert [u is not None for u in utilities] == [True] * 3 + [False] * 3
+    assert [entry["beyond_budget"] for entry in state["rounds"]] == [0, 3]
     before = searches.tree(tmp_path / "search" / "run")
     assert searches.run(command).returncode == 0
     assert searches.tree(tmp_path / "search" / "run") == before

@@ -75,7 +75,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(folder: Path, url: str, *names: str) -> int:
-    arguments = [*names, "--to", str(folder), "--url", url, "--timeout", "0.5"]
+    patience = "3" if "stalled" in names else "60"
+    arguments = [*names, "--to", str(folder), "--url", url, "--timeout", patience]
     return int(fetch_data.main(arguments))
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import email.utils
 import http.server
-import itertools
 import logging
 import os
 import pickle
@@ -134,15 +133,18 @@ def test_retry_after_is_heeded_by_all_requests() -> None:
     def answer(asked: Asked) -> Reply:
         if asked.body["n"] == 0 and len(server.asked) <= 2:
             return Reply({"error": "slow down"}, 429, {"Retry-After": "1"})
-        return Reply({"said": asked.body["n"]}, wait=0.2)
+        end = time.monotonic() + 60
+        while not mine.turns._quiet_until and time.monotonic() < end:
+            time.sleep(0.01)  # n=1 ends after it was heard that 0 has to wait
+        return Reply({"said": asked.body["n"]})
 
     with endpoint(answer) as server:
         mine = client(server, concurrency=2, retries=1)
         assert mine.gather(numbers(4), said) == [0, 1, 2, 3]
         times = [asked.time for asked in server.asked]
         assert len(times) == 5 and all(later - times[0] >= 0.99 for later in times[2:])
-        mine.turns.hold_back(0.5)
         began = time.monotonic()
+        mine.turns.hold_back(0.5)
         mine.gather(numbers(1), said)
         assert time.monotonic() - began >= 0.49
 
@@ -156,19 +158,19 @@ def test_a_wait_that_is_too_long_ends_it_at_once() -> None:
 
 
 def test_retry_after_may_be_a_date() -> None:
-    later = email.utils.formatdate(time.time() + 30, usegmt=True)
-    assert 28 < (seconds(later) or 0) <= 30
+    later = email.utils.formatdate(time.time() + 3000, usegmt=True)
+    assert 2900 < (seconds(later) or 0) <= 3000
     assert seconds("1.5") == 1.5 and seconds("-3") == 0.0
     assert seconds(email.utils.formatdate(0, usegmt=True)) == 0.0
     assert [seconds(wrong) for wrong in ("", "soon", "nan", "inf", "99 Foo 12345678")] == [None] * 5
 
 
 def test_a_stalled_server_meets_the_timeout() -> None:
-    with endpoint(lambda asked: Reply({"said": 1}, wait=3)) as server:
+    with endpoint(lambda asked: Reply({"said": 1}, wait=120)) as server:
         began = time.monotonic()
         with pytest.raises(TimedOut, match=r"no answer within 0.3 s \(limits.timeout\)"):
             client(server, timeout=0.3, retries=1).gather(numbers(3), said)
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 60
 
 
 def test_nobody_there() -> None:
@@ -240,21 +242,23 @@ def test_a_single_refused_call_can_be_let_pass() -> None:
 def test_requests_are_sent_at_the_pace_that_is_set() -> None:
     with endpoint(echo) as server:
         mine = client(server, requests_per_minute=1200)
+        began = time.monotonic()
         mine.gather(numbers(6), said)
         mine.gather(numbers(5), said)
         times = sorted(asked.time for asked in server.asked)
-    assert times[-1] - times[0] >= 10 * 0.05 - 0.02
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert sum(gap > 0.02 for gap in gaps) >= 6, f"they came in bursts: {gaps}"
+    assert len(times) == 11
+    early = [n for n, at in enumerate(times) if at < began + n * 0.05 - 0.001]
+    assert not early, f"they came too early: {early} of {[at - began for at in times]}"
 
 
 def test_a_pace_takes_corrections() -> None:
     pace = Pace(60)
     now = time.monotonic()
-    assert pace.book(10) == pytest.approx(now, abs=0.01)
-    assert pace.book(1) == pytest.approx(now + 10, abs=0.01)
+    first = pace.book(10)
+    assert now <= first <= time.monotonic()
+    assert pace.book(1) == pytest.approx(first + 10, abs=0.01)
     pace.correct(-8)
-    assert pace.book(1) == pytest.approx(now + 3, abs=0.01)
+    assert pace.book(1) == pytest.approx(first + 3, abs=0.01)
     assert [Pace(None).book(1000) - time.monotonic() < 0.01 for _ in range(3)] == [True] * 3
 
 
@@ -363,11 +367,17 @@ def test_the_password_of_a_proxy_is_shown_to_nobody(monkeypatch: pytest.MonkeyPa
 
 def test_an_interrupt_ends_what_is_under_way() -> None:
     main = threading.main_thread().ident or 0
-    with endpoint(lambda asked: Reply({"said": 1}, wait=1.0)) as server:
-        threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
+    once = threading.Lock()
+
+    def answer(asked: Asked) -> Reply:
+        if len(server.asked) >= 2 and once.acquire(blocking=False):
+            signal.pthread_kill(main, signal.SIGINT)
+        return Reply({"said": 1}, wait=1.0)
+
+    with endpoint(answer) as server:
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             client(server, concurrency=2).gather(numbers(50), said)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
         time.sleep(1.5)
         assert len(server.asked) <= 4

@@ -416,7 +416,7 @@ def test_many_threads_and_many_questions(home: Locals) -> None:
 
 
 def slept(thread: threading.Thread) -> bool:
-    thread.join(1)
+    thread.join(60)
     return thread.is_alive()
 
 

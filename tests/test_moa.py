@@ -1,5 +1,6 @@
 """A mixture of agents: its calls, its layers, what goes wrong in it, and how it ends."""
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -193,12 +194,14 @@ def test_what_is_no_user_error_is_not_swallowed() -> None:
     def broken(request: Request) -> str:
         raise ZeroDivisionError
 
-    slow = slot("b", lambda _: (time.sleep(1.0), "so")[1])
+    go = threading.Event()
+    slow = slot("b", lambda _: (go.wait(60), "so")[1])
     for proposers in ([slot("a", broken)], [slot("a", broken), slow]):
         start = time.monotonic()
         with pytest.raises(ZeroDivisionError):
             stages(MixtureOfAgents(proposers, slot("last")))
-        assert time.monotonic() - start < 0.8, "nobody waits for the others"
+        assert time.monotonic() - start < 30, "nobody waits for the others"
+    go.set()
 
 
 # Endpoints
@@ -215,21 +218,30 @@ def by_name(asked: Asked) -> Reply:
     reply = chat(f"{name} to {asked.body['messages'][-1]['content'][:4]}")
     return {
         "dead": Reply({"error": "no more"}, 500),
-        "silent": Reply(chat("late").body, wait=2.0),
+        "silent": Reply(chat("late").body, wait=60.0),
         "slow": Reply(reply.body, wait=0.3),
         "slower": Reply(reply.body, wait=0.4),
     }.get(name, reply)
 
 
 def test_the_proposers_of_a_layer_run_at_the_same_time() -> None:
-    with endpoint(by_name) as server:
+    together = threading.Barrier(4, timeout=30)
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body["model"] != "last":
+            together.wait()
+        return by_name(asked)
+
+    with endpoint(answer) as server:
         names = ("slow", "slower", "slow", "slow")
         proposers = [served(server.url, name) for name in names]
         mixture = MixtureOfAgents(proposers, served(server.url, "last"))
         mixture.aggregator.model.generate([Request("why?")])  # what is imported once is
-        (answer,) = mixture.generate([Request("why?")])
-        assert answer.text == "last to why?" and server.peak == 4 and len(server.asked) == 6
-    assert 0.4 <= answer.seconds < 1.3  # one after the other
+        start = time.monotonic()
+        (found,) = mixture.generate([Request("why?")])
+        whole_time = time.monotonic() - start
+        assert found.text == "last to why?" and server.peak == 4 and len(server.asked) == 6
+    assert 0.4 <= found.seconds <= whole_time  # not the sum of all calls
 
 
 def test_a_dead_and_a_hanging_endpoint_cost_a_warning_and_the_slots_time() -> None:
@@ -239,7 +251,7 @@ def test_a_dead_and_a_hanging_endpoint_cost_a_warning_and_the_slots_time() -> No
         mixture = MixtureOfAgents(proposers, served(server.url, "last"))
         start = time.monotonic()
         found = stages(mixture)
-        assert time.monotonic() - start < 1.5
+        assert time.monotonic() - start < 15
     assert found.final.text == "last to why?"
     assert len(found.warnings) == 2 and "500" in found.warnings[0]
     assert "silent" in found.warnings[1] and "0.2 s" in found.warnings[1]
@@ -258,10 +270,10 @@ def test_order_is_kept_over_endpoints() -> None:
 
 def test_the_whole_has_the_requests_time() -> None:
     slow = slot("slow", lambda _: (time.sleep(0.05), "so")[1])
-    last = slot("last", timeout=30.0)
-    stages(MixtureOfAgents([slow], last), timeout=10.0)
+    last = slot("last", timeout=300.0)
+    stages(MixtureOfAgents([slow], last), timeout=100.0)
     first, then = speaker(slow).heard[0].timeout, speaker(last).heard[0].timeout
-    assert first and then and 9.0 < then <= first - 0.05 < 10.0
+    assert first and then and 50.0 < then <= first - 0.05 < 100.0
     stages(MixtureOfAgents([slow], last), timeout=0.01)
     assert speaker(last).heard[1].timeout == 0.001
 

@@ -161,7 +161,7 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(
     def answer(asked: Asked) -> Reply:
         if len(server.asked) == 5 and not stalled.is_set():
             stalled.set()
-            return Reply(chat(echo(asked)).body, wait=3)
+            return Reply(chat(echo(asked)).body, wait=120)
         return chat(echo(asked))
 
     with endpoint(answer) as server:
@@ -172,7 +172,7 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(
         env = searches.environment(**variables(server.url, tmp_path / "first"))
         process = subprocess.Popen(start, env=env, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)  # fmt: skip
-        assert stalled.wait(60)
+        assert stalled.wait(300)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert not (tmp_path / "a.jsonl").exists()

@@ -122,10 +122,10 @@ def test_a_wrong_key_ends_it_though_it_is_a_400_too(
     "fault",
     [Reply({"error": "x"}, 500), Reply(drop=True), Reply(b"nonsense"), Reply({}), toxicity(7),
      toxicity("high"), toxicity(None), Reply({"error": "x"}, 429, {"Retry-After": "0"}),
-     Reply({}, wait=2.0)],
+     Reply({}, wait=30.0)],
 )  # fmt: skip
 def test_what_passes_is_waited_for_and_what_stays_is_one_line(fault: Reply) -> None:
-    limits = {"limits": Limits(retries=1, timeout=0.5)}
+    limits = {"limits": Limits(retries=1, timeout=3 if fault.wait else 60)}
     with endpoint(in_turn(fault, toxicity(0.25))) as server:
         assert scores(perspective(server, **limits), TEXTS[:1]) == [(0.75, TEXTS[0])]
     with endpoint(in_turn(fault)) as server:
@@ -155,7 +155,7 @@ def test_one_request_a_second_is_the_default() -> None:
     with endpoint(felt) as server:
         began = time.monotonic()
         perspective(server, limits=None).score([{}] * 3, TEXTS)
-        assert len(server.asked) == 2 and 0.95 <= time.monotonic() - began < 5
+        assert len(server.asked) == 2 and 0.95 <= time.monotonic() - began < 60
 
 
 def test_hostile_texts_do_no_harm() -> None:

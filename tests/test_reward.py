@@ -528,7 +528,7 @@ def test_an_optimizer_has_to_begin_with_the_experts(
 def test_a_search_that_is_killed_keeps_its_scale(
     model: Path, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    more = {"optimizer__max_iterations": 12, "optimizer__patience": 12}
+    more = {"optimizer__max_iterations": 20, "optimizer__patience": 20}
     plain = arguments(tmp_path, tiny_llama, tiny_pool, model, name="plain", **more)
     killed = arguments(tmp_path, tiny_llama, tiny_pool, model, name="killed", **more)
     lab = [sys.executable, "tests/kills.py", str(tmp_path / "search" / "killed"), *killed]

@@ -51,7 +51,7 @@ def post(url: str, body: Any = None, **how: Any) -> httpx.Response:
 
 def until(what: Any) -> None:
     """Wait until it is so."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not what():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -271,13 +271,16 @@ def test_thoughts_are_streamed_apart(url: str) -> None:
 
 
 def test_many_at_once_with_the_async_client() -> None:
-    lock, live, peak = threading.Lock(), 0, 0
+    lock, full, live, peak = threading.Lock(), threading.Event(), 0, 0
 
     def count(prompt: Any) -> str:
         nonlocal live, peak
         with lock:
             live += 1
             peak = max(peak, live)
+            if live == 4:
+                full.set()
+        assert full.wait(30)
         time.sleep(0.02)
         with lock:
             live -= 1
@@ -320,7 +323,7 @@ def test_who_goes_away_ends_the_answer(streamed: bool) -> None:
     with served({"local/slow": model}) as url:
         with asked(url, model="slow", stream=streamed, n=2) as client_socket:
             model.go.release(2)
-            until(lambda: model.given == 2)
+            until(lambda: model.given == 2 and len(model.heard) == 2)
             if streamed:
                 assert client_socket.recv(1000).startswith(b"HTTP/1.1 200")
         until(lambda: all(one.decided and one.decided("") for one in model.heard))
@@ -346,8 +349,8 @@ def test_who_goes_away_ends_the_members_that_can_be_told() -> None:
     member = Slot(Local(), "member")
     with served({"moa/m": MixtureOfAgents([member], member)}) as url:
         with asked(url, model="m"):
-            assert begun.wait(10) and not over.wait(0.05)
-        assert over.wait(10)
+            assert begun.wait(60) and not over.wait(0.05)
+        assert over.wait(60)
 
 
 def test_the_line() -> None:
@@ -368,7 +371,7 @@ def test_the_line() -> None:
         until(lambda: model.heard[0].decided and model.heard[0].decided(""))
         model.go.release()  # its thread sees at its next piece that nobody waits
         for one in both:
-            one.join(10)
+            one.join(60)
     assert replies[1].json()["choices"][0]["message"]["content"] == "x"
     assert len(model.heard) == 1
 
@@ -466,8 +469,8 @@ def test_who_is_answered_hears_that_the_server_ends() -> None:
         thread = threading.Thread(target=ask, args=[url])
         thread.start()
         model.go.release()
-        assert begun.wait(10)
-    thread.join(10)
+        assert begun.wait(60)
+    thread.join(60)
     model.go.release()
     assert said[0] == "" and "is being stopped" in said[-1]
 

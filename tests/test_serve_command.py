@@ -155,7 +155,7 @@ def test_a_process(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
             for number, _ in enumerate(client.chat.completions.create(**asked)):
                 if number == 10:
                     process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130 and err.endswith("stopped\n") and "Traceback" not in err

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ KEY = "sk-very-secret-0123456789"
 ASK = Request("a")
 
 
-def model(server: Endpoint, retries: int = 1, timeout: float = 5.0, **more: Any) -> OpenAI:
+def model(server: Endpoint, retries: int = 1, timeout: float = 60.0, **more: Any) -> OpenAI:
     limits = Limits(retries=retries, timeout=timeout)
     return OpenAI(**{"model": "small", "base_url": server.url, "api_key_env": None,
                      "limits": limits, **more})  # fmt: skip
@@ -67,16 +67,22 @@ def sent(*pieces: bytes | float, drop: bool = False) -> Reply:
 
 
 def test_pieces_come_as_they_are_sent_and_make_the_whole() -> None:
-    slow = Reply(pieces=[piece("one "), 0.3, piece("two"), piece(finish="length"), DONE])
-    with endpoint(in_turn(slow)) as server:
+    read = threading.Event()
+
+    def pieces() -> Iterator[bytes | float]:
+        yield piece("one ")
+        assert read.wait(60)
+        yield from (0.3, piece("two"), piece(finish="length"), DONE)
+
+    with endpoint(lambda asked: Reply(pieces=pieces())) as server:
         mine = model(server, body={"top_p": 0.5})
         stream = mine.stream(ASK)
         assert next(stream) == Delta("one ")
-        began = time.monotonic()
+        read.set()
         rest, done = drained(stream)
-        assert rest == [Delta("two")] and time.monotonic() - began > 0.2
+        assert rest == [Delta("two")]
     assert (done.text, done.finish, done.cached) == ("one two", "length", False)
-    assert 0.3 <= done.seconds < 1
+    assert done.seconds >= 0.3
     body = server.asked[0].body
     assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
     assert body["top_p"] == 0.5 and body["messages"][0]["content"] == "a"
@@ -204,7 +210,7 @@ BROKEN = {
                  ServerFault, "gone"),
     "an error event": (sent(piece("half an"), b'event: error\ndata: {"message": "gone"}\n\n'),
                        ServerFault, "gone"),
-    "stalled": (sent(piece("half an"), 1.5, DONE), TimedOut, "no answer within 0.5 s"),
+    "stalled": (sent(piece("half an"), 30, DONE), TimedOut, "no answer within 3 s"),
 }  # fmt: skip
 
 
@@ -213,7 +219,8 @@ def test_what_breaks_off_is_an_error_and_never_a_short_answer(fault: str, tmp_pa
     """Not repeated after the first piece: the caller has it already."""
     reply, kind, words = BROKEN[fault]
     with endpoint(in_turn(reply, streamed("well"))) as server:
-        mine = model(server, timeout=0.5, cache=Cache(str(tmp_path / "a.sqlite")))
+        limit = 3 if fault == "stalled" else 60
+        mine = model(server, timeout=limit, cache=Cache(str(tmp_path / "a.sqlite")))
         stream = mine.stream(ASK)
         assert next(stream) == Delta("half an")
         with pytest.raises(kind, match=words) as caught:
@@ -233,7 +240,7 @@ EMPTY_HANDED = {
     "no JSON": sent(b"data: <html>\n\n"),
     "a page": Reply(b"<html>busy</html>"),
     "half of JSON": Reply(b'{"choices": [{"mess'),
-    "stalled": sent(b": wait\n\n", 1.5, DONE),
+    "stalled": sent(b": wait\n\n", 30, DONE),
     "429": Reply({"error": "slow down"}, 429, {"Retry-After": "0"}),
     "500": Reply({"error": "broken"}, 500),
     "an error as JSON": Reply({"error": {"message": "gone"}}),
@@ -244,12 +251,13 @@ EMPTY_HANDED = {
 @pytest.mark.parametrize("fault", EMPTY_HANDED)
 def test_what_breaks_off_before_the_first_piece_is_asked_again(fault: str) -> None:
     with endpoint(in_turn(EMPTY_HANDED[fault], streamed("well"))) as server:
-        mine = model(server, timeout=0.5)
+        limit = 3 if fault == "stalled" else 60
+        mine = model(server, timeout=limit)
         assert drained(mine.stream(ASK))[1].text == "well"
         assert len(server.asked) == 2 and mine.client.repeated == 1
         server.answer = in_turn(EMPTY_HANDED[fault])
         with pytest.raises(RequestError, match=r"^small \(http"):
-            drained(model(server, retries=0, timeout=0.5).stream(ASK))
+            drained(model(server, retries=0, timeout=limit).stream(ASK))
         assert len(server.asked) == 3
 
 
@@ -258,7 +266,7 @@ def test_what_breaks_off_before_the_first_piece_is_asked_again(fault: str) -> No
     [
         sent(piece("well"), piece(finish="stop")),
         sent(piece("well"), piece(finish="stop"), drop=True),
-        sent(piece("well"), piece(finish="stop"), 1.2, DONE),
+        sent(piece("well"), piece(finish="stop"), 30, DONE),
         sent(piece("well"), DONE.strip()),
         chat("well"),
         Reply(b"\n" + json.dumps(chat("well").body).encode()),
@@ -266,8 +274,9 @@ def test_what_breaks_off_before_the_first_piece_is_asked_again(fault: str) -> No
 )
 def test_what_is_whole_is_taken_however_it_ends(reply: Reply) -> None:
     """Without [DONE], without a reason, broken after the reason, or as one JSON answer."""
+    limit = 3 if 30 in reply.pieces else 60
     with endpoint(in_turn(reply)) as server:
-        pieces, done = drained(model(server, retries=0, timeout=0.7).stream(ASK))
+        pieces, done = drained(model(server, retries=0, timeout=limit).stream(ASK))
     assert pieces == [Delta("well")] and done.text == "well"
 
 
@@ -308,34 +317,47 @@ def test_a_text_that_is_refused_has_an_empty_answer() -> None:
 
 
 def test_whoever_leaves_ends_the_request() -> None:
-    endless = Reply(pieces=[piece("on and "), *[0.05, piece("on ")] * 200])
-    with endpoint(in_turn(endless)) as server:
+    endless = Reply(pieces=[piece("on and "), *[0.05, piece("on ")] * 2000])
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+
+    def answer(asked: Asked) -> Reply:
+        if len(server.asked) == 2:
+            timer.start()
+        return endless
+
+    with endpoint(answer) as server:
         stream = model(server).stream(ASK)
         assert next(stream) == Delta("on and ")
         stream.close()
-        assert server.left.wait(2)
+        assert server.left.wait(30)
         server.left.clear()
-        main = threading.main_thread().ident or 0
-        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
-        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             drained(model(server).stream(ASK))
-        assert server.left.wait(2) and time.monotonic() - began < 3
+        assert server.left.wait(30)
 
 
 def test_an_answer_has_a_time_limit_of_its_own() -> None:
-    with endpoint(in_turn(sent(piece("half"), 2.0, DONE))) as server:
-        stream = model(server).stream(Request("a", timeout=0.3))
+    with endpoint(in_turn(sent(piece("half"), 30, DONE))) as server:
+        stream = model(server).stream(Request("a", timeout=3))
         assert next(stream) == Delta("half")
-        with pytest.raises(TimedOut, match=r"no answer within 0.3 s$"):
+        with pytest.raises(TimedOut, match=r"no answer within 3 s$"):
             next(stream)
 
 
 def test_streams_from_a_running_loop_and_from_many_threads_at_once() -> None:
+    together = threading.Barrier(8)
+
     def answer(asked: Asked) -> Reply:
         words = asked.body["messages"][-1]["content"]
-        return Reply(pieces=[piece(words), 0.1, piece("!"), DONE])
+
+        def pieces() -> Iterator[bytes]:
+            yield piece(words)
+            if words.isdigit():
+                together.wait(60)
+            yield from (piece("!"), DONE)
+
+        return Reply(pieces=pieces())
 
     with endpoint(answer) as server:
         mine = model(server)
@@ -350,12 +372,11 @@ def test_streams_from_a_running_loop_and_from_many_threads_at_once() -> None:
             found[n] = drained(mine.stream(Request(f"{n}")))[1].text
 
         threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-        began = time.monotonic()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == {n: f"{n}!" for n in range(8)} and time.monotonic() - began < 0.8
+        assert found == {n: f"{n}!" for n in range(8)}
 
 
 def test_the_key_is_kept_nowhere_even_if_it_comes_in_halves(

@@ -38,7 +38,7 @@ def swarm(*words: str, python: str | None = None) -> "subprocess.CompletedProces
     """Run `python -m WORDS` to its end."""
     return subprocess.run(
         [python or sys.executable, "-m", *words], cwd=searches.ROOT, env=searches.environment(),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 

@@ -156,7 +156,7 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
 
 def asked(url: str, path: str = "/", **headers: str) -> int:
     """The status that a request with these headers gets."""
-    connection = HTTPConnection(url.split("/")[2], timeout=5)
+    connection = HTTPConnection(url.split("/")[2], timeout=60)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.putrequest("GET", path, skip_host="Host" in named)
     for name, value in named.items():
@@ -180,14 +180,14 @@ def test_others_are_kept_out(page_url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/runs/..%2F..%2Fetc", "/runs/%2e%2e/report", "/runs/.page"])
 def test_a_name_is_a_folder_of_runs(page_url: str, path: str) -> None:
-    connection = HTTPConnection(page_url.split("/")[2], timeout=5)
+    connection = HTTPConnection(page_url.split("/")[2], timeout=60)
     connection.request("GET", path)
     reply = connection.getresponse()
     assert reply.status == 404 or "is no name of a run" in reply.read().decode()
 
 
 def test_a_broken_run_has_no_report(page_url: str) -> None:
-    connection = HTTPConnection(page_url.split("/")[2], timeout=5)
+    connection = HTTPConnection(page_url.split("/")[2], timeout=60)
     connection.request("GET", "/runs/broken/report")
     reply = connection.getresponse()
     assert reply.status == 404

@@ -157,7 +157,7 @@ def test_stop(browser: Any, page_url: str, page_endpoint: endpoints.Endpoint) ->
         page.get_by_text("begun").wait_for()
         page.get_by_text("Stop", exact=True).click()
         page.get_by_text("stopped").wait_for()
-        assert page_endpoint.left.wait(5)
+        assert page_endpoint.left.wait(60)
         assert text_of(ask(page, "again")) == "user: again"
 
 

@@ -21,6 +21,7 @@ from swarm.errors import UserError
 from swarm.models import Message, Request
 from swarm.pool import Pool
 
+pytestmark = pytest.mark.timeout(1200)
 PROMPTS = [
     "please answer with one word",
     vllms.PREFIX + "is there a path from 1 to 2? answer:",

@@ -19,6 +19,8 @@ def records(data: bytes) -> Iterator[bytes]:
             place += room
             continue
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        if place + 7 + length > len(data):
+            return  # it is being written
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -39,7 +41,7 @@ class Offline:
     """
 
     def __init__(self, folder: Path) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         self.code: int | None = None
         # The process that writes the file takes its time after the run has finished.
         while self.code is None and time.monotonic() < deadline:

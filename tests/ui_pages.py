@@ -47,8 +47,8 @@ def served(folder: Path, *options: str, **more: str) -> Iterator[str]:
         yield line.split()[4]
     finally:
         process.send_signal(signal.SIGINT)
-        code = process.wait(20)
-        reader.join(5)
+        code = process.wait(120)
+        reader.join(60)
     assert (code, "".join(said)) == (130, "stopped\n")
 
 
@@ -71,7 +71,7 @@ def answer(asked: endpoints.Asked) -> endpoints.Reply:
     turns = [(m["role"], m["content"]) for m in asked.body["messages"]]
     if not asked.body.get("stream"):
         if turns[-1][1] == "slow":
-            return endpoints.Reply(endpoints.chat("late").body, wait=3.0)
+            return endpoints.Reply(endpoints.chat("late").body, wait=10.0)
         return talkers.answer(asked)
     if turns[-1][1] == "slow":
         pieces: list[bytes | float] = [endpoints.piece("begun ")]

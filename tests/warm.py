@@ -71,7 +71,13 @@ def python() -> str:
 
     def end() -> None:
         for server in servers:
-            server.communicate()
+            assert server.stdin
+            server.stdin.close()
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:  # a test that failed has left something running
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait()
         folder.cleanup()
 
     threading.Thread(target=begin, daemon=True).start()

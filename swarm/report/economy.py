@@ -17,11 +17,13 @@ def economy(run: RunFolder) -> dict[str, Any]:
 
     Returns:
         `prompts` [T], summed up; `best` [T]; `dropped`: prompts of particles that moved without
-        being evaluated (drop-K, drop-N); `raced`: prompts that racing did not put.
+        being evaluated (drop-K, drop-N); `beyond_budget`: of particles that no budget was left for;
+        `raced`: prompts that racing did not put.
     """
     items = len(run.answers((0, 0)))
     scored = [entry.get("items_scored") or _by_utility(entry, items) for entry in run.rounds]
     skipped = sum(one is None for entry in scored for one in entry)
+    beyond = sum(entry.get("beyond_budget", 0) for entry in run.rounds)
     best = run.best_so_far()
     asked = [entry.get("prompts_asked", _sum(s)) for entry, s in zip(run.rounds, scored,
                                                                     strict=True)]  # fmt: skip
@@ -34,7 +36,8 @@ def economy(run: RunFolder) -> dict[str, Any]:
         "best": best,
         "iterations": len(run.rounds) - 1,
         "evaluations": sum(one is not None for entry in scored for one in entry),
-        "dropped": skipped * items,
+        "dropped": (skipped - beyond) * items,
+        "beyond_budget": beyond * items,
         "raced": sum(entry.get("prompts_saved", 0) for entry in run.rounds),
         "improvements": improvements,
         "prompts_per_improvement": sum(asked[1:]) / improvements if improvements else None,

@@ -83,6 +83,8 @@ def _saved(run: RunFolder, spent: dict[str, Any], asked: int) -> list[list[str]]
         ["cache: the same position was met before", max(0, scored - asked)],
         ["dropping: moved without being asked", spent["dropped"]],
     ]
+    if spent["beyond_budget"]:
+        rows.append(["budget: nothing was left for them", spent["beyond_budget"]])
     if shared:
         rows.append(["shared: another search had asked (counted as asked above)", shared])
     return [[name, count(saved)] for name, saved in rows]

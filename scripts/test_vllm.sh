@@ -23,5 +23,5 @@ if [ "$(cat "$VENV/.vllm" 2>/dev/null)" != "$stamp" ]; then
     [ "$build" = vllm==0.32.0 ] || "$VENV/bin/python" -m pip uninstall -qqy torchvision torchaudio torchcodec
     echo "$stamp" >"$VENV/.vllm"
 fi
-"$VENV/bin/python" -m pytest -rs -n "$files" --dist loadfile \
-    tests/test_vllm_search.py tests/test_vllm.py tests/test_vllm_settings.py "$@"
+"$VENV/bin/python" -m pytest -rs -n "$files" --dist loadfile --no-loadscope-reorder \
+    tests/test_vllm_search.py tests/test_vllm_shipped.py tests/test_vllm.py tests/test_vllm_settings.py "$@"

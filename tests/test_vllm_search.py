@@ -1,4 +1,4 @@
-"""Searches with vLLM as a user starts them, the shipped experts, and what goes wrong."""
+"""Searches with vLLM as a user starts them, and what goes wrong."""
 
 import contextlib
 import json
@@ -8,9 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -23,15 +21,10 @@ import warm
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
 
-from hydra.utils import instantiate
-
-from swarm.api.settings import composed
 from swarm.engine.base import Base
-from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.errors import UserError
-from swarm.executors.worker import Meter, play_together
-from swarm.models import Completion, Message, Request
+from swarm.models import Request
 from swarm.pool import Pool
 
 pytestmark = pytest.mark.timeout(1200)
@@ -146,62 +139,6 @@ def taught(base: Path, like: Path, folder: Path) -> str:
         teacher.step()
     model.save_pretrained(folder)
     return str(tokenizer.decode([wanted]))
-
-
-@pytest.fixture(scope="module")
-def shipped() -> tuple[Base, Pool]:
-    """SmolLM2 and the nine experts that come with the toolkit."""
-    with composed("search", ["name=x", "model=smollm2"]) as config:
-        base = instantiate(config["model"])
-    try:
-        base.resolve()
-    except UserError as error:
-        pytest.skip(f"the base is not to be had here: {error}")
-    base = replace(base, dtype="float32")
-    return base, Pool("initial_experts").open(base.name)
-
-
-Told = tuple[list[float], list[Completion]]
-"""The utilities of nine experts on 24 items, and whole sentences of mixtures near the base."""
-
-
-def told(engine: Any, pool: Pool, mixtures: int) -> Told:
-    """What an open engine makes of the shipped experts, twenty answers a mixture."""
-    with composed("search", ["name=x", "task=nlgraph_mini", "task.dev_limit=24"]) as config:
-        task = instantiate(config["task"])
-    items = task.items("dev")
-    assert len(items) == 24
-    turns = [Message("user", f"{item['question']} Say why.") for item in items[:20]]
-    rows = vllms.positions(10, pool)[:mixtures] / 4
-    asked = [[Request((turn,), 20) for turn in turns]] * mixtures
-    scores = play_together(task, engine, np.eye(9), items, Meter())
-    answers = [said for row in engine.answer(rows, asked) for said in row]
-    return [task.utility(row) for row in scores], answers
-
-
-@pytest.fixture(scope="module")
-def by_transformers(shipped: tuple[Base, Pool]) -> Told:
-    engine = HFEngine()
-    engine.open(*shipped, vllms.DEVICE)
-    return told(engine, shipped[1], 10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "mixtures"), [("folders", 10), ("slots", 2)])
-def test_the_shipped_experts(
-    way: str, mixtures: int, shipped: tuple[Base, Pool], by_transformers: Told
-) -> None:
-    engine = VLLMEngine(way, max_loras=10, max_model_len=512, gpu_memory_utilization=0.3)
-    engine.open(*shipped, vllms.DEVICE)
-    utilities, answers = told(engine, shipped[1], mixtures)
-    engine.close()
-    expected, theirs = by_transformers
-    same = [one == other for one, other in zip(answers, theirs, strict=False)]
-    tokens = sum(said.new_tokens for said in answers)
-    print(f"{way}: {sum(same)} of {len(same)} answers equal, {tokens} tokens; {utilities}")
-    assert utilities == expected and len(set(utilities)) > 3
-    assert len(same) == 20 * mixtures and sum(same) >= 0.99 * len(same)
-    assert tokens > 10 * len(same)
 
 
 WRONG = {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the project with its test extras and runs the checks and all tests, the slow ones too.
-# Arguments go to pytest: bash scripts/test.sh -m "not slow". Three test files at a time; WORKERS=4 for four.
+# Arguments go to pytest: bash scripts/test.sh -m "not slow". Two test files at a time; WORKERS=4 for four.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/install.sh
@@ -15,7 +15,7 @@ types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 "$bin/mypy" >"$types" 2>&1 &
 status=0
-"$bin/python" -m pytest -n "${WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@" || status=$?
+"$bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@" || status=$?
 wait $! || status=$?
 cat "$types"
 exit "$status"

@@ -224,7 +224,7 @@ def test_a_prompt_that_is_read_in_pieces(
     rows = vllms.positions(2, pool)
     expected = hf.answer(rows, asked)
     few = {"max_num_batched_tokens": 64, "max_num_seqs": 3}
-    with vllms.opened(family[0], pool, "folders", options=few) as engine:
+    with vllms.opened(family[0], pool, "folders", **few) as engine:
         found = engine.answer(rows, asked)
     assert np.allclose(vllms.logprobs(found), vllms.logprobs(expected), atol=2e-4)
     assert [row[1] for row in found] == [row[1] for row in expected]

@@ -30,9 +30,10 @@ def family(folder: Path, kind: str = "llama") -> tuple[Path, Path]:
 
 
 @contextmanager
-def opened(base: Path, pool: Pool, way: str, **settings: Any) -> Iterator[VLLMEngine]:
-    """A vLLM engine of its own, ended afterwards."""
-    engine = VLLMEngine(way, max_loras=4, gpu_memory_utilization=0.3, **settings)
+def opened(base: Path, pool: Pool, way: str, **options: Any) -> Iterator[VLLMEngine]:
+    """A vLLM engine of its own, ended afterwards; its memory is free when the last one ends."""
+    options = {"kv_cache_memory_bytes": 2**27, **options}
+    engine = VLLMEngine(way, max_loras=4, gpu_memory_utilization=0.3, options=options)
     exact = Base(str(base), dtype="float32")
     engine.check(exact, pool)
     engine.open(exact, pool, DEVICE)

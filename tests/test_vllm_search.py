@@ -30,6 +30,8 @@ from swarm.pool import Pool
 pytestmark = pytest.mark.timeout(1200)
 GPUS = "[]" if vllms.DEVICE == "cpu" else "[0]"
 VLLM = {"engine": "vllm", "engine__gpu_memory_utilization": 0.3}
+SMALL = {**VLLM, "engine__options": f"{{kv_cache_memory_bytes:{2**27}}}"}
+"""Several processes, and other tests beside them, each with a cache."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def test_a_search_is_the_transformers_engines(
 ) -> None:
     if more.get("executor") == "ray":
         pytest.importorskip("ray")
-    assert searched(tmp_path, family, **VLLM, **more) == expected
+    assert searched(tmp_path, family, **SMALL, **more) == expected
 
 
 def test_ctrl_c_leaves_no_process_of_a_shared_model(
@@ -80,7 +82,7 @@ def test_ctrl_c_leaves_no_process_of_a_shared_model(
 ) -> None:
     more = {"executor": "processes", "engine__tensor_parallel_size": 2, "gpus": GPUS,
             "optimizer__max_iterations": 500, "optimizer__patience": 500}  # fmt: skip
-    command = searches.arguments(tmp_path, *family, **VLLM, **more)
+    command = searches.arguments(tmp_path, *family, **SMALL, **more)
     process = searches.start(command, python=warm.COLD, start_new_session=True)
     begun = tmp_path / "search" / "run" / "global_best"
     assert until(begun.is_dir, 400), process.communicate(timeout=10)

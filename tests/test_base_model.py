@@ -130,6 +130,19 @@ def test_folder_loads(tiny_llama: Path) -> None:
     assert model.dtype == torch.bfloat16
 
 
+def test_the_head_reads_contiguous_rows(tiny_llama: Path) -> None:
+    """A strided slice of the last position would be multiplied row by row."""
+    import torch
+
+    model, _ = Base(str(tiny_llama)).load("cpu")
+    seen: list[bool] = []
+    head = model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].is_contiguous()))
+    with torch.inference_mode():
+        model(input_ids=torch.ones(3, 5, dtype=torch.long), logits_to_keep=1)
+    assert seen == [True]
+
+
 def test_missing_pad_token_is_replaced(tiny_llama: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

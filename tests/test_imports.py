@@ -80,16 +80,16 @@ def test_nothing_heavy_is_imported_before_it_is_used(module: str) -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_files_and_functions_stay_small() -> None:
-    """Files under about 250 lines, functions under about 30."""
+def test_files_and_functions_are_as_long_as_their_subject() -> None:
+    """Files to about 600 lines, functions to about 60."""
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
-        assert text.count("\n") <= 275, path
+        assert text.count("\n") <= 650, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 length = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
-                assert length <= 40, f"{path}: {node.name} has {length} lines"
+                assert length <= 65, f"{path}: {node.name} has {length} lines"
 
 
 def test_modules_say_what_they_are() -> None:

@@ -113,6 +113,12 @@ def test_the_card_tells_groups_the_space_and_how_far_an_adapter_is_off(
     assert "| birch  |    0.2500 | -1.5000 |" in card
     assert "(the delta space)" in card and "by 0.031 of its norm" in card
     assert "Utility 0.5000 on dev" in card
+    names = [f"layer {n} q_proj" for n in range(60)]
+    note |= {"groups": names, "coefficients": [n / 100 for n in range(120)]}
+    (tmp_path / "best" / "swarm.json").write_text(json.dumps(note))
+    Export(str(tmp_path / "best"), str(tmp_path / "many")).write()
+    card = (tmp_path / "many" / "README.md").read_text()
+    assert "| layer 59 q_proj | 1.1800 | 1.1900 |" in card and "mean of 60 groups" in card
 
 
 @pytest.mark.parametrize("name", ["amber", "birch", "cedar", "dune"])

@@ -15,7 +15,7 @@ from swarm.errors import UserError
 from swarm.folders import NOTE
 from swarm.models import Request
 from swarm.pool import Pool
-from swarm.pool.groups import divide
+from swarm.pool.groups import check_kind, divide, parents
 
 LLAMA = [
     f"model.layers.{layer}.{part}"
@@ -41,6 +41,9 @@ def test_names_of_several_families_are_divided() -> None:
     assert sizes(NEOX, "attention_mlp") == {"attention": 12, "mlp": 6}
     assert sizes(LLAMA, "thirds") == {"first": 40, "middle": 40, "last": 40}
     assert sizes(LLAMA, "per_layer") == {f"layer_{n}": 4 for n in range(30)}
+    parts = ["q_proj", "o_proj", "gate_proj", "down_proj"]
+    assert sizes(LLAMA, "kind") == dict.fromkeys(parts, 30)
+    assert sizes(NEOX, "kind") == dict.fromkeys(["query_key_value", "dense", "dense_4h_to_h"], 6)
     names, places = divide(NEOX, "thirds")
     assert [names[places[f"gpt_neox.layers.{n}.attention.dense"]] for n in range(6)] == [
         "first", "first", "middle", "middle", "last", "last",
@@ -55,6 +58,46 @@ def test_few_layers_and_parts_make_fewer_groups() -> None:
     assert sizes(LLAMA[40:44] + LLAMA[:4], "per_layer") == {"layer_0": 4, "layer_10": 4}
 
 
+def test_each_module_is_a_group_with_a_readable_name() -> None:
+    names, places = divide(sorted(LLAMA), "per_module")
+    assert len(names) == 120 and sorted(places.values()) == list(range(120))
+    assert names[places["model.layers.3.self_attn.q_proj"]] == "layer 3 q_proj"
+    assert [name.split()[1] for name in names[::4]] == [str(n) for n in range(30)]
+    alike = ["h.0.attn.dense", "h.0.mlp.dense", "h.0.mlp.up", "lm_head"]
+    names = ["layer 0 attn.dense", "layer 0 mlp.dense", "layer 0 up", "lm_head"]
+    assert sizes(alike, "per_module") == dict.fromkeys(names, 1)
+    experts = [f"layers.1.mlp.experts.{n}.gate" for n in range(3)]
+    names = [f"layer 1 {n}.gate" for n in range(3)]
+    assert sizes(experts, "per_module") == dict.fromkeys(names, 1)
+    assert sizes(LLAMA[:1], "per_module") == {"all": 1}
+
+
+def test_global_is_one_group() -> None:
+    assert check_kind("global") == check_kind(1) == check_kind("1") == 1
+    assert sizes(LLAMA, "global") == {"all": 120}
+
+
+@pytest.mark.parametrize("fine", ["kind", "thirds", "per_layer", "per_module"])
+@pytest.mark.parametrize("coarse", ["global", "attention_mlp", "kind", "thirds", "per_layer"])
+def test_a_coarse_position_expanded_is_the_same_adapter(
+    coarse: str, fine: str, mixed_pool: Path
+) -> None:
+    outer, inner = (Pool(mixed_pool, space="delta", groups=kind).open() for kind in (coarse, fine))
+    modules = list(inner.modules)
+    try:
+        found = parents(modules, coarse, fine)
+    except UserError as error:
+        assert (coarse, fine) not in {("global", fine), (coarse, "per_module"), (fine, fine)}
+        assert f"pool.groups={fine}" in str(error) and coarse in str(error)
+        return
+    assert len(found) == len(inner.groups)
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(len(outer.groups), 4))
+    wanted, made = outer.combine(rows.ravel()), inner.combine(rows[found].ravel())
+    for module in modules:
+        assert all(torch.equal(x, y) for x, y in zip(wanted[module], made[module], strict=True))
+
+
 @pytest.mark.parametrize("kind", ["thirds", "per_layer"])
 def test_a_module_without_a_layer_is_one_line(kind: str) -> None:
     with pytest.raises(UserError, match=rf"pool\.groups={kind}.*lm_head.*attention_mlp"):
@@ -63,7 +106,7 @@ def test_a_module_without_a_layer_is_one_line(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["halves", 2, True, None, ["thirds"]])
 def test_unknown_groups_are_one_line(kind: object, tiny_pool: Path) -> None:
-    with pytest.raises(UserError, match=r"pool\.groups .*1, attention_mlp, thirds, per_layer"):
+    with pytest.raises(UserError, match=r"pool\.groups .*1, global, attention_mlp, kind,"):
         Pool(tiny_pool, groups=kind)  # type: ignore[arg-type]
 
 
@@ -122,7 +165,8 @@ def test_a_saved_position_says_its_groups_and_is_what_peft_loads(
 
 def test_the_same_coefficients_in_all_groups_are_the_plain_position(tiny_pool: Path) -> None:
     plain = Pool(tiny_pool).open().combine(ATTENTION)
-    for kind, count in (("attention_mlp", 2), ("thirds", 2), ("per_layer", 2)):
+    divisions = {"attention_mlp": 2, "kind": 3, "thirds": 2, "per_layer": 2, "per_module": 6}
+    for kind, count in divisions.items():
         pool = Pool(tiny_pool, groups=kind).open()
         assert len(pool.groups) == count
         made = pool.combine(ATTENTION * count)
@@ -138,6 +182,6 @@ def test_a_position_has_coefficients_for_every_group(tiny_pool: Path) -> None:
 def test_the_fingerprint_tells_groups_apart(tiny_pool: Path) -> None:
     prints = [
         Pool(tiny_pool, groups=kind).open().fingerprint()
-        for kind in (1, "1", "attention_mlp", "thirds", "per_layer")
+        for kind in (1, "1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
     ]
-    assert prints[0] == prints[1] and len(set(prints)) == 4
+    assert prints[0] == prints[1] == prints[2] and len(set(prints)) == 6

@@ -45,6 +45,7 @@ KINDS = {
     "two particles, no iteration": {"particles": 2, "experts": 2, "iterations": 0},
     "three groups": {"groups": ("first", "middle", "last")},
     "many groups": {"groups": tuple(f"layers.{n}" for n in range(6)), "experts": 3},
+    "sixty groups": {"groups": tuple(f"layer {n} q_proj" for n in range(60)), "iterations": 1},
     "hostile": {"text": reporting.HOSTILE},
     "forty experts": {"experts": 40, "particles": 40, "iterations": 1},
 }
@@ -320,6 +321,22 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
     assert alike == [f"{best}, the same in all groups", "Coefficients, mean of the swarm"]
     # An expert has the same place, and so the same colour, in each.
     assert len({tuple(one.name for one in chart.series) for chart in charts.values()}) == 1
+
+
+def test_coefficients_of_many_groups_are_a_table(tmp_path: Path) -> None:
+    names = [f"layer {n} q_proj" for n in range(60)]
+    run = RunFolder(reporting.folder(tmp_path / "run", groups=names))
+    rows = tables(report(run.path), "coefficients")[
+        "Coefficients of the best found, by group of modules"
+    ]
+    assert [row[0] for row in rows] == names
+    position = run.positions[run.best()].reshape(60, 4)
+    for row, wanted in zip(rows, position, strict=True):
+        assert sorted(float(cell.replace("−", "-")) for cell in row[1:]) == pytest.approx(
+            sorted(wanted), abs=0.0051
+        )
+    listed = page(report(run.path))
+    assert "60 groups of modules" in listed and "layer 9 q_proj, ..., layer 59 q_proj" in listed
 
 
 # Item by item

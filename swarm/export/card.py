@@ -107,10 +107,14 @@ class Card:
             return ""
         names, groups = note["experts"], note.get("groups", ["all"])
         rows = np.reshape(note["coefficients"], (len(groups), len(names)))
-        heads = ["coefficient"] if len(groups) == 1 else groups
+        heads = ["expert", "coefficient"] if len(groups) == 1 else ["expert", *groups]
         cells = [[name, *(f"{c:.4f}" for c in rows[:, i])] for i, name in enumerate(names)]
+        if len(groups) > len(names):
+            heads = ["group", *names]
+            cells = [[name, *(f"{c:.4f}" for c in row)]
+                     for name, row in zip(groups, rows, strict=True)]  # fmt: skip
         parts = [f"{sentence(names, note['coefficients'], groups)}.",
-                 "\n".join(table(("expert", *heads), cells)),
+                 "\n".join(table(heads, cells)),
                  SPACES.get(note.get("space", ""), "")]  # fmt: skip
         if error := note.get("reconstruction_error"):
             parts.append(

@@ -1,39 +1,94 @@
 """The division of a pool's modules into groups with coefficients of their own."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from swarm.errors import UserError
 
 ALL = "all"
-KINDS = ("1", "attention_mlp", "thirds", "per_layer")
+KINDS = ("1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
+LAYERED = ("thirds", "per_layer")
 
 
 def check_kind(kind: object) -> int | str:
-    """The value of pool.groups, checked; raises UserError for one that is none of KINDS."""
+    """The value of pool.groups, with `global` as 1.
+
+    Raises:
+        UserError: It is none of KINDS.
+    """
     if isinstance(kind, bool) or str(kind) not in KINDS:
         raise UserError(f"pool.groups is {kind!r}; allowed: {', '.join(KINDS)}")
-    return 1 if str(kind) == "1" else str(kind)
+    return 1 if str(kind) in ("1", "global") else str(kind)
 
 
 def divide(modules: Sequence[str], kind: int | str) -> tuple[list[str], dict[str, int]]:
-    """The groups' names, in order, and for each module the number of its group.
+    """Divide modules into G groups.
 
-    `attention_mlp` is the projections of attention and all else; `thirds` the first, middle and
-    last third of the layers that are adapted, `per_layer` each of them. A group that no module
-    belongs to is left out, and a single one is called "all".
-    Raises UserError for a module whose name has no layer where layers are asked for.
+    - 1 (`global`): one group.
+    - `attention_mlp`: the projections of attention, and all others.
+    - `kind`: the last part of a module's name, such as q_proj and v_proj.
+    - `thirds`: the first, middle and last third of the adapted layers.
+    - `per_layer`: each adapted layer.
+    - `per_module`: each adapted module, by layer; named "layer 3 q_proj", with as much more of the
+      module's name as tells it from the others.
+
+    A group without modules is left out, and a single one is called "all".
+
+    Args:
+        modules: Their names.
+        kind: As `check_kind` returns it.
+
+    Returns:
+        The names of the groups in order, and for each module the number of its group.
+
+    Raises:
+        UserError: A module's name has no number of a layer where layers are divided.
     """
+    kind = check_kind(kind)
     if kind == 1:
         return [ALL], dict.fromkeys(modules, 0)
-    ordered, group = _attention() if kind == "attention_mlp" else _layers(modules, str(kind))
+    ordered, group = _DIVISIONS[str(kind)](modules)
     own = {module: group(module) for module in modules}
     names = [name for name in ordered if name in own.values()]
-    places = {module: names.index(name) for module, name in own.items()}
+    numbers = {name: number for number, name in enumerate(names)}
+    places = {module: numbers[name] for module, name in own.items()}
     return (names if len(names) > 1 else [ALL]), places
 
 
-def _attention() -> tuple[list[str], Callable[[str], str]]:
+def parents(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[int]:
+    """For each group of a fine division, the number of the coarse group that contains it.
+
+    A coarse position [G_coarse * K] becomes the fine one that stands for the same adapter by
+    `position.reshape(-1, K)[parents].reshape(-1)`.
+
+    Args:
+        modules: Their names.
+        coarse, fine: Values of pool.groups.
+
+    Raises:
+        UserError: The modules of a fine group lie in more than one coarse group.
+    """
+    names, inner = divide(modules, fine)
+    above, outer = divide(modules, coarse)
+    found: list[int | None] = [None] * len(names)
+    for module in modules:
+        group, parent = inner[module], outer[module]
+        if found[group] not in (None, parent):
+            first, second = above[found[group] or 0], above[parent]
+            raise UserError(
+                f"pool.groups={fine}: the group {names[group]} has modules in {first} and {second} "
+                f"of {coarse}; a finer division must divide the groups of the coarser one"
+            )
+        found[group] = parent
+    return [parent or 0 for parent in found]
+
+
+Division = tuple[list[str], Callable[[str], str]]
+"""Names of groups in order, some of them perhaps without modules, and the group of a module."""
+
+
+def _attention(modules: Sequence[str]) -> Division:
     """`self_attn.q_proj` of Llama, Gemma and Qwen2, `attention.query_key_value` of GPT-NeoX."""
 
     def group(module: str) -> str:
@@ -42,22 +97,71 @@ def _attention() -> tuple[list[str], Callable[[str], str]]:
     return ["attention", "mlp"], group
 
 
-def _layers(modules: Sequence[str], kind: str) -> tuple[list[str], Callable[[str], str]]:
-    layer = {module: _layer(module, kind) for module in modules}
+def _kinds(modules: Sequence[str]) -> Division:
+    def group(module: str) -> str:
+        return module.rpartition(".")[2]
+
+    return list(dict.fromkeys(map(group, sorted(modules, key=_natural)))), group
+
+
+def _per_layer(modules: Sequence[str]) -> Division:
+    layer = {module: _layer(module, "per_layer") for module in modules}
+    names = [f"layer_{number}" for number in sorted(set(layer.values()))]
+    return names, lambda module: f"layer_{layer[module]}"
+
+
+def _thirds(modules: Sequence[str]) -> Division:
+    layer = {module: _layer(module, "thirds") for module in modules}
     numbers = sorted(set(layer.values()))
-    if kind == "per_layer":
-        return [f"layer_{n}" for n in numbers], lambda module: f"layer_{layer[module]}"
-    thirds = ["first", "middle", "last"]
+    names = ["first", "middle", "last"]
     # By the middle of a layer, so that two layers are the first and the last.
-    third = {n: thirds[3 * (2 * i + 1) // (2 * len(numbers))] for i, n in enumerate(numbers)}
-    return thirds, lambda module: third[layer[module]]
+    third = {n: names[3 * (2 * i + 1) // (2 * len(numbers))] for i, n in enumerate(numbers)}
+    return names, lambda module: third[layer[module]]
+
+
+def _per_module(modules: Sequence[str]) -> Division:
+    ordered = sorted(modules, key=_natural)
+    labels = {module: _label(module, 1) for module in ordered}
+    for parts in range(2, 2 + max(module.count(".") for module in ordered)):
+        count = Counter(labels.values())
+        labels = {m: _label(m, parts) if count[name] > 1 else name for m, name in labels.items()}
+    return list(labels.values()), labels.__getitem__
+
+
+_DIVISIONS: dict[str, Callable[[Sequence[str]], Division]] = {
+    "attention_mlp": _attention,
+    "kind": _kinds,
+    "thirds": _thirds,
+    "per_layer": _per_layer,
+    "per_module": _per_module,
+}
+
+
+def _label(module: str, parts: int) -> str:
+    """The layer, if there is one, and the last parts of a module's name."""
+    end = ".".join(module.split(".")[-parts:])
+    number = _number(module)
+    return end if number is None else f"layer {number} {end}"
+
+
+def _natural(module: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts layer 2 before layer 10."""
+    parts = module.split(".")
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def _number(module: str) -> int | None:
+    """The number of a module's layer: the first number in its name."""
+    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", module)
+    return None if found is None else int(found[1])
 
 
 def _layer(module: str, kind: str) -> int:
-    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", module)
-    if found is None:
+    number = _number(module)
+    if number is None:
+        others = ", ".join(one for one in KINDS[1:] if one not in LAYERED)
         raise UserError(
             f"pool.groups={kind}: the name of the adapted module {module} has no number of a "
-            "layer; choose pool.groups=1 or attention_mlp"
+            f"layer; choose one of {others}"
         )
-    return int(found[1])
+    return number

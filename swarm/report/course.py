@@ -18,6 +18,9 @@ BETWEEN = 1_000
 PANELS = 3
 """Groups of modules that are shown one beside the other; of more, one is chosen."""
 
+CHOICES = 12
+"""Groups of modules that have a chart; of more, a table has the coefficients at the end."""
+
 
 def signal(run: RunFolder) -> str:
     """The signal that the search climbed; empty where that is the task's own measure."""
@@ -128,9 +131,11 @@ def coefficients(models: Compared) -> Section:
     blocks: list[Chart | Choice | Table] = [*charts]
     panels = {
         name: _coefficients(run, f"group_{g}", f"{best}, {name}", groups[:, g], order)
-        for g, name in enumerate(() if alike else run.groups)
+        for g, name in enumerate(() if alike or len(run.groups) > CHOICES else run.groups)
     }
-    if len(panels) <= PANELS:
+    if not alike and not panels:
+        blocks.append(_group_table(run, groups[-1], order))
+    elif len(panels) <= PANELS:
         blocks += panels.values()
     else:
         blocks.append(Choice("Group of modules", panels))
@@ -147,6 +152,13 @@ def coefficients(models: Compared) -> Section:
         f"turned round.{shown} Steps: the best holds until there is a better one.",
         blocks,
     )
+
+
+def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> Table:
+    """The coefficients [G, K] of the best found, a row for each group of modules."""
+    rows = [[name, *(signed(best[g, k], 2) for k in order)] for g, name in enumerate(run.groups)]
+    header = ["group", *(run.experts[k] for k in order)]
+    return Table("Coefficients of the best found, by group of modules", header, rows, sortable=True)
 
 
 def best_positions(run: RunFolder) -> np.ndarray:

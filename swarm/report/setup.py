@@ -10,6 +10,9 @@ from swarm.report.folder import RunFolder
 from swarm.report.numbers import counted
 from swarm.report.starts import starts
 
+NAMED = 12
+"""Groups of modules that are listed by name; of more, the first and the last."""
+
 
 def configuration(models: Compared) -> Section:
     """The settings, and the digests that make the search the one it is."""
@@ -20,8 +23,11 @@ def configuration(models: Compared) -> Section:
         rows_made = f"{counted(len(made), 'more row')}, made by the pool: {', '.join(made)}."
         blocks.append(Words([rows_made]))
     if len(run.groups) > 1:
+        named = [*run.groups]
+        if len(named) > NAMED:
+            named = [*named[: NAMED - 2], "...", named[-1]]
         blocks.append(Words([f"{len(run.groups)} groups of modules with coefficients of their own: "
-                             f"{', '.join(run.groups)}."]))  # fmt: skip
+                             f"{', '.join(named)}."]))  # fmt: skip
     names = ("seed", "base weights", "pool weights", "task items")
     rows = [[name, str(run.identity[name])] for name in names if name in run.identity]
     rows += [["versions", told] for told in _versions(run)]

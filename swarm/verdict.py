@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from swarm.certainty import described, gain_of, interval_of, poll
+from swarm.certainty import Constants, constant_answers, described, gain_of, interval_of, poll
 from swarm.ending import Ending
 from swarm.files import read_packed
 from swarm.record import Place, Record
-from swarm.tasks import Score, Task
+from swarm.tasks import Item, Score, Task
 from swarm.words import label
 
 SPENT = ("_tokens", "_cost")
@@ -25,7 +25,9 @@ def judge(ending: Ending, test: bool, ensemble: int, noise_floor: bool) -> dict[
 
     Returns:
         The metrics, the original's names first. Intervals are 95 %, [low, high]; the p-value is
-        of a paired test on the test items.
+        of a paired test on the test items. "constant_answers" is `None` where answers cannot be
+        graded, else as `swarm.certainty.Constants.described`, with "gain", "gain_interval" and
+        "p_value" of the best found over those by domain on test.
     """
     record, task = ending.record, ending.plain
     before, after = ending.choose()
@@ -46,14 +48,16 @@ def judge(ending: Ending, test: bool, ensemble: int, noise_floor: bool) -> dict[
     if task is not ending.task:
         metrics["signal"] = ending.task.signal  # type: ignore[attr-defined]
         metrics["ending_best_signal"] = record.utility(after)
+    dev = [ending.task.items("dev")[place] for place in ending.searched]
     for name, place in (("starting", before), ("ending", after)):
-        metrics |= _described(f"{name}_best_validation", task, ending.dev(place))
+        metrics |= _described(f"{name}_best_validation", task, ending.dev(place), dev)
     if ending.kept:
         metrics["confirm"] = _confirmed(ending, before, after)
     if noise_floor:
         metrics["noise_floor"] = _noise(ending, after)
     if test:
         metrics |= _tested(ending, before, after)
+    metrics["constant_answers"] = _constants(ending, constant_answers(task, dev), after, test)
     if ensemble and getattr(task, "votes", True):
         metrics |= _ensemble(ending, ensemble, test)
     if taken := spent(record):
@@ -99,8 +103,25 @@ def _tested(ending: Ending, before: Place, after: Place) -> dict[str, Any]:
         "test_gain_p_value": gain.p,
     }
     for name, scores in (("starting", start), ("ending", end)):
-        metrics |= _described(f"{name}_best_single_test", task, scores)
+        metrics |= _described(f"{name}_best_single_test", task, scores, task.items("test"))
     return metrics
+
+
+def _constants(
+    ending: Ending, found: Constants | None, after: Place, test: bool
+) -> dict[str, Any] | None:
+    """What the best constant answers come to, and the best found beside them."""
+    if found is None:
+        return None
+    task, items = ending.plain, ending.plain.items
+    dev = [items("dev")[place] for place in ending.searched]
+    splits = {"dev": dev} | ({"test": items("test")} if test else {})
+    told = found.described(task, splits)
+    if test:
+        gain = gain_of(task, ending.test(after), found.scores(task, items("test")))
+        told |= {"gain": gain.difference, "gain_interval": [gain.low, gain.high]}
+        told["p_value"] = gain.p
+    return told
 
 
 def _ensemble(ending: Ending, most: int, test: bool) -> dict[str, Any]:
@@ -127,7 +148,7 @@ def _ensemble(ending: Ending, most: int, test: bool) -> dict[str, Any]:
         voters = [ending.test(place) for place in members[:size]]
         voted = poll(task, task.items("test"), voters, weights[:size])
         metrics["ending_top-k_ensemble_test_accuracy"] = task.utility(voted)
-        metrics |= _described("ending_top-k_ensemble_test", task, voted)
+        metrics |= _described("ending_top-k_ensemble_test", task, voted, task.items("test"))
     return metrics
 
 
@@ -171,7 +192,9 @@ def _improvements(record: Record) -> dict[str, int]:
     }
 
 
-def _described(name: str, task: Task, scores: Sequence[Score]) -> dict[str, Any]:
+def _described(
+    name: str, task: Task, scores: Sequence[Score], items: Sequence[Item]
+) -> dict[str, Any]:
     """What is said of a utility, each name begun with `name`."""
-    found = described(task, scores).items()
+    found = described(task, scores, items).items()
     return {f"{name}_{key}": value for key, value in found if key != "utility"}

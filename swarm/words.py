@@ -5,6 +5,14 @@ from typing import Any
 
 import numpy as np
 
+MOST_DOMAINS = 12
+"""Domains that a table shows; of more, the metrics alone have the numbers."""
+
+SHOWN = 5
+"""Domains that a sentence names."""
+
+NAMES = ("best initial expert", "best found")
+
 
 def sentence(
     experts: Sequence[str], position: Sequence[float], groups: Sequence[str] = ("all",)
@@ -45,8 +53,10 @@ def conclusion(metrics: dict[str, Any]) -> str:
     start = metrics["starting_best_validation_utility"]
     if metrics["ending_best_validation_utility"] <= start:
         nothing = "The search found nothing better on dev than the best initial expert"
-        return f"{nothing}: {_tested(metrics)}" if metrics["test_gain"] else f"{nothing}."
-    return _tested(metrics)
+        words = f"{nothing}: {_tested(metrics)}" if metrics["test_gain"] else f"{nothing}."
+    else:
+        words = _tested(metrics)
+    return " ".join([words, *over_constants(metrics)])
 
 
 def _tested(metrics: dict[str, Any]) -> str:
@@ -84,6 +94,133 @@ def told(
     ) + odd * (apart != (p < 0.05))
 
 
+def constant_label(found: Mapping[str, Any]) -> str:
+    """The best constant answers by domain: "connectivity: No, shortest_path: 1".
+
+    Args:
+        found: As `swarm.certainty.Constants.described` returns it.
+    """
+    answers = found["by_domain"]["answers"]
+    different = set(answers.values())
+    if len(different) == 1:
+        return quoted(different.pop())
+    told = [f"{line(domain)}: {quoted(one)}" for domain, one in answers.items()]
+    more = len(told) - SHOWN
+    return ", ".join(told[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def over_constants(metrics: Mapping[str, Any], name: str = NAMES[1]) -> list[str]:
+    """How a model compares with the best constant answers on test: a sentence, or none."""
+    found = metrics.get("constant_answers")
+    if not found or "gain" not in found:
+        return []
+    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
+    low, high = (f"{scale * end:+.3g}" for end in found["gain_interval"])
+    test = found["by_domain"]["test"]
+    each = "of each domain " if len(found["by_domain"]["answers"]) > 1 else ""
+    side = "above" if found["gain"] >= 0 else "below"
+    sure = "" if found["p_value"] < 0.05 else "not "
+    return [
+        f"The best constant answer {each}({constant_label(found)}; chosen on dev) has "
+        f"{test['utility']:.3f} on test: the {name} is {scale * abs(found['gain']):.3g}{unit} "
+        f"{side} it, {sure}distinguishable from chance (p = {found['p_value']:.3g}; 95 % interval "
+        f"{low} to {high})."
+    ]
+
+
+def one_answer_warnings(metrics: Mapping[str, Any], names: tuple[str, str] = NAMES) -> list[str]:
+    """Where a model gives one answer throughout, on test or, without a test, on dev.
+
+    Args:
+        metrics: As `swarm.verdict.judge` makes them; older ones have no such key.
+        names: Of the model that was started from, and of the one that was found.
+    """
+    split, key = ("test", "single_test") if "test_gain" in metrics else ("dev", "validation")
+    return [
+        words
+        for side, name in zip(("starting", "ending"), names, strict=True)
+        for words in one_answer_lines(
+            metrics.get(f"{side}_best_{key}_one_answer", ()), f"the {name}", split
+        )
+    ]
+
+
+def one_answer_lines(found: Sequence[Mapping[str, Any]], name: str, split: str) -> list[str]:
+    """The warnings of one model on one split.
+
+    Args:
+        found: As `swarm.certainty.one_answer` returns it.
+    """
+    told = []
+    for one in found[:SHOWN]:
+        where = "all domains" if one["domain"] is None else f"the domain {line(one['domain'])}"
+        told.append(
+            f"Warning: in {where} of {split}, {name} gives one answer: {quoted(one['answer'])} is "
+            f"{100 * one['share']:.3g} % of the {one['answers']} answers that were read, and right "
+            f"for {100 * one['right']:.3g} % of the items."
+        )
+    if more := len(found) - SHOWN:
+        told += [f"Warning: so it is in {more} more domains of {split}."] * (more > 0)
+    return told
+
+
+def domain_table(
+    metrics: Mapping[str, Any], split: str, names: tuple[str, str] = NAMES
+) -> tuple[list[str], list[list[str]]] | None:
+    """Utilities by domain as the header and rows of a table; `None` unless of 2 to 12 domains.
+
+    Args:
+        split: "dev" or "test".
+        names: As for `one_answer_warnings`.
+    """
+    key = "single_test" if split == "test" else "validation"
+    start, end = (metrics.get(f"{side}_best_{key}_domains") for side in ("starting", "ending"))
+    if not start or not end or not 2 <= len(end) <= MOST_DOMAINS:
+        return None
+    constant = ((metrics.get("constant_answers") or {}).get("by_domain") or {}).get(split)
+    warned = {one["domain"] for one in metrics.get(f"ending_best_{key}_one_answer", ())}
+    header = [f"domain of {split}", "n", *names]
+    header += ["best constant answer"] * bool(constant) + [f"answers of the {names[1]}"]
+    rows = []
+    for domain, mine in end.items():
+        row = [line(domain), f"{mine['items']}", _cell(start[domain]), _cell(mine)]
+        if constant:
+            own = constant["domains"][domain]
+            row.append(f"{own['utility']:.3f} ({quoted(own['commonest'])})")
+        rows.append([*row, commonest(mine, bool(warned & {domain, None}))])
+    return header, rows
+
+
+def commonest(found: Mapping[str, Any], warned: bool) -> str:
+    """The commonest answer in a domain: "No: 94 % (!)", and how many could not be read.
+
+    Args:
+        found: One of `swarm.certainty.by_domain`.
+    """
+    told = []
+    if found.get("commonest") is not None:
+        told.append(f"{quoted(found['commonest'])}: {100 * found['share']:.0f} %" + " (!)" * warned)
+    if found.get("unparsed_rate"):
+        told.append(f"{100 * found['unparsed_rate']:.0f} % not read")
+    return ", ".join(told) or "–"
+
+
+def _cell(found: Mapping[str, Any]) -> str:
+    low, high = found["interval"]
+    return f"{found['utility']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def line(text: str, most: int = 40) -> str:
+    """A name or an answer in one short line of printable characters."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def quoted(answer: str) -> str:
+    """An answer, short, in quotation marks."""
+    return f'"{line(answer)}"'
+
+
 def label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None:
     """What an optimizer calls a position, such as "uniform soup"; `None`: it has no names.
 
@@ -95,8 +232,8 @@ def label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None
 
 
 def caveats(metrics: dict[str, Any]) -> list[str]:
-    """What else bears on the numbers: the kept part of dev, and noise that is no learning."""
-    lines = []
+    """What else bears on the numbers: one answer throughout, the kept part of dev, and noise."""
+    lines = one_answer_warnings(metrics)
     points = metrics.get("in_points", False)
     if found := metrics.get("confirm"):
         bias = found["ending_searched"] - found["ending"]

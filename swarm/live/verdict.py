@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
-from swarm.words import caveats, conclusion, sentence
+from swarm.words import caveats, conclusion, constant_label, domain_table, sentence
 
 
 def table(metrics: dict[str, Any]) -> Table:
@@ -21,7 +22,21 @@ def table(metrics: dict[str, Any]) -> Table:
     if tested:
         made.add_column(f"test, n = {metrics['ending_best_single_test_items']}", overflow="fold")
     for row in table_rows(metrics):
-        made.add_row(*row[: 3 if tested else 2])
+        made.add_row(*map(Text, row[: 3 if tested else 2]))
+    return made
+
+
+def domains(metrics: dict[str, Any]) -> Table | None:
+    """Utilities by domain, on test or, without a test, on dev; `None` without several domains."""
+    found = domain_table(metrics, "test" if "test_gain" in metrics else "dev")
+    if found is None:
+        return None
+    header, rows = found
+    made = Table()
+    for name in header:
+        made.add_column(Text(name), overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))
     return made
 
 
@@ -48,7 +63,9 @@ def lines(
 
 
 def part_lines(metrics: dict[str, Any]) -> list[str]:
-    """Each part of a mixture, on dev and on test."""
+    """Each part of a mixture, on dev and on test, where `domains` does not show it."""
+    if domains(metrics):
+        return []
     lines = []
     for split, name in (("dev", "validation"), ("test", "single_test")):
         after = metrics.get(f"ending_best_{name}_parts", {})
@@ -73,6 +90,14 @@ def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
         "ending": "best found",
     }
     rows = []
+    if constant := metrics.get("constant_answers"):
+        found = constant["by_domain"]
+        each = " of each domain" if len(found["answers"]) > 1 else ""
+        row = [f"best constant answer{each} ({constant_label(constant)}; chosen on dev)"]
+        for split in ("dev", "test"):
+            if split in found:
+                row.append(_with_interval(found[split]["utility"], found[split]["interval"]))
+        rows.append(row)
     for when, name in names.items():
         row = [name]
         for split, value in (("validation", "validation_utility"), ("single_test", "")):

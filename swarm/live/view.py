@@ -10,7 +10,7 @@ from rich.text import Text
 
 from swarm.live.picture import flow, number, picture, time_left
 from swarm.live.progress import Progress
-from swarm.live.verdict import lines, table
+from swarm.live.verdict import domains, lines, table
 
 PLAIN_COLUMNS = 160
 
@@ -83,5 +83,7 @@ class View:
             experts, groups: The pool's names.
         """
         self.console.print(table(metrics))
+        if by_domain := domains(metrics):
+            self.console.print(by_domain)
         for line in lines(metrics, experts, groups):
             self.say(line)

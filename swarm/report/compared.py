@@ -88,6 +88,11 @@ class Compared:
             utility, (found.low, found.high) if plain else None, len(rows), unparsed, {}
         )
 
+    def constant(self, split: str) -> Measured | None:
+        """The best constant answers by domain; `None` where they were not measured."""
+        found = (self.metrics.get("constant_answers") or {}).get("by_domain", {}).get(split)
+        return found and Measured(found["utility"], found["interval"], found["items"], 0.0, {})
+
     def vote(self, split: str) -> Measured | None:
         """The vote of the best; `None` where there is none."""
         found = self.metrics

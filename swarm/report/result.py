@@ -9,7 +9,14 @@ from swarm.report.blocks import Section, Spark, Table, Words
 from swarm.report.compared import Compared, Measured, is_binary, kind_of_test, values
 from swarm.report.numbers import count, counted, interval, number, p_value, percent, signed
 from swarm.report.pictures import Chart, Series
-from swarm.words import caveats, conclusion, sentence
+from swarm.words import (
+    caveats,
+    conclusion,
+    constant_label,
+    domain_table,
+    one_answer_warnings,
+    sentence,
+)
 
 SPLITS = {"dev": "dev", "confirm": "kept part of dev", "test": "test"}
 
@@ -34,14 +41,24 @@ def verdict(models: Compared) -> tuple[str, str, str]:
         flatters = "which flatters the one that was chosen there as the highest of many"
         return "open", "Not tested", f"On the {end.items} dev items, {flatters}, {rise}."
     items = count(found["ending_best_single_test_items"])
-    told = conclusion(found)
+    told = " ".join([conclusion(found), *one_answer_warnings(found)])
     if end.utility > start.utility and _same(found["test_gain_interval"]):
         told = f"No item differs: each of the {items} test items is worth the same to both."
     better = found["test_gain"] > 0
     if found["test_gain_p_value"] >= 0.05 or end.utility <= start.utility:
         loss = found["test_gain"] < 0 and found["test_gain_p_value"] >= 0.05
         return "unclear", "No gain shown" + ": a loss that may be chance" * loss, told
+    if better and (short := _not_over_constants(found)):
+        return "unclear", short, told
     return ("better", "Better on test", told) if better else ("worse", "Worse on test", told)
+
+
+def _not_over_constants(metrics: dict[str, Any]) -> str:
+    """That a gain on the best initial expert is none on constant answers; empty where it is."""
+    constant = metrics.get("constant_answers") or {}
+    if "gain" not in constant or (constant["gain"] > 0 and constant["p_value"] < 0.05):
+        return ""
+    return "Better on test than the best initial expert, not than constant answers"
 
 
 def figures(models: Compared) -> list[tuple[str, str]]:
@@ -71,6 +88,7 @@ def ends(models: Compared) -> Section:
     ]
     if parts := _parts(models):
         blocks.append(parts)
+    blocks += _domains(models)
     if by_size := models.metrics.get("ensemble_dev_by_size"):
         size = models.metrics["ensemble_size"]
         told = ", ".join(f"{n}: {number(value)}" for n, value in enumerate(by_size, 1))
@@ -85,7 +103,11 @@ def ends(models: Compared) -> Section:
 
 
 def _lines(models: Compared) -> Iterator[tuple[str, dict[str, Measured | None]]]:
-    """Each model with its numbers by split."""
+    """Each model with its numbers by split, and the best constant answers."""
+    if constant := models.metrics.get("constant_answers"):
+        each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
+        name = f"best constant answer{each} ({constant_label(constant)})"
+        yield name, {split: models.constant(split) for split in SPLITS}
     for who, name in models.names.items():
         yield name, {split: models.measured(who, split) for split in SPLITS}
     vote = {split: models.vote(split) for split in SPLITS}
@@ -146,6 +168,16 @@ def _parts(models: Compared) -> Table | None:
             ]  # fmt: skip
     header = ["part", "split", models.expert, "best found", "change"]
     return Table("The parts of the mixture", header, rows) if rows else None
+
+
+def _domains(models: Compared) -> list[Table]:
+    """Utilities by domain on dev and test, where there are 2 to 12 domains."""
+    found = []
+    for split in ("dev", "test"):
+        if one := domain_table(models.metrics, split):
+            caption = f"Utilities by domain on {split}; (!): one answer throughout"
+            found.append(Table(caption, *one))
+    return found
 
 
 def statistics(models: Compared) -> Section:

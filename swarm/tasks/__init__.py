@@ -44,6 +44,8 @@ class Task(Protocol):
       `highest` at most; an exact race needs it.
     - `lowest: float`: no item's value is lower; 0 if it is not there.
     - `votes = False`: the answers are not such that models could vote on them (a free text).
+    - `constants: Sequence[str]`: answers, beside the gold ones, that a model might give to every
+      item and that have a value ("abstain").
     - `plain: Task`: the same task by its own measure, of the same items, where a search goes by
       another signal; else the task itself. See the function `plain`.
     - `Prepared`: it needs a key, a model or a connection of its own.

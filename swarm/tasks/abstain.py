@@ -40,6 +40,7 @@ class Abstain(Choice):
 
     lowest = -1.0
     signals = ("accuracy",)
+    constants = (ABSTAINED,)
 
     def play(self, items: Sequence[Item]) -> Play:
         """Ask about every item in two rounds."""

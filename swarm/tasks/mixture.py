@@ -68,6 +68,12 @@ class Mixture:
         return min(0.0, *(getattr(task, "lowest", 0.0) for task in self.tasks.values()))
 
     @property
+    def constants(self) -> tuple[str, ...]:
+        """The parts' own; see `Task`."""
+        found = (getattr(task, "constants", ()) for task in self.tasks.values())
+        return tuple(dict.fromkeys(answer for answers in found for answer in answers))
+
+    @property
     def plain(self) -> "Mixture":
         """The mixture of the parts by their own measures; itself if it is that."""
         parts = {part: plain(task) for part, task in self.tasks.items()}
@@ -180,7 +186,7 @@ class Mixture:
         part = min(utilities, key=lambda part: utilities[part])
         if utilities[part] < 0:
             raise UserError(NO_HARMONIC_MEAN.format(part, f"came to {utilities[part]:.4g}", ""))
-        return float(harmonic_mean(utilities.values()))
+        return float(harmonic_mean(list(utilities.values())))
 
     def _refuse_negative(self) -> None:
         for part, task in self.tasks.items():

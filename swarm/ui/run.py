@@ -160,6 +160,9 @@ class Page:
             if found.models:
                 plain_table(found.models.header, found.models.rows)
                 ui.label(f"{found.models.caption}.").classes("quiet text")
+            for table in found.domains:
+                plain_table(table.header, table.rows)
+                ui.label(f"{table.caption}.").classes("quiet text")
 
     async def _end(self) -> None:
         if await self._tried(self._home.launcher.stop):

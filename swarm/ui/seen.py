@@ -35,6 +35,7 @@ class Course:
     told: list[str] = field(default_factory=list)
     figures: list[tuple[str, str]] = field(default_factory=list)
     models: Table | None = None
+    domains: list[Table] = field(default_factory=list)
     particles: dict[str, Any] = field(default_factory=dict)
     coefficients: dict[str, Any] = field(default_factory=dict)
 
@@ -109,12 +110,13 @@ def _course(run: RunFolder) -> Course:
     kind, short, told = verdict(models)
     # Whether it runs is told beside its name: a report cannot know, and says so of a stopped one.
     short = short if run.finished else "Not over yet"
+    also = [words for words in caveats(run.metrics) if words not in told]
     position = run.positions[models.places["ending"]]
     best = f"Best found: {sentence(run.experts, position, run.groups)}."
-    table = next(block for block in ends(models).blocks if isinstance(block, Table))
+    table, *more = (block for block in ends(models).blocks if isinstance(block, Table))
     return Course(
-        kind=kind, verdict=short, told=[told, best, *caveats(run.metrics)],
-        figures=figures(models), models=table, particles=charts.particles(run),
+        kind=kind, verdict=short, told=[told, best, *also],
+        figures=figures(models), models=table, domains=more, particles=charts.particles(run),
         coefficients=charts.coefficients(run),
     )  # fmt: skip
 

@@ -1,0 +1,271 @@
+"""Utilities by domain, the best constant answers, and the warning of one answer throughout."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import searches
+import tiny
+
+from swarm.certainty import (
+    NO_DOMAIN,
+    by_domain,
+    constant_answers,
+    described,
+    domain_of,
+    one_answer,
+)
+from swarm.report.write import report, write
+from swarm.tasks import Item, Score
+from swarm.tasks.abstain import Abstain
+from swarm.tasks.match import Match
+from swarm.tasks.mixture import Mixture
+from swarm.words import caveats, conclusion, domain_table, one_answer_lines
+
+MINI = searches.ROOT / "data" / "nlgraph_mini.json"
+
+
+@pytest.fixture(scope="module")
+def mini() -> Match:
+    return Match("nlgraph_mini", str(MINI))
+
+
+def given(task: Any, items: Sequence[Item], answers: Sequence[str | None]) -> list[Score]:
+    """The scores of these answers."""
+    return [
+        Score(task.grade(item, answer), answer, part=item.get("part", ""))
+        for item, answer in zip(items, answers, strict=True)
+    ]
+
+
+def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> Match:
+    """A task with these gold answers; items have no domain of their own."""
+    splits = {
+        split: [{"id": n, "question": f"{split} {n}", "answer": a} for n, a in enumerate(golds)]
+        for split, golds in (("dev", dev), ("test", test))
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(splits))
+    return Match(name, str(path))
+
+
+def choice_file(path: Path) -> Path:
+    """Choices of two domains, 20 items each a split; the right letters take turns."""
+
+    def item(number: int) -> dict[str, Any]:
+        domain, letters = (("doors", "AB"), ("paths", "ABC"))[number % 2]
+        choices = {letter: f"{letter.lower()}{number}" for letter in letters}
+        gold = letters[number // 2 % len(letters)]
+        return {"question": f"which one {number}", "choices": choices, "answer": gold,
+                "id": number, "domain": domain}  # fmt: skip
+
+    splits = {"dev": [item(n) for n in range(40)], "test": [item(n) for n in range(100, 140)]}
+    path.write_text(json.dumps(splits))
+    return path
+
+
+def test_constant_answers_equal_a_hand_count(mini: Match) -> None:
+    dev, test = mini.items("dev"), mini.items("test")
+    found = constant_answers(mini, dev)
+    assert found is not None
+    best, right = {}, 0
+    for domain in ("connectivity", "shortest_path"):
+        golds = Counter(item["answer"] for item in dev if item["domain"] == domain)
+        best[domain] = golds.most_common(1)[0][0]
+        right += sum(i["answer"] == best[domain] for i in test if i["domain"] == domain)
+    assert found.domains == best == {"connectivity": "Yes", "shortest_path": "1"}
+    told = found.described(mini, {"dev": dev, "test": test})
+    assert told["by_domain"]["test"]["utility"] == right / len(test) == 0.3075
+    every = Counter(item["answer"] for item in dev)
+    assert every[found.overall] == max(every.values())
+    assert told["overall"]["dev"]["utility"] == max(every.values()) / len(dev)
+    assert told["overall"]["test"]["utility"] == sum(
+        item["answer"] == found.overall for item in test
+    ) / len(test)
+
+
+def test_domains_add_up(mini: Match) -> None:
+    items = mini.items("test")
+    answers = [("Yes", "No", "1", "2", None)[n * 7 % 5] for n in range(len(items))]
+    scores = given(mini, items, answers)
+    found = described(mini, scores, items)
+    domains = found["domains"]
+    assert list(domains) == list(dict.fromkeys(item["domain"] for item in items))
+    total = sum(one["utility"] * one["items"] for one in domains.values())
+    assert total / len(items) == pytest.approx(found["utility"])
+    for name, one in domains.items():
+        mine = [s for s, i in zip(scores, items, strict=True) if i["domain"] == name]
+        read = Counter(s.answer for s in mine if s.answer)
+        assert one["items"] == len(mine) and one["answers"] == read.total()
+        assert one["unparsed_rate"] == pytest.approx(1 - read.total() / len(mine))
+        assert one["share"] == max(read.values()) / read.total()
+        assert one["interval"][0] < one["utility"] < one["interval"][1]
+
+
+def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
+    roads = match(tmp_path, "roads", ["Yes", "Yes", "No"], ["No", "Yes", "Yes", "Yes"])
+    sums = match(tmp_path, "sums", [3, 3, 4], [4, 4, 3])
+    both = Mixture("both", {"roads": roads, "inner": Mixture("inner", [sums])})
+    items = both.items("test")
+    assert [domain_of(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
+    scores = given(both, items, ["No", "No", "Yes", "Yes", "4", "4", "4"])
+    found = by_domain(both, items, scores)
+    assert {name: one["utility"] for name, one in found.items()} == {
+        "roads": 0.75, "inner/sums": pytest.approx(2 / 3)
+    }  # fmt: skip
+    constants = constant_answers(both, both.items("dev"))
+    assert constants is not None and constants.domains == {"roads": "Yes", "inner/sums": "3"}
+    told = constants.described(both, {"test": items})
+    # By the mixture's own utility, the harmonic mean of 3/4 and 1/3; one answer fails in a part.
+    assert told["by_domain"]["test"]["utility"] == pytest.approx(2 / (4 / 3 + 3))
+    assert told["overall"]["test"]["utility"] == 0
+
+
+def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
+    golds = ["Yes", "no", "true", 12, "1,200", "red door"]
+    task = match(tmp_path, "kinds", golds, ["Yes"])
+    kinds = ["yes or no", "yes or no", "true or false", "number", "number", "phrase"]
+    assert [domain_of(item) for item in task.items("dev")] == kinds
+    assert domain_of({"id": 0, "choices": {"A": "a", "B": "b"}, "answer": "A"}) == "letter"
+    assert domain_of({"id": 0, "prompt": "write"}) == NO_DOMAIN
+
+
+def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
+    task = Abstain("doors", str(choice_file(tmp_path / "doors.json")))
+    found = constant_answers(task, task.items("dev"))
+    # Of two letters each is right for half (0 on the mean); of three, abstention beats -1/3.
+    assert found is not None and found.domains == {"doors": "A", "paths": "abstain"}
+    assert found.overall == "abstain"
+    told = found.described(task, {"test": task.items("test")})
+    assert told["overall"]["test"]["utility"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "share"),
+    [
+        (["No"] * 19 + ["Yes"], 0.95),
+        (["No"] * 18 + ["Yes"] * 2, None),
+        (["No"] * 10 + [None] * 10, 1.0),
+        (["No"] * 9 + [None] * 11, None),
+    ],
+)
+def test_one_answer_is_warned_of(
+    answers: list[str | None], share: float | None, tmp_path: Path
+) -> None:
+    task = match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
+    found = one_answer(task, task.items("test"), given(task, task.items("test"), answers))
+    if share is None:
+        assert found == []
+        return
+    (one,) = found
+    assert one["domain"] == "yes or no" and one["answer"] == "No" and one["share"] == share
+    assert one["right"] == 0.5
+    (words,) = one_answer_lines(found, "the best found", "test")
+    assert words.startswith("Warning: in the domain yes or no of test, the best found gives one")
+
+
+def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
+    mostly = match(tmp_path, "mostly", ["No"], ["No"] * 19 + ["Yes"])
+    items = mostly.items("test")
+    assert one_answer(mostly, items, given(mostly, items, ["No"] * 20)) == []
+    (one,) = one_answer(mostly, items, given(mostly, items, ["Yes"] * 20))
+    assert one["right"] == 0.05
+
+
+def test_one_answer_to_small_domains_is_seen_over_all(mini: Match) -> None:
+    task = Match("small", str(MINI))
+    items = [{**item, "domain": f"d{n // 5}"} for n, item in enumerate(mini.items("test")[:40])]
+    (one,) = one_answer(task, items, given(task, items, ["No"] * 39 + ["Yes"]))
+    assert one["domain"] is None and one["answers"] == 40
+    assert "in all domains" in one_answer_lines([one], "it", "test")[0]
+
+
+def test_answers_that_are_not_graded_have_no_constant(mini: Match) -> None:
+    signalled = Match("nlgraph_mini", str(MINI), signal="logprob")
+    items = signalled.items("test")
+    scores = [Score(-1.0, "") for _ in items]
+    assert constant_answers(signalled, signalled.items("dev")) is None
+    assert one_answer(signalled, items, scores) == []
+    assert "commonest" not in by_domain(signalled, items, scores)["connectivity"]
+
+
+@pytest.fixture(scope="module")
+def constant(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[str]]:
+    """A search with a model that reads only the last token: it gives one letter to every item."""
+    from safetensors.torch import load_file, save_file
+
+    place = tmp_path_factory.mktemp("constant")
+    base = tiny.model(place / "base")
+    weights = load_file(base / "model.safetensors")
+    for name, weight in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            weight.zero_()
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    pool = place / "pool"
+    for seed, name in enumerate(("amber", "birch"), start=1):
+        tiny.expert(base, pool / name, seed, targets=("q_proj", "v_proj"))
+    words = searches.arguments(place, base, pool, task__file=choice_file(place / "doors.json"))
+    words = [word for word in words if not word.endswith("tiny.json")]
+    result = searches.run(words)
+    assert result.returncode == 0, result.stderr
+    return place / "search" / "run", " ".join(result.stdout.split()), words
+
+
+def test_a_search_whose_best_gives_one_answer_says_so(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    folder, output, _ = constant
+    metrics = json.loads((folder / "state.json").read_text())["metrics"]
+    (one,) = metrics["ending_best_single_test_one_answer"]
+    assert one["domain"] is None and one["share"] == 1.0 and one["answers"] == 40
+    answer = one["answer"]
+    warning = f'the best found gives one answer: "{answer}" is 100 % of the 40 answers'
+    assert warning in output and "best constant answer of each domain" in output
+    domains = metrics["ending_best_single_test_domains"]
+    assert {name: found["items"] for name, found in domains.items()} == {"doors": 20, "paths": 20}
+    total = sum(found["utility"] * found["items"] for found in domains.values())
+    assert total / 40 == pytest.approx(metrics["ending_best_single_test_accuracy"])
+    constants = metrics["constant_answers"]
+    assert constants["by_domain"]["answers"] == {"doors": "A", "paths": "A"}
+    assert constants["gain"] == pytest.approx(
+        metrics["ending_best_single_test_accuracy"] - constants["by_domain"]["test"]["utility"]
+    )
+    assert "The best constant answer of each domain" in conclusion(metrics)
+    header, rows = domain_table(metrics, "test") or ([], [])
+    assert header[0] == "domain of test" and [row[0] for row in rows] == ["doors", "paths"]
+    assert all(row[-1] == f'"{answer}": 100 % (!)' for row in rows)
+
+
+def test_a_report_shows_domains_constants_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    folder, _, _ = constant
+    write(folder)
+    for name in ("report.html", "report.md"):
+        text = re.sub(r"<[^>]+>|[\\*]", " ", (folder / name).read_text())
+        for words in ("gives one answer", "best constant answer", "doors", "paths"):
+            assert words in text, (name, words)
+
+
+def test_an_older_run_without_these_numbers_is_read(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    folder, _, words = constant
+    path = folder / "state.json"
+    before = path.read_text()
+    state = json.loads(before)
+    new = re.compile(r"_domains$|_one_answer$|^constant_answers$")
+    state["metrics"] = {k: v for k, v in state["metrics"].items() if not new.search(k)}
+    path.write_text(json.dumps(state))
+    try:
+        found = report(folder)
+        assert found.verdict and caveats(state["metrics"]) == caveats({**state["metrics"]})
+        again = searches.run(words)
+        assert again.returncode == 0, again.stderr
+        assert "best found" in again.stdout and "Warning:" not in again.stdout
+    finally:
+        path.write_text(before)

@@ -1,24 +1,30 @@
-"""CMA-ES with restarts (Hansen 2016, arXiv 1604.00772) on rows of mixing coefficients."""
+"""CMA-ES with restarts (Hansen 2016, arXiv 1604.00772), full or separable, on coefficients."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Union
 
 import numpy as np
 
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OWN, Remembering
+from swarm.optimizers.ask_tell import OWN
 from swarm.optimizers.pso_options import POSITIVE, SWITCH, Rule, check_number
 from swarm.optimizers.region import BOUNDS, Region
+from swarm.optimizers.starts import Starting
 
 if TYPE_CHECKING:
-    from cmaes import CMA
+    from cmaes import CMA, SepCMA
+
+    Distribution = Union[CMA, SepCMA]
+
+FREE_STEP = 0.2
+"""First standard deviation of a coefficient around the best recipe."""
 
 REDRAWS = 100
 """Draws of a position outside of the bounds before the nearest one inside is taken."""
 
 
 @dataclass(kw_only=True, eq=False)
-class CovarianceSearch(Remembering):
+class CovarianceSearch(Starting):
     """A normal distribution that moves to where utilities are high, from the experts on.
 
     It begins around the uniform mix with the step 1 / sqrt(K): the K experts then lie just as far
@@ -28,22 +34,30 @@ class CovarianceSearch(Remembering):
     distribution has come to its end (`cmaes` says so), another begins at a random mixture with
     twice the generation (IPOP; Auger and Hansen 2005), as many asks of N rows as that takes.
 
+    With free sums it evaluates static recipes first (`start_scales`) and begins around the best of
+    them and of the experts; the first generation are the draws after that.
+
+    `separable` learns the variances alone, in time and memory linear in the dimensions and from
+    fewer positions (sep-CMA-ES; Ros and Hansen 2008): for per-layer and per-module groups.
+
     The distribution is never saved: it is learnt again, exactly, from `rows` [M, G x K], all
     positions that were measured, and their `utilities` [M].
 
     Args:
         particles: N; None is 4 + floor(3 ln n) of n dimensions, the usual size, or K if more.
-        step: The first standard deviation of a coefficient; None is 1 / sqrt(K).
+        step: The first standard deviation of a coefficient; None is 1 / sqrt(K), or 0.2 around the
+            best recipe.
+        separable: The covariance is diagonal.
         sum_to_one: The G (K - 1) dimensions where coefficients sum to 1 in each group, as for the
-            particle swarm; false frees the sum. To free the sum for all optimizers alike, add the
-            base to the pool.
+            particle swarm; false frees the sum.
+        start_scales: See `Starting`.
         low, high: Bounds of a coefficient.
         restart: Begin anew where it has come to its end; else go on drawing from it.
     """
 
     NAME: ClassVar[str] = "cmaes"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "sum_to_one": (SWITCH, "true searches where the particle swarm does"),
+        "separable": (SWITCH, "true is for many dimensions"),
         "restart": (SWITCH, "false goes on where the distribution has come to its end"),
         **BOUNDS,
     }
@@ -51,7 +65,7 @@ class CovarianceSearch(Remembering):
     particles: int | None = None
     max_iterations: int = 100
     step: float | None = None
-    sum_to_one: bool = True
+    separable: bool = False
     low: float = -1.0
     high: float = 2.0
     restart: bool = True
@@ -67,15 +81,20 @@ class CovarianceSearch(Remembering):
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
         self._found(count)
+        return super()._begin(experts, count)
+
+    def _first_rows(self, experts: int, count: int) -> np.ndarray:
         known = draws.corners(experts, self.groups)
         return np.vstack([known, *map(self._draw, range(experts, count))])
 
-    def _next(self) -> np.ndarray:
+    def _propose(self) -> np.ndarray:
         missing = self._cma.population_size - self._pending
         return np.array([self._draw(i) for i in range(min(missing, len(self.positions)))])
 
     def _take(self, utilities: np.ndarray) -> None:
         super()._take(utilities)
+        if self.starting:
+            self._found(len(self.positions))
         self._learn()
 
     def _resume(self) -> None:
@@ -87,17 +106,20 @@ class CovarianceSearch(Remembering):
         """The first distribution; nothing is learnt yet."""
         bounds = self.low, self.high
         self._region = Region(self.experts, *bounds, self.sum_to_one, self.groups)
-        self._learnt = self._restarts = 0
+        self._learnt, self._restarts = self.begun, 0
         self._cma = self._distribution(self._first_mean(), count)
 
     def _first_mean(self) -> np.ndarray:
-        return np.full(self.groups * self.experts, 1 / self.experts)
+        return self.centre
 
-    def _distribution(self, mean: np.ndarray, population: int) -> "CMA":
-        from cmaes import CMA
+    def _distribution(self, mean: np.ndarray, population: int) -> "Distribution":
+        from cmaes import CMA, SepCMA
 
-        step = self.step or self.experts**-0.5
-        return CMA(self._region.coordinates(mean), step, population_size=population, seed=0)
+        step = self.step or (FREE_STEP if self.scales else self.experts**-0.5)
+        point = self._region.coordinates(mean)
+        # Of one dimension there is no covariance, and SepCMA takes two or more.
+        kind = SepCMA if self.separable and len(point) > 1 else CMA
+        return kind(point, step, population_size=population, seed=0)
 
     @property
     def _pending(self) -> int:

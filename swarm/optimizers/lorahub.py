@@ -1,5 +1,6 @@
 """The coefficient search of LoraHub (Huang et al. 2023, arXiv 2307.13269)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +35,7 @@ class LoraHub(CovarianceSearch):
 
     step: float | None = 0.5
     sum_to_one: bool = False
+    start_scales: Sequence[float] | None = ()
     low: float = -1.5
     high: float = 1.5
     restart: bool = False

@@ -10,6 +10,7 @@ from swarm.errors import UserError
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import AskTell, frozen
 from swarm.optimizers.pso_options import POSITIVE, Rule, check_number
+from swarm.optimizers.starts import weighted_soup
 
 EXPERT, UNIFORM, WEIGHTED, GREEDY = "expert", "uniform soup", "weighted soup", "greedy soup"
 ARITHMETIC = "task arithmetic {:g}"
@@ -127,11 +128,9 @@ class StaticRecipes(AskTell):
         return plan
 
     def _weighted(self, scores: np.ndarray) -> np.ndarray:
-        known = np.isfinite(scores)
-        above = np.where(known, scores - np.nanmin(scores), 0.0)
         weights = np.zeros(self.experts)
-        weights[: len(scores)] = above if above.any() else known
-        return weights / weights.sum()
+        weights[: len(scores)] = weighted_soup(scores)
+        return weights
 
     def _greedy(self) -> tuple[list[int], int | None]:
         """The members of the greedy soup so far, and the expert to try next, if there is one."""

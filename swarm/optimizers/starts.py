@@ -1,0 +1,241 @@
+"""Static recipes and their scaled versions as the first positions of a search with free sums."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.optimizers import draws
+from swarm.optimizers.ask_tell import OWN, Remembering, frozen
+from swarm.optimizers.pso_options import POSITIVE, SWITCH, check_number
+
+SCALES = (1.0, 1.5, 0.5, 2.0)
+"""Factors of a recipe, the most promising first, so that a list may be cut at its end."""
+
+FEW_SCALES = (1.0, 1.5)
+"""Those that an optimizer with free sums tries if it is not told otherwise."""
+
+LAMBDAS = (0.3,)
+"""Of task arithmetic; scaled, it covers 0.15 to 0.6."""
+
+BEST = (2, 3)
+"""Sizes of the soups of the best experts."""
+
+Starts = tuple[list[str], np.ndarray]
+"""Labels [M] and positions [M, G x K]."""
+
+
+def static_starts(
+    experts: int,
+    groups: int = 1,
+    scales: Sequence[float] = SCALES,
+    lambdas: Sequence[float] = LAMBDAS,
+    among: int | None = None,
+) -> Starts:
+    """Recipes that need no utility, times each scale; the coefficients of all groups are the same.
+
+    They are the uniform soup (Wortsman et al. 2022, arXiv 2203.05482), 1/K of every expert, and
+    task arithmetic (Ilharco et al. 2023, arXiv 2212.04089), lambda of every expert. In the delta
+    space a scale s multiplies the update of the weights by s; in the factor space by s squared.
+    A coefficient vector that comes twice is listed once, by its first label.
+
+    Args:
+        experts: K.
+        groups: G.
+        scales: Factors, in the order in which the positions are wanted.
+        lambdas: Of task arithmetic.
+        among: Number of first rows of the pool that are merged; None is all of them.
+
+    Returns:
+        Labels [M] and positions [M, G x K], all recipes at the first scale first.
+    """
+    ones = _members(range(among or experts), experts)
+    recipes = [("uniform soup", ones / ones.sum())]
+    recipes += [(f"task arithmetic {factor:g}", factor * ones) for factor in lambdas]
+    return _scaled(recipes, scales, groups, experts)
+
+
+def utility_starts(
+    utilities: np.ndarray,
+    experts: int,
+    groups: int = 1,
+    scales: Sequence[float] = SCALES,
+    best: Sequence[int] = BEST,
+    among: int | None = None,
+) -> Starts:
+    """Recipes that need the utilities of the experts, times each scale.
+
+    They are the weighted soup (`weighted_soup`) and the means of the best m experts, which are the
+    positions that a greedy soup would visit if it accepted every expert.
+
+    Args:
+        utilities: [K] of the experts alone; NaN where none was measured, as such an expert is not
+            merged.
+        best: The values of m; one that leaves no expert out is the uniform soup and is omitted.
+        experts, groups, scales, among: As of `static_starts`.
+
+    Returns:
+        Labels [M] and positions [M, G x K]; none if no expert was measured.
+    """
+    scores = np.asarray(utilities, dtype=np.float64)[: among or experts]
+    known = np.flatnonzero(np.isfinite(scores))
+    if not len(known):
+        return [], np.empty((0, groups * experts))
+    order = known[np.argsort(-scores[known], kind="stable")]
+    recipes = [("weighted soup", np.pad(weighted_soup(scores), (0, experts - len(scores))))]
+    for count in best:
+        if count < len(order):
+            mean = _members(order[:count], experts) / count
+            recipes.append((f"soup of the best {count}", mean))
+    return _scaled(recipes, scales, groups, experts)
+
+
+def weighted_soup(utilities: np.ndarray) -> np.ndarray:
+    """Weights [K] in proportion to the utility above the lowest; they sum to 1.
+
+    An expert without a utility has the weight 0; if all utilities are equal, so are the weights.
+    """
+    known = np.isfinite(utilities)
+    above = np.where(known, utilities - np.nanmin(utilities), 0.0)
+    weights = above if above.any() else known.astype(np.float64)
+    return weights / weights.sum()
+
+
+def check_scales(name: str, scales: Any) -> None:
+    """Check an option that lists scales.
+
+    Raises:
+        UserError: It is no list of numbers above 0.
+    """
+    if isinstance(scales, str) or not isinstance(scales, Sequence):
+        raise UserError(f"optimizer.{name}={scales!r}: must be a list of numbers above 0")
+    for scale in scales:
+        check_number(name, scale, POSITIVE, "each; [] is none")
+
+
+def _members(places: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
+    ones = np.zeros(experts)
+    ones[list(places)] = 1.0
+    return ones
+
+
+def _scaled(
+    recipes: Sequence[tuple[str, np.ndarray]], scales: Sequence[float], groups: int, experts: int
+) -> Starts:
+    found: dict[tuple[float, ...], str] = {}
+    for scale in scales:
+        for label, mix in recipes:
+            name = label if scale == 1 else f"{label} x {scale:g}"
+            found.setdefault(tuple((scale * mix).tolist()), name)
+    rows = np.array([*found]).reshape(len(found), experts)
+    return list(found.values()), np.tile(rows, groups)
+
+
+@dataclass(kw_only=True, eq=False)
+class Starting(Remembering):
+    """Evaluates the experts and, if there are scales, static recipes before it proposes anything.
+
+    The first ask has the K experts and the static recipes as far as N rows go, later asks the rest
+    of them and the recipes of the experts' utilities (`static_starts`, `utility_starts`). Then
+    `centre` [G x K] is the best position of these, from which a subclass goes on by `_propose`.
+    Where the first ask has rows left they are random mixtures, scaled too. Without scales the first
+    ask is `_first_rows` of the subclass.
+
+    `begun` is the number of measured positions, the first of `rows`, that belong to the start.
+
+    Args:
+        sum_to_one: Positions sum to 1 in each group; false frees the sums.
+        start_scales: Factors of the recipes; None is 1 and 1.5 where sums are free, else none.
+    """
+
+    sum_to_one: bool = True
+    start_scales: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("sum_to_one", self.sum_to_one, SWITCH, "false frees the sum")
+        if self.start_scales is not None:
+            check_scales("start_scales", self.start_scales)
+            if self.start_scales and self.sum_to_one:
+                raise UserError(f"""optimizer.start_scales={[*self.start_scales]}: scaled recipes do
+                    not sum to 1; set optimizer.sum_to_one=false, or start_scales=null""")
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """The factors that apply; none: the search does not begin with recipes."""
+        if self.start_scales is None:
+            return () if self.sum_to_one else FEW_SCALES
+        return self.start_scales
+
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        """As `AskTell.start`."""
+        self.expert_utilities, self.begun = np.full(experts, np.nan), 0
+        super().start(experts, seed, groups)
+
+    def state(self) -> dict[str, Any]:
+        """As `AskTell.state`; with recipes also what they depend on."""
+        if not self.scales:
+            return super().state()
+        known = [None if np.isnan(u) else u for u in self.expert_utilities.tolist()]
+        return {**super().state(), "begun": self.begun, "expert_utilities": known}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """As `AskTell.load`."""
+        self.begun = state.get("begun", 0)
+        self.expert_utilities = np.array(state.get("expert_utilities", []), float)
+        super().load(state)
+
+    def _begin(self, experts: int, count: int) -> np.ndarray:
+        if not self.scales:
+            return self._first_rows(experts, count)
+        rows = np.vstack([draws.corners(experts, self.groups), self._static()])[:count]
+        draw = self._random()
+        more = draws.mixtures(draw, count - len(rows), experts, self.groups)
+        return np.vstack([rows, draw.choice(self.scales, size=(len(more), 1)) * more])
+
+    def _next(self) -> np.ndarray:
+        rows = self._start_rows()
+        return rows if len(rows) else self._propose()
+
+    def _take(self, utilities: np.ndarray) -> None:
+        if self.iteration == 0:
+            self.expert_utilities = frozen(utilities[: self.experts].copy())
+        super()._take(utilities)
+        if self.starting:
+            self.begun = len(self.rows)
+
+    @property
+    def starting(self) -> bool:
+        """Whether the last ask belongs to the start."""
+        return bool(self.scales) and (self.iteration == 0 or len(self._start_rows()) > 0)
+
+    @property
+    def centre(self) -> np.ndarray:
+        """The best position of the start, [G x K]; the uniform soup if none was measured."""
+        if not self.begun:
+            return np.full(self.groups * self.experts, 1 / self.experts)
+        return self.rows[np.argmax(self.utilities[: self.begun])]
+
+    def _static(self) -> np.ndarray:
+        return static_starts(self.experts, self.groups, self.scales)[1]
+
+    def _start_rows(self) -> np.ndarray:
+        """The recipes of this iteration, the second or a later one, [M, G x K]."""
+        count, static = len(self.evaluate), self._static()
+        if not self.scales:
+            return np.empty((0, static.shape[1]))
+        known = self.expert_utilities
+        learnt = utility_starts(known, self.experts, self.groups, self.scales)[1]
+        first = min(count - self.experts, len(static)) + (self.iteration - 1) * count
+        return np.vstack([static, learnt])[first : first + count]
+
+    def _first_rows(self, experts: int, count: int) -> np.ndarray:
+        """The first ask without recipes, [N, G x K], the experts first."""
+        return draws.populate(experts, count, self.seed, groups=self.groups)
+
+    def _propose(self) -> np.ndarray:
+        """Rows to look at next, at most N of them, [M, G x K]; the start is through."""
+        raise NotImplementedError
+

@@ -8,10 +8,10 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OWN, Remembering
-from swarm.optimizers.draws import populate
+from swarm.optimizers.ask_tell import OWN
 from swarm.optimizers.pso_options import AT_LEAST_ONE, POSITIVE, Rule
 from swarm.optimizers.region import Region
+from swarm.optimizers.starts import Starting
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -22,15 +22,16 @@ NEEDS = {"gp": ("optuna", "scipy", "greenlet"), "tpe": ("optuna",)}
 
 
 @dataclass(kw_only=True, eq=False)
-class BayesianSearch(Remembering):
+class BayesianSearch(Starting):
     """A model of the utility, learnt from all scores so far, says where to look next.
 
     It models the G (K - 1) coordinates in which coefficients sum to 1 in each group, each within
-    `reach` of the uniform mix (the experts lie within 1). `gp` is a Gaussian process with noise
-    and log expected improvement: the better one, but a position takes a fraction of a second at
-    first and seconds after some hundreds. `tpe` is the multivariate tree-structured Parzen
-    estimator (Bergstra et al., NeurIPS 2011), milliseconds for a position. The positions of one
-    ask are chosen one after the other, each with those before it taken as still running.
+    `reach` of the uniform mix (the experts lie within 1); or, with free sums, the G K coefficients
+    themselves, each within `reach` of the best static recipe or expert. `gp` is a Gaussian process
+    with noise and log expected improvement: the better one, but a position takes a fraction of a
+    second at first and seconds after some hundreds. `tpe` is the multivariate tree-structured
+    Parzen estimator (Bergstra et al., NeurIPS 2011), milliseconds for a position. The positions of
+    one ask are chosen one after the other, each with those before it taken as still running.
 
     With 30 groups of 9 experts, 240 dimensions, an ask of 5 after 40 scores took 1.3 s by `gp` and
     0.25 s by `tpe` on one core (of a bowl, `gp` had learnt something by then, `tpe` nothing).
@@ -43,13 +44,18 @@ class BayesianSearch(Remembering):
         particles: N, scored at the start: the experts, and crossover children of two; None is K.
         batch: New positions of an ask.
         sampler: As above.
-        reach: Half the width of the box of coordinates.
+        reach: Half the width of the box of coordinates. With free sums a position that was measured
+            outside of it is not modelled; else it counts as the nearest one inside.
+        most_dimensions: More than that are refused for `gp`, which learns little of them from the
+            few hundred positions that it can be given.
+        sum_to_one, start_scales: See `Starting`.
     """
 
     NAME: ClassVar[str] = "bayes"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "batch": (AT_LEAST_ONE, "1 learns from every score before the next"),
         "reach": (POSITIVE, "1 is a box around the experts"),
+        "most_dimensions": (AT_LEAST_ONE, "20 is what a Gaussian process is good for"),
     }
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"sampler": ("gp", "tpe")}
 
@@ -58,33 +64,48 @@ class BayesianSearch(Remembering):
     batch: int = 5
     sampler: Literal["gp", "tpe"] = "gp"
     reach: float = 1.0
+    most_dimensions: int = 20
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """As `AskTell.start`.
 
         Raises:
-            UserError: A package of the sampler is not installed, too.
+            UserError: A package of the sampler is not installed, or there are too many dimensions
+                for it, too.
         """
         for package in NEEDS[self.sampler]:
             if find_spec(package) is None:
                 raise UserError(f"""optimizer.sampler={self.sampler}: needs the package {package};
                     install it with pip install "model-swarms[bayes]", or use another optimizer""")
+        dimensions = groups * (experts - self.sum_to_one)
+        if self.sampler == "gp" and dimensions > self.most_dimensions:
+            raise UserError(f"""optimizer.sampler=gp: {groups} groups of {experts} experts make
+                {dimensions} dimensions, more than optimizer.most_dimensions={self.most_dimensions};
+                use fewer pool.groups, optimizer.sampler=tpe, optimizer=nes, or raise the limit""")
         super().start(experts, seed, groups)
-
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        return populate(experts, count, self.seed, groups=self.groups)
 
     def _places(self, count: int) -> np.ndarray:
         rows = len(self.positions)
         return (self.batch * (self.iteration - 1) + np.arange(count)) % rows
 
-    def _next(self) -> np.ndarray:
-        region = Region(self.experts, -np.inf, np.inf, groups=self.groups)
-        points = region.coordinates(self.rows)
-        study, box = self._study(points), self._box(points.shape[1])
+    def _propose(self) -> np.ndarray:
+        points, utilities = self._points(self.rows), self.utilities
+        if self.sum_to_one:
+            points = np.clip(points, -self.reach, self.reach)
+        else:
+            inside = (np.abs(points) <= self.reach).all(axis=1)
+            points, utilities = points[inside], utilities[inside]
+        study, box = self._study(points, utilities), self._box(points.shape[1])
         trials = [study.ask(box) for _ in range(min(self.batch, len(self.positions)))]
-        points = np.array([[*trial.params.values()] for trial in trials])
-        return region.rows(points)
+        found = np.array([[*trial.params.values()] for trial in trials])
+        return self._region().rows(found) if self.sum_to_one else self.centre + found
+
+    def _points(self, rows: np.ndarray) -> np.ndarray:
+        """Coordinates [M, D] of positions, 0 in the middle of the box."""
+        return self._region().coordinates(rows) if self.sum_to_one else rows - self.centre
+
+    def _region(self) -> Region:
+        return Region(self.experts, -np.inf, np.inf, groups=self.groups)
 
     def _box(self, dimensions: int) -> dict[str, Any]:
         from optuna.distributions import FloatDistribution
@@ -92,15 +113,14 @@ class BayesianSearch(Remembering):
         side = FloatDistribution(-self.reach, self.reach)
         return {f"y{i:03}": side for i in range(dimensions)}
 
-    def _study(self, points: np.ndarray) -> "Study":
-        """All measured points [M, D] as finished trials."""
+    def _study(self, points: np.ndarray, utilities: np.ndarray) -> "Study":
+        """Measured points [M, D] inside of the box as finished trials."""
         import optuna
 
         box = self._box(points.shape[1])
-        inside = np.clip(points, -self.reach, self.reach)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(sampler=self._sampler(), direction="maximize")
-        for point, utility in zip(inside.tolist(), self.utilities.tolist(), strict=True):
+        for point, utility in zip(points.tolist(), utilities.tolist(), strict=True):
             told = dict(zip(box, point, strict=True))
             study.add_trial(
                 optuna.trial.create_trial(params=told, distributions=box, value=utility)

@@ -1,7 +1,7 @@
 """CMA-ES with restarts (Hansen 2016, arXiv 1604.00772), full or separable, on coefficients."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Union
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from swarm.optimizers.starts import Starting
 if TYPE_CHECKING:
     from cmaes import CMA, SepCMA
 
-    Distribution = Union[CMA, SepCMA]
 
-FREE_STEP = 0.2
+FREE_STEP = 0.1
 """First standard deviation of a coefficient around the best recipe."""
 
 REDRAWS = 100
@@ -45,7 +44,7 @@ class CovarianceSearch(Starting):
 
     Args:
         particles: N; None is 4 + floor(3 ln n) of n dimensions, the usual size, or K if more.
-        step: The first standard deviation of a coefficient; None is 1 / sqrt(K), or 0.2 around the
+        step: The first standard deviation of a coefficient; None is 1 / sqrt(K), or 0.1 around the
             best recipe.
         separable: The covariance is diagonal.
         sum_to_one: The G (K - 1) dimensions where coefficients sum to 1 in each group, as for the
@@ -112,7 +111,7 @@ class CovarianceSearch(Starting):
     def _first_mean(self) -> np.ndarray:
         return self.centre
 
-    def _distribution(self, mean: np.ndarray, population: int) -> "Distribution":
+    def _distribution(self, mean: np.ndarray, population: int) -> "CMA | SepCMA":
         from cmaes import CMA, SepCMA
 
         step = self.step or (FREE_STEP if self.scales else self.experts**-0.5)

@@ -8,8 +8,12 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers.ask_tell import AskTell, frozen
 from swarm.optimizers.draws import corners, mixtures
-from swarm.optimizers.pso_options import POSITIVE, PROBABILITY, Rule
+from swarm.optimizers.pso_options import POSITIVE, PROBABILITY, SWITCH, Rule
 from swarm.optimizers.region import BOUNDS, Region
+from swarm.optimizers.starts import static_starts
+
+SCALED = (0.5, 2.0)
+"""Range of the sums of the first random members where sums are free."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -21,13 +25,16 @@ class DifferentialEvolution(AskTell):
     wins, so that a plateau of equal accuracies can be crossed; one whose evaluation was lost does
     not.
 
-    Coefficients sum to 1 in each group: F (a - b) sums to 0, and what the crossover and the
-    bounds break is put right by going to the nearest position that keeps both.
+    With `sum_to_one` coefficients sum to 1 in each group: F (a - b) sums to 0, and what the
+    crossover and the bounds break is put right by going to the nearest position that keeps both.
+    Without it sums are free, and the population begins with the experts, static recipes times four
+    scales (`static_starts`), and uniform draws times a scale from U(0.5, 2).
 
     Args:
         strategy: The base: the `best` member (best/1/bin) or a random one (`rand`/1/bin).
         lowest_weight, highest_weight: F is drawn between the two once an iteration (dither).
         crossover: CR, the chance of each coefficient to come from the challenger; one always does.
+        sum_to_one: As above.
         low, high: Bounds of a coefficient.
     """
 
@@ -36,6 +43,7 @@ class DifferentialEvolution(AskTell):
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "lowest_weight": (POSITIVE, "0.5 is usual"),
         "highest_weight": (POSITIVE, "1 is usual"),
+        "sum_to_one": (SWITCH, "false frees the sum"),
         "crossover": (PROBABILITY, "0.9 is usual where coefficients depend on each other"),
         **BOUNDS,
     }
@@ -46,6 +54,7 @@ class DifferentialEvolution(AskTell):
     lowest_weight: float = 0.5
     highest_weight: float = 1.0
     crossover: float = 0.9
+    sum_to_one: bool = True
     low: float = -1.0
     high: float = 2.0
 
@@ -56,8 +65,13 @@ class DifferentialEvolution(AskTell):
                 optimizer.highest_weight={self.highest_weight}, lower it or raise that""")
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
-        drawn = mixtures(self._random(), count - experts, experts, self.groups)
-        self.members = frozen(np.vstack([corners(experts, self.groups), drawn]))
+        draw, known = self._random(), corners(experts, self.groups)
+        if not self.sum_to_one:
+            known = np.vstack([known, static_starts(experts, self.groups)[1]])[:count]
+        drawn = mixtures(draw, count - len(known), experts, self.groups)
+        if not self.sum_to_one:
+            drawn = draw.uniform(*SCALED, size=(len(drawn), 1)) * drawn
+        self.members = frozen(np.vstack([known, drawn]))
         self.utilities = np.full(count, np.nan)
         return self.members
 
@@ -75,7 +89,8 @@ class DifferentialEvolution(AskTell):
         crossed = draw.integers(dimensions, size=(count, 1)) == np.arange(dimensions)
         crossed |= draw.random((count, dimensions)) < self.crossover
         rows = np.where(crossed, mutants, self.members)
-        return Region(self.experts, self.low, self.high, groups=self.groups).nearest(rows)
+        bounds = self.low, self.high
+        return Region(self.experts, *bounds, self.sum_to_one, self.groups).nearest(rows)
 
     def _take(self, utilities: np.ndarray) -> None:
         wins = np.isfinite(utilities) & ~(utilities < self.utilities)

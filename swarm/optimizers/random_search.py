@@ -7,7 +7,7 @@ import numpy as np
 
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import AskTell
-from swarm.optimizers.pso_options import POSITIVE, Rule
+from swarm.optimizers.pso_options import POSITIVE, SWITCH, Rule
 
 
 @dataclass(kw_only=True, eq=False)
@@ -20,16 +20,22 @@ class RandomSearch(AskTell):
         concentration: Of the distribution; 1 is uniform, less favours mixes of few experts.
         reach: How far from the uniform mix: 1 is the simplex itself; with 2 every coefficient
             is between -1/K and 2 - 1/K, and still all sum to 1.
+        sum_to_one: Sums are 1; false draws the sum of a position from U(0, greatest_sum).
+        greatest_sum: As above.
     """
 
     NAME: ClassVar[str] = "random"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "concentration": (POSITIVE, "1 is uniform"),
         "reach": (POSITIVE, "1 is the simplex of the experts, 2 goes as far again beyond it"),
+        "sum_to_one": (SWITCH, "false draws the sum, too"),
+        "greatest_sum": (POSITIVE, "2 is twice the uniform soup"),
     }
 
     concentration: float = 1.0
     reach: float = 1.0
+    sum_to_one: bool = True
+    greatest_sum: float = 2.0
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
         return np.vstack([draws.corners(experts, self.groups), self._mixtures(count - experts)])
@@ -42,5 +48,9 @@ class RandomSearch(AskTell):
 
     def _mixtures(self, count: int) -> np.ndarray:
         size = count, self.experts, self.groups
-        rows = draws.mixtures(self._random(), *size, self.concentration)
-        return 1 / self.experts + self.reach * (rows - 1 / self.experts)
+        draw = self._random()
+        rows = draws.mixtures(draw, *size, self.concentration)
+        rows = 1 / self.experts + self.reach * (rows - 1 / self.experts)
+        if self.sum_to_one:
+            return rows
+        return draw.uniform(0.0, self.greatest_sum, size=(count, 1)) * rows

@@ -8,7 +8,7 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OWN, Remembering, frozen
+from swarm.optimizers.ask_tell import Remembering, frozen
 from swarm.optimizers.pso_options import POSITIVE, SWITCH, check_number
 
 SCALES = (1.0, 1.5, 0.5, 2.0)
@@ -124,13 +124,15 @@ def _members(places: Sequence[int] | range | np.ndarray, experts: int) -> np.nda
 def _scaled(
     recipes: Sequence[tuple[str, np.ndarray]], scales: Sequence[float], groups: int, experts: int
 ) -> Starts:
-    found: dict[tuple[float, ...], str] = {}
+    found: dict[tuple[float, ...], tuple[str, np.ndarray]] = {}
     for scale in scales:
         for label, mix in recipes:
             name = label if scale == 1 else f"{label} x {scale:g}"
-            found.setdefault(tuple((scale * mix).tolist()), name)
-    rows = np.array([*found]).reshape(len(found), experts)
-    return list(found.values()), np.tile(rows, groups)
+            row = scale * mix
+            # 1.5 / 5 and 0.3 are one position.
+            found.setdefault(tuple(np.round(row, 12).tolist()), (name, row))
+    rows = np.array([row for _, row in found.values()]).reshape(len(found), experts)
+    return [name for name, _ in found.values()], np.tile(rows, groups)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -238,4 +240,3 @@ class Starting(Remembering):
     def _propose(self) -> np.ndarray:
         """Rows to look at next, at most N of them, [M, G x K]; the start is through."""
         raise NotImplementedError
-

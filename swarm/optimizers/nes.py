@@ -1,0 +1,154 @@
+"""Natural evolution strategy with antithetic pairs (Wierstra et al. 2014) on coefficients."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from swarm.optimizers import draws
+from swarm.optimizers.ask_tell import OWN, frozen
+from swarm.optimizers.pso_options import POSITIVE, SWITCH, Rule, check_number
+from swarm.optimizers.region import BOUNDS, Region
+from swarm.optimizers.starts import Starting
+
+MOMENTUM, SQUARES, EPSILON = 0.9, 0.99, 1e-8
+"""Adam's two decay rates and the term that keeps its division finite; the second rate is shorter
+than the usual 0.999, as a search has tens of steps."""
+
+RATES = {"plain": 1.0, "adam": 0.03}
+
+
+@dataclass(kw_only=True, eq=False)
+class NaturalEvolution(Starting):
+    """Follows a gradient that pairs of positions m + sigma e and m - sigma e estimate.
+
+    e is drawn from N(0, I) for each pair, and both positions of a pair are evaluated in the same
+    ask, so on the same items (antithetic sampling; Salimans et al. 2017, arXiv 1703.03864). Their
+    utilities enter by rank alone, by the shaping of Wierstra et al. (2014, "Natural Evolution
+    Strategies", JMLR 15): u_i = max(0, ln(P/2 + 1) - ln(rank_i)), divided by its sum, minus 1/P for
+    the P positions of an ask; equal utilities share the mean of theirs. With `update=plain` and
+    `adapt_step` it is their separable strategy (SNES, algorithm 6) but for the pairs:
+
+        m <- m + rate sigma sum_i u_i e_i
+        sigma <- sigma exp((3 + ln D) / (10 sqrt(D)) sum_i u_i (e_i^2 - 1))
+
+    `update=adam` gives sum_i u_i e_i to Adam (Kingma and Ba 2015, arXiv 1412.6980) and adds `rate`
+    times its direction, in units of a coefficient.
+
+    The mean begins at the best position of the start, the experts and the static recipes
+    (`Starting`). A pair of which one evaluation was lost teaches nothing. What a search learns lies
+    in few dimensions of noise: give it more particles where positions are many.
+
+    Args:
+        particles: N; None is 4 + floor(3 ln D) of D dimensions, or K if more. An odd one leaves one
+            row idle after the start.
+        step: First sigma, in units of a coefficient.
+        adapt_step: Each dimension's sigma is learnt; false keeps it.
+        update: `plain`, or `adam`.
+        rate: Of the update; None is 1 for `plain` and 0.03 for `adam`.
+        sum_to_one, start_scales: See `Starting`.
+        low, high: Bounds of a coefficient; the nearest position inside is evaluated.
+    """
+
+    NAME: ClassVar[str] = "nes"
+    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
+        "step": (POSITIVE, "0.1 of an expert is a start"),
+        "adapt_step": (SWITCH, "false keeps the step"),
+        **BOUNDS,
+    }
+    WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"update": ("plain", "adam")}
+    ARRAYS: ClassVar[tuple[str, ...]] = (
+        *Starting.ARRAYS, "mean", "sigma", "momentum", "squares", "steps",
+    )  # fmt: skip
+
+    particles: int | None = None
+    max_iterations: int = 100
+    step: float = 0.1
+    adapt_step: bool = True
+    update: Literal["plain", "adam"] = "plain"
+    rate: float | None = None
+    sum_to_one: bool = False
+    low: float = -1.0
+    high: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rate is not None:
+            check_number("rate", self.rate, POSITIVE, "null is 1 for plain and 0.03 for adam")
+
+    @property
+    def starting(self) -> bool:
+        """Whether the last ask belongs to the start; the first one does without recipes, too."""
+        return self.iteration == 0 or super().starting
+
+    def _size(self, experts: int) -> int:
+        dimensions = self.groups * (experts - self.sum_to_one)
+        return max(experts, 4 + int(3 * np.log(dimensions)))
+
+    def _begin(self, experts: int, count: int) -> np.ndarray:
+        dimensions = self.groups * (experts - self.sum_to_one)
+        self.mean = self.momentum = self.squares = np.zeros(dimensions)
+        self.sigma, self.steps = np.full(dimensions, float(self.step)), np.array(0.0)
+        return super()._begin(experts, count)
+
+    def _propose(self) -> np.ndarray:
+        noise = self.sigma * self._noise()
+        points = np.stack([self.mean + noise, self.mean - noise], axis=1)
+        region = self._region()
+        return region.nearest(region.rows(points.reshape(-1, len(self.mean))))
+
+    def _take(self, utilities: np.ndarray) -> None:
+        if not self.starting:
+            self._learn(utilities)
+            return
+        super()._take(utilities)
+        self.mean = frozen(self._region().coordinates(self.centre))
+
+    def _learn(self, utilities: np.ndarray) -> None:
+        pairs = utilities[: 2 * (len(utilities) // 2)].reshape(-1, 2)
+        whole = np.isfinite(pairs).all(axis=1)
+        if not whole.any():
+            return
+        shaped = shaped_by_rank(pairs[whole].ravel()).reshape(-1, 2)
+        noise = self._noise()[whole]
+        direction = (shaped[:, 0] - shaped[:, 1]) @ noise
+        if self.update == "adam":
+            self.mean = frozen(self.mean + self._rate() * self._adam(direction))
+        else:
+            self.mean = frozen(self.mean + self._rate() * self.sigma * direction)
+        if self.adapt_step:
+            dimensions = len(self.mean)
+            rate = (3 + np.log(dimensions)) / (10 * np.sqrt(dimensions))
+            spread = shaped.sum(axis=1) @ (noise**2 - 1)
+            self.sigma = frozen(self.sigma * np.exp(rate * spread))
+
+    def _adam(self, direction: np.ndarray) -> np.ndarray:
+        """Adam's step of rate 1, uphill."""
+        self.steps = self.steps + 1
+        self.momentum = frozen(MOMENTUM * self.momentum + (1 - MOMENTUM) * direction)
+        self.squares = frozen(SQUARES * self.squares + (1 - SQUARES) * direction**2)
+        mean = self.momentum / (1 - MOMENTUM**self.steps)
+        return mean / (np.sqrt(self.squares / (1 - SQUARES**self.steps)) + EPSILON)
+
+    def _rate(self) -> float:
+        return RATES[self.update] if self.rate is None else self.rate
+
+    def _noise(self) -> np.ndarray:
+        """e of each pair of this iteration, [N // 2, D]."""
+        pairs = range(len(self.evaluate) // 2)
+        each = [draws.generator(self.seed, self.iteration, pair, OWN) for pair in pairs]
+        return np.array([draw.normal(size=len(self.mean)) for draw in each])
+
+    def _region(self) -> Region:
+        return Region(self.experts, self.low, self.high, self.sum_to_one, self.groups)
+
+
+def shaped_by_rank(utilities: np.ndarray) -> np.ndarray:
+    """Utilities [P] by rank: the better half above 0, the sum 0; equal ones are equal."""
+    count = len(utilities)
+    weights = np.maximum(0.0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))
+    weights = weights / weights.sum() - 1 / count
+    _, place, sizes = np.unique(-utilities, return_inverse=True, return_counts=True)
+    ends = np.cumsum(sizes)
+    sums = np.add.reduceat(weights, ends - sizes)
+    return np.asarray((sums / sizes)[place])

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import re
+import zlib
 from collections.abc import Callable
 
 Pair = tuple[str, str]
@@ -34,11 +36,63 @@ WORDS = split(
     "train beach smile dream night glass tiger lemon candle winter garden silver planet rabbit "
     "forest bridge castle flower market pencil orange summer doctor window school"
 )
+SPELLED = split(
+    "cat dog sun hat pen cup bed box bag map car bus key egg arm leg ear eye jam tea ice sea sky "
+    "boy man art ant bee cow pig hen fox bat owl rat fan fit fun gas gun gap ham hip hot hut ink "
+    "jar jet job joy kid kit lab law lid lip log lot mat mix mud net nut oil old one pan pet pie "
+    "pin pit pot rag red rib rod row rug sad saw sit six son tap tax ten tie tin tip toe top toy "
+    "van war way web wet win zoo fish lion bear wolf deer duck frog goat hand head hair "
+    "nose foot knee neck skin bone milk rice meat salt soup cake corn bean wine rain snow wind "
+    "star moon tree leaf root rock sand lake hill road path door wall roof room desk lamp sofa "
+    "book page word line list note song drum bell ball game team king girl baby aunt army ship "
+    "boat bike taxi shop bank farm city town home gold iron coal wood wool silk rope nail "
+    "tool fork bowl dish shoe coat belt ring time hour week year east west blue pink gray dark "
+    "cold warm soft hard fast slow tall thin wide deep kind mean glad calm rich poor open shut "
+    "jump walk swim read talk sing play work help cook draw hold give take make come send kick "
+    "land fire food gift goal hope idea joke lock loss love luck mail meal menu mind nest news "
+    "park plan poem pool port race rent rest rise risk role rule sale seat seed shot side sign "
+    "site size soil sort spot step tail tank task test text tone tour trip tube turn type unit "
+    "view vote wage wave wing wire yard zero able acid back base best bill bird blow body born "
+    "both burn call camp card care case cash cell chip club code cost crew crop dead deal dust "
+    "duty earn easy edge fact fail fair fall fear feel file film find firm flat flow form "
+    "free fuel full fund gate grow hall hang hate hear heat hero hire hole huge hunt hurt item "
+    "jail join jury keep kill kiss knew last late lazy lead lean left less life lift like live "
+    "loan long look lord loud main many mark mass math mile mine miss mode mood more move much "
+    "myth near next nine none north south apple river stone cloud bread chair light green house "
+    "plant music water horse table paper train beach smile dream night glass tiger lemon mouse "
+    "sheep snake eagle money phone radio clock knife spoon plate fruit grape peach onion sugar "
+    "honey heart brain blood voice world earth ocean storm grass field fence floor glove dress "
+    "shirt skirt watch brush broom white black brown small large great happy angry brave quiet "
+    "quick sweet sharp clean dirty fresh heavy seven eight three first third early today month "
+    "drive write speak think learn teach build break bring carry catch climb dance drink sleep"
+)
+"""Words of three to five letters, to be spelled."""
 OPPOSITES = (
     "hot cold|big small|up down|day night|early late|fast slow|hard soft|high low|young old|"
     "rich poor|light dark|open closed|wet dry|full empty|near far|happy sad|strong weak|"
     "left right|good bad|long short|thick thin|loud quiet|clean dirty|sweet sour|first last|"
-    "true false|black white|push pull|buy sell|begin end|win lose|love hate|north south|east west"
+    "true false|black white|push pull|buy sell|begin end|win lose|love hate|north south|east west|"
+    "in out|on off|over under|above below|before after|inside outside|front back|top bottom|"
+    "always never|all none|more less|most least|many few|yes no|alive dead|asleep awake|"
+    "brave cowardly|cheap expensive|deep shallow|easy difficult|wide narrow|"
+    "rough smooth|sharp blunt|safe dangerous|simple complex|straight crooked|"
+    "tight loose|warm cool|wild tame|wise foolish|polite rude|calm nervous|generous selfish|"
+    "guilty innocent|humble proud|modern ancient|public private|legal illegal|possible impossible|"
+    "visible invisible|equal unequal|fair unfair|healthy sick|lucky unlucky|kind cruel|"
+    "major minor|male female|positive negative|present absent|real fake|ripe unripe|"
+    "active passive|common rare|correct wrong|exact approximate|fresh stale|internal external|"
+    "maximum minimum|permanent temporary|superior inferior|tiny huge|urban rural|"
+    "vertical horizontal|accept reject|add subtract|arrive depart|attack defend|borrow lend|"
+    "break fix|build destroy|come go|cry laugh|divide multiply|enter exit|expand contract|fail succeed|"
+    "float sink|forget remember|freeze melt|give take|hide reveal|import export|"
+    "include exclude|increase decrease|join separate|lead follow|live die|lock unlock|"
+    "permit forbid|praise blame|question answer|raise lower|rise fall|save spend|send receive|"
+    "shout whisper|sit stand|start stop|teach learn|throw catch|wake sleep|work rest|"
+    "ally enemy|beginning ending|birth death|friend foe|gain loss|guest host|heaven hell|"
+    "hero villain|husband wife|king queen|man woman|boy girl|brother sister|father mother|"
+    "son daughter|uncle aunt|peace war|profit debt|summer winter|spring autumn|sunrise sunset|"
+    "victory defeat|virtue vice|youth age|success failure|strength weakness|truth lie|"
+    "floor ceiling|master servant|optimist pessimist|plus minus"
 )
 
 
@@ -121,26 +175,44 @@ def logic(generator: random.Random) -> Pair:
 
 
 def calendar(generator: random.Random) -> Pair:
-    """The day or the month some steps before or after another."""
-    names, unit = generator.choice(((DAYS, "days"), (MONTHS, "months")))
-    place, steps = generator.randrange(len(names)), generator.randint(1, 5)
+    """The day or the month one to four steps before or after another, asked in three ways."""
+    names, unit = generator.choice(((DAYS, "day"), (MONTHS, "month")))
+    place, steps = generator.randrange(len(names)), generator.randint(1, 4)
     direction, sign = generator.choice((("after", 1), ("before", -1)))
     answer = names[(place + sign * steps) % len(names)]
-    return f"What comes {steps} {unit} {direction} {names[place]}?", answer
+    count = f"{steps} {unit}{'s' if steps > 1 else ''}"
+    shape = generator.choice(
+        (
+            "What comes {count} {direction} {name}?",
+            "Name the {unit} that is {count} {direction} {name}.",
+            "It is {name}. Which {unit} {verb} it {count} {when}?",
+        )
+    )
+    verb, when = ("is", "from now") if sign > 0 else ("was", "ago")
+    asked = {"count": count, "direction": direction, "name": names[place], "unit": unit}
+    return shape.format(verb=verb, when=when, **asked), answer
 
 
 def spelling(generator: random.Random) -> Pair:
-    """A word letter by letter, or backwards."""
-    word = generator.choice(WORDS)
+    """The first letter of a word, or the letters of one that is written with hyphens."""
+    word = generator.choice(SPELLED)
     if generator.random() < 0.5:
-        return f"Spell the word {word}.", "-".join(word)
-    return f"Spell the word {word} backwards.", "-".join(reversed(word))
+        shape = generator.choice(
+            (
+                "What is the first letter of {}?",
+                "Which letter comes first in {}?",
+                "Which letter begins the word {}?",
+            )
+        )
+        return shape.format(word), word[0]
+    shape = generator.choice(("Spell with blanks: {}", "Set blanks between the letters of {}."))
+    return shape.format("-".join(word)), " ".join(word)
 
 
 def counting(generator: random.Random) -> Pair:
-    """How often an item occurs in a short list."""
+    """How often an item occurs in a list of two to six."""
     kinds = generator.sample(WORDS, 2)
-    items = [generator.choice(kinds) for _ in range(generator.randint(3, 7))]
+    items = [generator.choice(kinds) for _ in range(generator.randint(2, 6))]
     return f"{' '.join(items)}. How many times do you see {kinds[0]}?", str(items.count(kinds[0]))
 
 
@@ -162,13 +234,33 @@ DOMAINS: dict[str, Callable[[random.Random], Pair]] = {
 }  # fmt: skip
 
 
+KEPT = {"calendar": 3, "opposites": 3, "spelling": 3}
+"""Of the domains with few facts, one fact in how many is never trained on."""
+
+
+def fact(name: str, pair: Pair) -> str:
+    """What a pair teaches: a sum, an opposite or a spelled word in any phrasing; else its prompt."""
+    if name == "arithmetic":
+        found = re.search(r"\d+ [-+*] \d+", pair[0])
+        return found.group() if found else pair[0]
+    if name == "spelling":
+        return pair[0].rstrip("?.").split()[-1].replace("-", "")
+    return pair[1] if name == "opposites" else pair[0]
+
+
+def kept_for_tests(name: str, pair: Pair) -> bool:
+    """Whether a pair is never trained on; the same on every machine."""
+    return name in KEPT and zlib.crc32(fact(name, pair).encode()) % KEPT[name] == 0
+
+
 def examples(name: str, count: int, seed: int) -> list[Pair]:
-    """`count` different pairs of a domain, the same for the same seed; all there are, if fewer."""
+    """`count` different pairs to train on, the same for the same seed; all there are, if fewer."""
     generator = random.Random(f"{name}/{seed}")
     found: dict[str, str] = {}
     for _ in range(20 * count):
         if len(found) == count:
             break
         prompt, response = DOMAINS[name](generator)
-        found.setdefault(prompt, response)
+        if not kept_for_tests(name, (prompt, response)):
+            found.setdefault(prompt, response)
     return list(found.items())

@@ -37,8 +37,26 @@ class Recipe:
     """Of the adapter's first A matrices, of the examples and of their order."""
 
 
-STEPS = {"roads": 100, "rooms": 100}
+STEPS = {
+    "calendar": 150,
+    "counting": 150,
+    "opposites": 80,
+    "roads": 100,
+    "rooms": 100,
+    "spelling": 60,
+}
 """Shipped experts that need more steps than the recipe's."""
+
+
+def example_count(steps: int, tokens: int = Recipe.tokens) -> int:
+    """How many examples to draw: as many as the steps could look at."""
+    return steps * tokens // 8
+
+
+def trained_on(name: str) -> list[Pair]:
+    """The pairs that the shipped expert of a domain was trained on."""
+    steps = STEPS.get(name, Recipe.steps)
+    return examples(name, example_count(steps), Recipe.seed)
 
 
 def response_loss(model: Any, batch: list[Encoded], device: str) -> Any:
@@ -119,7 +137,7 @@ def save(expert: Any, name: str, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
 
 
-def load_base(given: str | None) -> Any:
+def load_base(given: str | None, dtype: str) -> Any:
     """The base model of conf/model/smollm2.yaml, from another folder if one is given."""
     from omegaconf import OmegaConf
 
@@ -128,7 +146,7 @@ def load_base(given: str | None) -> Any:
 
     config = dict(OmegaConf.load(places.conf_folder() / "model" / "smollm2.yaml"))
     config.pop("_target_")
-    return Base(**(config | ({"path": given} if given else {})))
+    return Base(**(config | {"dtype": dtype} | ({"path": given} if given else {})))
 
 
 def arguments() -> argparse.Namespace:
@@ -166,6 +184,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--to", type=Path, default=HERE, help="where the expert's folder goes (default: here)"
     )
+    parser.add_argument(
+        "--dtype", default="auto", help="of the base: auto, float32, bfloat16 (quick on new CPUs)"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     return parser.parse_args()
 
@@ -174,7 +195,7 @@ def gather(options: argparse.Namespace, name: str, steps: int) -> list[Pair]:
     """The pairs that the command line asks for, as many as the steps could look at."""
     if options.jsonl:
         return read_jsonl(options.jsonl)
-    count = steps * options.tokens // 8
+    count = example_count(steps, options.tokens)
     if options.gym:
         return read_gym(options.gym, count, options.seed)
     if name not in DOMAINS:
@@ -203,7 +224,7 @@ def run(options: argparse.Namespace) -> None:
     """Train and save every expert that was asked for."""
     names = checked(options)
     where = device(options.device)
-    base = load_base(options.base)
+    base = load_base(options.base, options.dtype)
     for name in names:
         steps = options.steps or STEPS.get(name, Recipe().steps)
         recipe = Recipe(steps, tokens=options.tokens, rate=options.rate, seed=options.seed)

@@ -163,6 +163,51 @@ def test_the_original_looks_at_the_last_words() -> None:
     assert answers.read_original("  ", 5) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "gold", "right"),
+    [
+        (" 7", "7", True),
+        ("7.", "7", True),
+        ("\n 7 \nand so on", "7", True),
+        ("The answer is 7", "7", False),
+        ("7 8", "7", False),
+        ("7, 8", "7", False),
+        ("17", "7", False),
+        ("07", "7", False),
+        (" the opposite of WET  is dry!", "The opposite of wet is dry.", True),
+        ("The opposite of wet is dry. Or", "The opposite of wet is dry.", False),
+        (" \n.\n", "7", False),
+    ],
+)
+def test_a_whole_answer(text: str, gold: str, right: bool) -> None:
+    read = answers.read_whole(text)
+    assert (read is not None and answers.same_whole(read, gold)) is right
+
+
+def test_a_whole_answer_settles_with_its_line() -> None:
+    assert not answers.settled_whole(" The opposite of wet is dry.")
+    assert not answers.settled_whole("\n\n 7")
+    assert answers.settled_whole("\n7\n")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_changes_a_whole_answer_once_settled(seed: int) -> None:
+    draw, pieces = random.Random(seed), _pieces(VALUE_PIECES)
+    settled = 0
+    for _ in range(1000):
+        text = _text(draw, pieces)
+        ends = range(len(text) + 1)
+        first = next((end for end in ends if answers.settled_whole(text[:end])), None)
+        if first is None:
+            continue
+        settled += 1
+        early = answers.read_whole(text[:first])
+        assert early is not None
+        for end in range(first, len(text) + 1):
+            assert answers.read_whole(text[:end]) == early, text[:end]
+    assert settled > 100
+
+
 def test_an_exact_number_of_any_length() -> None:
     digits = "123456789" * 600
     assert answers.plain(digits + ".50") == digits + ".5"

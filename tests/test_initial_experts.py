@@ -112,6 +112,40 @@ def test_demo_items() -> None:
             assert item["answer"] == solve(item["question"])
 
 
+def test_skills_file_is_what_its_script_writes() -> None:
+    made = script(ROOT / "scripts" / "make_skills.py").build()
+    assert made == json.loads((ROOT / "data" / "skills.json").read_text())
+
+
+def test_skills_are_new_to_the_experts() -> None:
+    data = json.loads((ROOT / "data" / "skills.json").read_text())
+    questions = [item["question"] for split in ("dev", "test") for item in data[split]]
+    assert len(set(questions)) == len(questions) == 1080
+    train = script(EXPERTS / "train.py")
+    for name in domains.DOMAINS:
+        mine = {
+            split: [
+                (item["question"].removesuffix("\nAnswer:"), item["answer"])
+                for item in data[split]
+                if item["domain"] == name
+            ]
+            for split in ("dev", "test")
+        }
+        assert (len(mine["dev"]), len(mine["test"])) == (20, 100)
+        facts = [{domains.fact(name, pair) for pair in mine[split]} for split in mine]
+        trained = {domains.fact(name, pair) for pair in train.trained_on(name)}
+        assert trained and not facts[0] & facts[1] and not trained & (facts[0] | facts[1])
+
+
+def test_skills_have_no_constant_answer() -> None:
+    data = json.loads((ROOT / "data" / "skills.json").read_text())
+    for split in ("dev", "test"):
+        (_, most), *_ = Counter(item["answer"] for item in data[split]).most_common(1)
+        assert most <= 0.08 * len(data[split])
+        whole = re.compile(r"[\w.]+( [\w.]+)*")
+        assert all(whole.fullmatch(item["answer"]) for item in data[split])
+
+
 def solve(question: str) -> str:
     """The right answer, found in another way than by the generator (every simple path)."""
     graph, asked = question.split(". ", 1)

@@ -101,6 +101,24 @@ def plain(number: str) -> str:
     return spelt.rstrip("0").rstrip(".") if "." in spelt else spelt
 
 
+def read_whole(text: str) -> str | None:
+    """The first line that is not blank, whole: lower case, single spaces, no final punctuation.
+
+    `None` if all lines are blank. "The answer is 7" is not "7", and "1 2 3" not "1 2".
+    """
+    return next(filter(None, map(_whole, text.split("\n"))), None)
+
+
+def settled_whole(text: str) -> bool:
+    """Whether `read_whole` gives the same for `text` and for every text that begins with it."""
+    return any(map(_whole, text.split("\n")[:-1]))
+
+
+def same_whole(answer: str, gold: str) -> bool:
+    """Whether two whole answers differ in case, white space and final punctuation at most."""
+    return _whole(answer) == _whole(gold)
+
+
 def read_original(text: str, last_words: int | None) -> str | None:
     """What the original looks for the gold answer in: the text, or its last words.
 
@@ -132,6 +150,10 @@ def _marked(text: str, take: str) -> re.Match[str] | None:
 def _phrase(line: str) -> str:
     rest = LEAD.sub("", line)
     return " ".join(re.findall(r"\w+", rest.casefold()))
+
+
+def _whole(line: str) -> str:
+    return " ".join(line.casefold().split()).rstrip(".,;:!? ")
 
 
 def _word(kind: str) -> re.Pattern[str]:

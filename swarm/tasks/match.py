@@ -8,6 +8,13 @@ from swarm.tasks import Item, Score, answers, keys
 from swarm.tasks.data import DataFile, Files, wrong_gold, wrong_text
 from swarm.tasks.signal import Signalled
 
+SAME = {
+    "anchored": answers.same,
+    "original": answers.same_original,
+    "whole": answers.same_whole,
+}
+"""Whether an answer is the gold answer, by parser."""
+
 
 class Match(Signalled):
     """Items `{"question", "answer"}`; the question is put as it stands, the answer is compared.
@@ -27,9 +34,12 @@ class Match(Signalled):
             continues it as plain text.
         max_new_tokens: The most tokens to be written.
         parser: "anchored" reads an answer and compares whole values; "original" is the original's
-            rule: the gold answer is somewhere in the text, "No" in "Node" and "18" in "118" too.
+            rule: the gold answer is somewhere in the text, "No" in "Node" and "18" in "118" too;
+            "whole" compares the first line that is not blank, whole. A model that writes on after
+            the right answer without a new line is then wrong, so that `max_new_tokens` has to
+            leave room for two tokens more than the longest answer.
         take: Which number counts where none is marked: "first" for prompts that ask for the bare
-            answer, "last" for those that lead to reasoning. Of no effect with the original parser.
+            answer, "last" for those that lead to reasoning. The other parsers ignore it.
         last_words: With the original parser, the last words that are looked at; `None` is the
             whole text. For gsm8k the original takes 5 on dev and 10 on test; here one number
             holds for both.
@@ -62,7 +72,7 @@ class Match(Signalled):
         self.instruction = keys.optional_words("instruction", instruction)
         self.chat = keys.switch("chat", chat)
         self.max_new_tokens = keys.whole_number("max_new_tokens", max_new_tokens)
-        self.parser = keys.one_of("parser", parser, ("anchored", "original"))
+        self.parser = keys.one_of("parser", parser, tuple(SAME))
         self.take = keys.one_of("take", take, ("first", "last"))
         self.last_words = keys.optional_number("last_words", last_words)
 
@@ -72,7 +82,7 @@ class Match(Signalled):
 
     def grade(self, item: Item, answer: str | None) -> float:
         """1 for an answer of the gold answer's value, else 0."""
-        same = answers.same_original if self.parser == "original" else answers.same
+        same = SAME[self.parser]
         return float(answer is not None and same(answer, str(item["answer"])))
 
     def request(self, item: Item) -> Request:
@@ -81,6 +91,8 @@ class Match(Signalled):
         prompt = (Message("user", text),) if self.chat else text
         if self.parser == "original":
             return Request(prompt, self.max_new_tokens)
+        if self.parser == "whole":
+            return Request(prompt, self.max_new_tokens, decided=answers.settled_whole)
         kind = answers.kind_of(str(item["answer"]))
         decided = partial(answers.settled, kind, self.take)
         return Request(prompt, self.max_new_tokens, decided=decided)
@@ -89,6 +101,8 @@ class Match(Signalled):
         """What one completion is worth."""
         if self.parser == "original":
             answer = answers.read_original(completion.text, self.last_words)
+        elif self.parser == "whole":
+            answer = answers.read_whole(completion.text)
         else:
             kind = answers.kind_of(str(item["answer"]))
             answer = answers.read(completion.text, kind, self.take)

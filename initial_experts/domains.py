@@ -83,8 +83,8 @@ OPPOSITES = (
     "active passive|common rare|correct wrong|exact approximate|fresh stale|internal external|"
     "maximum minimum|permanent temporary|superior inferior|tiny huge|urban rural|"
     "vertical horizontal|accept reject|add subtract|arrive depart|attack defend|borrow lend|"
-    "break fix|build destroy|come go|cry laugh|divide multiply|enter exit|expand contract|fail succeed|"
-    "float sink|forget remember|freeze melt|give take|hide reveal|import export|"
+    "break fix|build destroy|come go|cry laugh|divide multiply|enter exit|expand contract|"
+    "fail succeed|float sink|forget remember|freeze melt|give take|hide reveal|import export|"
     "include exclude|increase decrease|join separate|lead follow|live die|lock unlock|"
     "permit forbid|praise blame|question answer|raise lower|rise fall|save spend|send receive|"
     "shout whisper|sit stand|start stop|teach learn|throw catch|wake sleep|work rest|"
@@ -239,7 +239,7 @@ KEPT = {"calendar": 3, "opposites": 3, "spelling": 3}
 
 
 def fact(name: str, pair: Pair) -> str:
-    """What a pair teaches: a sum, an opposite or a spelled word in any phrasing; else its prompt."""
+    """What a pair teaches: a sum, an opposite or a word, however it is asked; else its prompt."""
     if name == "arithmetic":
         found = re.search(r"\d+ [-+*] \d+", pair[0])
         return found.group() if found else pair[0]

@@ -203,6 +203,34 @@ def constant_answers(task: Task, dev: Sequence[Item]) -> Constants | None:
     return Constants(overall, domains)
 
 
+def described_constants(
+    task: Task,
+    dev: Sequence[Item],
+    test: Sequence[Item] = (),
+    after: Sequence[Score] = (),
+) -> dict[str, Any] | None:
+    """The best constant answers of dev, what they come to, and a model beside them on test.
+
+    Args:
+        dev: Items to choose on.
+        test: Items to score on besides; none leaves them out.
+        after: The model's scores of the test items; none leaves the comparison out.
+
+    Returns:
+        `Constants.described`, and with `after` "gain" (of the model over the answers by domain),
+        "gain_interval" ([low, high], 95 %) and "p_value"; `None` as `constant_answers`.
+    """
+    constants = constant_answers(task, dev)
+    if constants is None:
+        return None
+    found = constants.described(task, {"dev": dev} | ({"test": test} if test else {}))
+    if after:
+        gain = gain_of(task, after, constants.scores(task, test))
+        found |= {"gain": gain.difference, "gain_interval": [gain.low, gain.high]}
+        found["p_value"] = gain.p
+    return found
+
+
 def _candidates(task: Task, items: Sequence[Item]) -> list[str]:
     counted = Counter(gold for item in items for gold in _golds(item))
     golds = [gold for gold, _ in counted.most_common(CANDIDATES)]

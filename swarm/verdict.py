@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from swarm.certainty import Constants, constant_answers, described, gain_of, interval_of, poll
+from swarm.certainty import described, described_constants, gain_of, interval_of, poll
 from swarm.ending import Ending
 from swarm.files import read_packed
 from swarm.record import Place, Record
@@ -26,8 +26,7 @@ def judge(ending: Ending, test: bool, ensemble: int, noise_floor: bool) -> dict[
     Returns:
         The metrics, the original's names first. Intervals are 95 %, [low, high]; the p-value is
         of a paired test on the test items. "constant_answers" is `None` where answers cannot be
-        graded, else as `swarm.certainty.Constants.described`, with "gain", "gain_interval" and
-        "p_value" of the best found over those by domain on test.
+        graded, else as `swarm.certainty.described_constants` returns it.
     """
     record, task = ending.record, ending.plain
     before, after = ending.choose()
@@ -57,7 +56,8 @@ def judge(ending: Ending, test: bool, ensemble: int, noise_floor: bool) -> dict[
         metrics["noise_floor"] = _noise(ending, after)
     if test:
         metrics |= _tested(ending, before, after)
-    metrics["constant_answers"] = _constants(ending, constant_answers(task, dev), after, test)
+    tested = (task.items("test"), ending.test(after)) if test else ()
+    metrics["constant_answers"] = described_constants(task, dev, *tested)
     if ensemble and getattr(task, "votes", True):
         metrics |= _ensemble(ending, ensemble, test)
     if taken := spent(record):
@@ -105,23 +105,6 @@ def _tested(ending: Ending, before: Place, after: Place) -> dict[str, Any]:
     for name, scores in (("starting", start), ("ending", end)):
         metrics |= _described(f"{name}_best_single_test", task, scores, task.items("test"))
     return metrics
-
-
-def _constants(
-    ending: Ending, found: Constants | None, after: Place, test: bool
-) -> dict[str, Any] | None:
-    """What the best constant answers come to, and the best found beside them."""
-    if found is None:
-        return None
-    task, items = ending.plain, ending.plain.items
-    dev = [items("dev")[place] for place in ending.searched]
-    splits = {"dev": dev} | ({"test": items("test")} if test else {})
-    told = found.described(task, splits)
-    if test:
-        gain = gain_of(task, ending.test(after), found.scores(task, items("test")))
-        told |= {"gain": gain.difference, "gain_interval": [gain.low, gain.high]}
-        told["p_value"] = gain.p
-    return told
 
 
 def _ensemble(ending: Ending, most: int, test: bool) -> dict[str, Any]:

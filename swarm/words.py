@@ -128,7 +128,9 @@ def over_constants(metrics: Mapping[str, Any], name: str = NAMES[1]) -> list[str
     ]
 
 
-def one_answer_warnings(metrics: Mapping[str, Any], names: tuple[str, str] = NAMES) -> list[str]:
+def one_answer_warnings(
+    metrics: Mapping[str, Any], names: tuple[str, str] = (f"the {NAMES[0]}", f"the {NAMES[1]}")
+) -> list[str]:
     """Where a model gives one answer throughout, on test or, without a test, on dev.
 
     Args:
@@ -139,9 +141,7 @@ def one_answer_warnings(metrics: Mapping[str, Any], names: tuple[str, str] = NAM
     return [
         words
         for side, name in zip(("starting", "ending"), names, strict=True)
-        for words in one_answer_lines(
-            metrics.get(f"{side}_best_{key}_one_answer", ()), f"the {name}", split
-        )
+        for words in one_answer_lines(metrics.get(f"{side}_best_{key}_one_answer", ()), name, split)
     ]
 
 
@@ -171,7 +171,7 @@ def domain_table(
 
     Args:
         split: "dev" or "test".
-        names: As for `one_answer_warnings`.
+        names: Of the model that was started from, and of the one that was found.
     """
     key = "single_test" if split == "test" else "validation"
     start, end = (metrics.get(f"{side}_best_{key}_domains") for side in ("starting", "ending"))

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import evaluating
 import pytest
 import searches
 import tiny
 
+from swarm.candidates.evaluation import told
 from swarm.certainty import (
     NO_DOMAIN,
     by_domain,
@@ -19,7 +21,12 @@ from swarm.certainty import (
     domain_of,
     one_answer,
 )
+from swarm.export.card import said
+from swarm.finetune.comparison import by_domain as by_domain_table
+from swarm.finetune.comparison import scores
+from swarm.report.folder import RunFolder
 from swarm.report.write import report, write
+from swarm.studies import comparison, methods
 from swarm.tasks import Item, Score
 from swarm.tasks.abstain import Abstain
 from swarm.tasks.match import Match
@@ -269,3 +276,69 @@ def test_an_older_run_without_these_numbers_is_read(
         assert "best found" in again.stdout and "Warning:" not in again.stdout
     finally:
         path.write_text(before)
+
+
+def test_tables_of_searches_show_domains_and_marks(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    run = RunFolder(constant[0])
+    found = methods.compared([("pso", [run])], {}, None, 9)
+    text = methods.as_text(found)
+    (row,) = found["methods"]
+    assert row["one_answer"] == found["start"]["one_answer"] == 1
+    total = sum(20 * values[0] for values in row["domains"].values())
+    assert total / 40 == pytest.approx(row["test"][0])
+    lines = text.splitlines()
+    by_domain_ = next(n for n, line in enumerate(lines) if line.startswith("| test, by domain"))
+    assert [cell.strip() for cell in lines[by_domain_].split("|")[2:4]] == ["doors", "paths"]
+    assert lines[by_domain_ + 2].startswith("| best constant answer")
+    assert "| pso (!1)" in text and comparison.MARK in text
+    assert "| best constant answer of each domain" in lines[3]
+    side = comparison.compared([comparison.Row("pso", [run])])
+    assert "pso (!1)" in comparison.as_text(side)
+    for key in [key for key in run.metrics if key.endswith(("_domains", "_one_answer"))]:
+        run.metrics.pop(key)
+    run.metrics.pop("constant_answers")
+    older = methods.as_text(methods.compared([("pso", [run])], {}, None, 9))
+    assert "domain" not in older and "(!" not in older
+
+
+def test_runs_side_by_side_show_domains_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    from swarm.ui.together import beside
+
+    found = beside([constant[0], constant[0]])
+    assert found.domains[0] == ["best found on test", "doors", "paths"]
+    assert found.domains[1][0] == "best constant answer" and len(found.domains) == 4
+    assert len(found.warnings) == 2 and "gives one answer" in found.warnings[0]
+
+
+def test_a_card_shows_domains_constants_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    metrics = RunFolder(constant[0]).metrics
+    text = "\n".join([*scores(metrics, "start", "end"), *by_domain_table(metrics, "start", "end")])
+    assert "| best constant answer of each domain" in text and "| domain of test " in text
+    assert any(words.startswith("Warning:") for words in said(metrics))
+
+
+def test_an_evaluation_shows_domains_constants_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    words = [word for word in constant[2] if word.split("=")[0].split(".")[0] in
+             ("model", "pool", "task")]  # fmt: skip
+    result = evaluating.evaluated(
+        [*words, "candidate=expert", "candidate.names=amber", "device=cpu", "out=null"]
+    )
+    (voice,) = result["voices"]
+    total = sum(one["utility"] * one["items"] for one in voice["domains"].values())
+    assert total / 40 == pytest.approx(voice["utility"])
+    lines = told(result).splitlines()
+    assert lines[2].startswith("  doors: ") and "100 % (!)" in lines[2]
+    assert any(line.startswith("best constant answer of each domain") for line in lines)
+    assert any(line.startswith("Warning: in all domains of test, amber") for line in lines)
+    older = {**result, "voices": [{k: v for k, v in voice.items() if k not in
+                                   ("domains", "one_answer")}]}  # fmt: skip
+    older.pop("constant_answers")
+    assert "doors" not in told(older)

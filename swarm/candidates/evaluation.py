@@ -14,6 +14,7 @@ from swarm.tasks import Task
 from swarm.track import Nothing, Shown, Tracker
 from swarm.track.during import during
 from swarm.track.evaluation import evaluated
+from swarm.words import MOST_DOMAINS, commonest, constant_label, line, one_answer_lines
 from swarm.words import told as compared
 
 SPLITS = ("dev", "test")
@@ -89,6 +90,7 @@ class Evaluation:
             "split": self.split,
             "items": len(found.items),
             "voices": scoring.voices(self.task, found),
+            "constant_answers": scoring.constants(self.task, self.split),
             "prompts": found.prompts,
             "tokens": found.tokens,
             "seconds": round(found.seconds, 3),
@@ -174,10 +176,13 @@ def told(result: Mapping[str, Any]) -> str:
             f"{voice['name']}: {voice['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}, "
             f"unparsed {100 * voice['unparsed_rate']:.1f} %"
         )
-        lines += [f"  {part}: {value:.3f}" for part, value in voice.get("parts", {}).items()]
+        lines += _by_domain(voice)
         if "calls" in voice:
             cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
+    lines += _constants(result)
+    for voice in result["voices"]:
+        lines += one_answer_lines(voice.get("one_answer", ()), voice["name"], result["split"])
     if best := result.get("against_best"):
         first = result["voices"][0]["name"]
         words = compared(
@@ -189,3 +194,38 @@ def told(result: Mapping[str, Any]) -> str:
         f"on {result['device']}"
     )
     return "\n".join(lines)
+
+
+def _by_domain(voice: Mapping[str, Any]) -> list[str]:
+    """A voice's utilities by domain, or those of a mixture's parts."""
+    domains = voice.get("domains", {})
+    if not 2 <= len(domains) <= MOST_DOMAINS:
+        return [f"  {part}: {value:.3f}" for part, value in voice.get("parts", {}).items()]
+    warned = {one["domain"] for one in voice["one_answer"]}
+    lines = []
+    for name, one in domains.items():
+        low, high = one["interval"]
+        told = f"  {line(name)}: {one['utility']:.3f} [{low:.3f}, {high:.3f}], n = {one['items']}"
+        if "commonest" in one:
+            told += f"; answers: {commonest(one, bool(warned & {name, None}))}"
+        lines.append(told)
+    return lines
+
+
+def _constants(result: Mapping[str, Any]) -> list[str]:
+    """What the best constant answers reach on the split."""
+    found = result.get("constant_answers")
+    if not found:
+        return []
+    chosen = "chosen on dev" if result["split"] != "dev" else "chosen on these items"
+    by_domain, overall = (found[kind][result["split"]] for kind in ("by_domain", "overall"))
+    low, high = by_domain["interval"]
+    several = len(found["by_domain"]["answers"]) > 1
+    lines = [
+        f"best constant answer{' of each domain' * several} ({constant_label(found)}; {chosen}): "
+        f"{by_domain['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}"
+    ]
+    if several:
+        answer = found["overall"]["answer"]
+        lines[0] += f"; one to all items ({line(answer)}): {overall['utility']:.3f}"
+    return lines

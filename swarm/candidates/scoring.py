@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from swarm.candidates import Candidate, Meter
-from swarm.certainty import described, gain_of
+from swarm.certainty import described, described_constants, gain_of
 from swarm.engine.device import chosen_device as chosen_device  # an entry asks here
+from swarm.errors import UserError
 from swarm.tasks import Calibrated, Item, Prepared, Score, Task, plain
 
 
@@ -108,9 +109,25 @@ def voices(task: Task, found: Scored) -> list[dict[str, Any]]:
     task = plain(task)
     account = found.account or [{} for _ in found.names]
     return [
-        {"name": name, **described(task, scores), **took}
+        {"name": name, **described(task, scores, found.items), **took}
         for name, scores, took in zip(found.names, found.scores, account, strict=True)
     ]
+
+
+def constants(task: Task, split: str) -> dict[str, Any] | None:
+    """What the best constant answers, chosen on dev, come to on dev and on this split.
+
+    Returns:
+        As `swarm.certainty.described_constants`; `None` also where there is no dev split.
+    """
+    task = plain(task)
+    if not getattr(task, "votes", True):
+        return None
+    try:
+        dev = task.items("dev")
+    except UserError:
+        return None
+    return described_constants(task, dev, task.items("test") if split == "test" else ())
 
 
 def against_best(task: Task, found: Scored) -> dict[str, Any]:

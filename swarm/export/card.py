@@ -13,7 +13,7 @@ from swarm.engine.sources import looks_like_hub_id
 from swarm.export.command import command
 from swarm.export.licences import hub_id
 from swarm.export.source import Source
-from swarm.finetune.comparison import lines, scores
+from swarm.finetune.comparison import by_domain, lines, scores
 from swarm.places import find
 from swarm.report.text import table
 from swarm.words import caveats, conclusion, sentence
@@ -132,7 +132,7 @@ class Card:
             end = "this one"
             if self.source.cut:
                 end = f"before rounding to rank {self.source.cut}"
-            rows = scores(metrics, start, end)
+            rows = [*scores(metrics, start, end), *by_domain(metrics, "best initial expert", end)]
             return "\n".join([*rows, "", *_paragraphs([*said(metrics), *self._unmeasured()])])
         if (utility := note.get("validation_utility")) is not None:
             what = f"Signal ({self.source.signal})" if self.source.signal else "Utility"

@@ -14,8 +14,8 @@ from swarm.files import write_packed
 from swarm.identity import items_digest
 from swarm.report.folder import RunFolder
 from swarm.report.text import table
-from swarm.tasks import Score, plain
-from swarm.words import told
+from swarm.tasks import Item, Score, plain
+from swarm.words import constant_label, domain_table, one_answer_warnings, over_constants, told
 
 UNTESTED = "that run has no test"
 """Why a search cannot be compared with, until it is tested."""
@@ -58,7 +58,11 @@ class Comparison:
         for split, pair in scores.items():
             for side, mine in zip(("starting", "ending"), pair, strict=True):
                 name, measure = names[split]
-                found |= described(task, f"{side}_best_{name}", measure, mine)
+                items = self.task.items(split)
+                found |= described(task, f"{side}_best_{name}", measure, mine, items)
+        dev = self.task.items("dev")
+        tested = (self.task.items("test"), scores["test"][1]) if self.test else ()
+        found["constant_answers"] = certainty.described_constants(task, dev, *tested)
         if self.held:
             pair = [[one[i] for i in self.held] for one in scores["dev"]]
             found["held_out"] = compared(task, pair[1], pair[0])
@@ -89,9 +93,11 @@ class Comparison:
         }
 
 
-def described(task: Any, name: str, measure: str, scores: Sequence[Score]) -> dict[str, Any]:
+def described(
+    task: Any, name: str, measure: str, scores: Sequence[Score], items: Sequence[Item]
+) -> dict[str, Any]:
     """A utility with its interval, as a search's metrics call them."""
-    found = certainty.described(task, scores)
+    found = certainty.described(task, scores, items)
     named = {f"{name}_{measure}": found.pop("utility")}
     return named | {f"{name}_{key}": value for key, value in found.items()}
 
@@ -115,6 +121,11 @@ def scores(metrics: dict[str, Any], before: str, after: str) -> list[str]:
     heads = [f"dev, n = {metrics['ending_best_validation_items']}"]
     heads += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
     rows = []
+    if constant := metrics.get("constant_answers"):
+        by_domain = constant["by_domain"]
+        cells = [_span(by_domain[split]) for split in ("dev", "test") if split in by_domain]
+        each = " of each domain" * (len(by_domain["answers"]) > 1)
+        rows.append([f"best constant answer{each} ({constant_label(constant)})", *cells])
     for side, label in (("starting", before), ("ending", after)):
         cells = [_cell(metrics, f"{side}_best_validation", "utility")]
         cells += [_cell(metrics, f"{side}_best_single_test", "accuracy")] if tested else []
@@ -122,9 +133,17 @@ def scores(metrics: dict[str, Any], before: str, after: str) -> list[str]:
     return table(("model", *heads), rows)
 
 
+def by_domain(metrics: dict[str, Any], before: str, after: str) -> list[str]:
+    """Utilities by domain on test or, without it, on dev, as a table behind an empty line."""
+    found = domain_table(metrics, "test" if "test_gain" in metrics else "dev", (before, after))
+    return ["", *table(*found)] if found else []
+
+
 def lines(metrics: dict[str, Any]) -> list[str]:
     """The metrics as a table and sentences."""
-    found = scores(metrics, metrics["starting_best_expert"], "tuned")
+    names = (metrics["starting_best_expert"], "tuned")
+    found = [*scores(metrics, *names), *by_domain(metrics, *names)]
+    found += one_answer_warnings(metrics, names)
     found.append(f"Brackets: 95 % intervals. {metrics['examples']} of the dev items were trained "
                  "on, which flatters the tuned one there.")  # fmt: skip
     found.append(
@@ -140,7 +159,7 @@ def lines(metrics: dict[str, Any]) -> list[str]:
         test = {"gain": metrics["test_gain"], "gain_interval": metrics["test_gain_interval"],
                 "p_value": metrics["test_gain_p_value"],
                 "items": metrics["ending_best_single_test_items"]}  # fmt: skip
-        found.append(_told(test, "test items"))
+        found.append(" ".join([_told(test, "test items"), *over_constants(metrics, "tuned one")]))
     if searched := metrics.get("searched"):
         found.append(
             f"Beside the best that {searched['run']} found with {searched['prompts']} dev prompts, "
@@ -149,6 +168,11 @@ def lines(metrics: dict[str, Any]) -> list[str]:
     if why := metrics.get("not_compared"):
         found.append(f"Not compared with the best found: {why}.")
     return found
+
+
+def _span(one: dict[str, Any]) -> str:
+    low, high = one["interval"]
+    return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _cell(metrics: dict[str, Any], name: str, measure: str) -> str:

@@ -1,7 +1,7 @@
 """Searches side by side: what each found on dev and test, and paired differences on test."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -14,6 +14,9 @@ from swarm.report.folder import RunFolder
 from swarm.report.statistics import Paired, utility_test
 from swarm.report.text import table
 from swarm.tasks import Score, Task, plain
+
+MARK = "(!n): on test, more than 90 % of the answers to a domain are one value, in n seeds."
+"""What a mark behind a name means."""
 
 
 class Row(NamedTuple):
@@ -52,13 +55,15 @@ def compared(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _row(row: Row, task: Task) -> dict[str, Any]:
     own = [_scores(run, row.start) for run in row.runs]
-    dev = f"{'starting' if row.start else 'ending'}_best_validation_utility"
+    side = "starting" if row.start else "ending"
+    dev, warned = f"{side}_best_validation_utility", f"{side}_best_single_test_one_answer"
     found: dict[str, Any] = {
         "name": row.name,
         "folders": [str(run.path) for run in row.runs],
         "dev": [run.metrics[dev] for run in row.runs],
         "test": [task.utility(scores) for scores in own],
         "items": len(own[0]),
+        "one_answer": sum(bool(run.metrics.get(warned)) for run in row.runs),
         "difference": None,
     }
     if row.others:
@@ -106,8 +111,15 @@ def as_json(found: Sequence[dict[str, Any]]) -> str:
 
 def as_text(found: Sequence[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    rows = [[one["name"], _over(one["dev"]), _over(one["test"]), *_difference(one["difference"])]
-            for one in found]  # fmt: skip
+    rows = [
+        [
+            marked(one["name"], one),
+            _over(one["dev"]),
+            _over(one["test"]),
+            *_difference(one["difference"]),
+        ]
+        for one in found
+    ]
     seeds = max(len(one["test"]) for one in found)
     told = table(("", "dev", "test", "difference on test", "p"), rows)
     told += [
@@ -117,7 +129,15 @@ def as_text(found: Sequence[dict[str, Any]]) -> str:
     ]
     if seeds > 1:
         told.append("Behind dev and test: the lowest and the highest seed.")
+    if any(one.get("one_answer") for one in found):
+        told.append(MARK)
     return "\n".join(told)
+
+
+def marked(name: str, row: Mapping[str, Any]) -> str:
+    """A name, with the number of the seeds that are warned of one answer: "pso (!2)"."""
+    warned = row.get("one_answer", 0)
+    return f"{name}{f' (!{warned})' * bool(warned)}"
 
 
 def _over(values: Sequence[float]) -> str:

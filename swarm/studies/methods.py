@@ -93,7 +93,9 @@ def compared(
             "expert": first.experts[first.best_expert()[1]],
             "dev": first.metrics["starting_best_validation_utility"],
             "test": task.utility(before),
+            **_domains([_on_test(first, "starting")]),
         },
+        "constant_answers": first.metrics.get("constant_answers"),
         "methods": found,
     }
 
@@ -114,11 +116,29 @@ def _row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, Any]:
         "found": [_in_words(run) for run in runs],
         "dev": [run.metrics["ending_best_validation_utility"] for run in runs],
         **_tested(task, own, other),
+        **_domains([_on_test(run, "ending") for run in runs]),
         "prompts": prompts,
         "prompts_shared": shared,
         "seconds": [seconds(run.path) for run in runs],
         "finished": [run.finished for run in runs],
     }
+
+
+def _on_test(run: RunFolder, side: str) -> dict[str, Any]:
+    """What a run's metrics hold by domain of its start or its end; empty for older runs."""
+    name = f"{side}_best_single_test_"
+    return {key: run.metrics.get(name + key) for key in ("domains", "one_answer")}
+
+
+def _domains(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Test utilities by domain, and in how many of the seeds one answer was warned of.
+
+    Args:
+        found: By seed, as `swarm.certainty.described` with items.
+    """
+    known = [one["domains"] for one in found if one.get("domains")]
+    domains = {name: [one[name]["utility"] for one in known] for name in (known or [{}])[0]}
+    return {"domains": domains, "one_answer": sum(bool(one.get("one_answer")) for one in found)}
 
 
 def _tested(
@@ -164,6 +184,7 @@ def _together(
         "found": [f"all experts together, {each:.3g} prompts an answer"],
         "dev": [],
         **_tested(task, [as_scores(rows)], [before]),
+        **_domains([result["voices"][0]]),
         "prompts": [0 if name == "pack" else asked or count * (read or 0)],
         "prompts_shared": [0],
         "seconds": [result["seconds"]],

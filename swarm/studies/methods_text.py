@@ -5,15 +5,17 @@ from statistics import fmean
 from typing import Any
 
 from swarm.report.text import table
+from swarm.studies.comparison import MARK, marked
+from swarm.words import MOST_DOMAINS, constant_label, line
 
 
 def as_text(found: dict[str, Any]) -> str:
     """The comparison as a Markdown table, with what has to be known to read it."""
-    start = found["start"]
+    start, constant = found["start"], _constant(found)
     head = ("method", "dev", "test", "gain on test", "p", "prompts", "of them shared", "seconds")
-    rows: list[Sequence[str]] = [(f"best initial expert ({start['expert']})", f"{start['dev']:.3f}",
-             f"{start['test']:.3f}", "", "", "", "", "")]  # fmt: skip
-    rows = [*rows, *map(_cells, found["methods"])]
+    expert = marked(f"best initial expert ({start['expert']})", start)
+    first = (expert, f"{start['dev']:.3f}", f"{start['test']:.3f}", *[""] * 5)
+    rows: list[Sequence[str]] = [first, *constant, *map(_cells, found["methods"])]
     seeds, failed = len(found["seeds"]), found.get("failed", {})
     told = [
         "",
@@ -21,7 +23,8 @@ def as_text(found: dict[str, Any]) -> str:
         "over seeds; in parentheses the lowest and highest seed, in brackets 95 % intervals.",
         "Dev is the highest of all that a search looked at, and flatters it. A prompt that another "
         "search had asked is charged and not asked again: seconds are no measure of a method.",
-        f"p-values are paired, of one method each, and not corrected for {len(rows) - 1} methods.",
+        "p-values are paired, of one method each, and not corrected for "
+        f"{len(found['methods'])} methods.",
         *_leaders(found),
         *_starts(found),
         *_signals(found),
@@ -30,7 +33,40 @@ def as_text(found: dict[str, Any]) -> str:
         "Best found, by the first seed:",
         *(f"- {row['method']}: {row['found'][0]}" for row in found["methods"]),
     ]
-    return "\n".join([*table(head, rows), *told])
+    return "\n".join([*table(head, rows), *by_domain(found), *told])
+
+
+def _constant(found: dict[str, Any]) -> list[Sequence[str]]:
+    """The line of the best constant answers."""
+    if not (known := found.get("constant_answers")):
+        return []
+    by_domain_ = known["by_domain"]
+    each = " of each domain" * (len(by_domain_["answers"]) > 1)
+    cells = [f"{by_domain_[split]['utility']:.3f}" for split in ("dev", "test")]
+    name = f"best constant answer{each} ({constant_label(known)})"
+    return [(name, *cells, *[""] * 5)]
+
+
+def by_domain(found: dict[str, Any]) -> list[str]:
+    """Test utilities by domain as a second table, where there are 2 to 12, and what (!n) means."""
+    domains = list(found["start"].get("domains", {}))
+    lines = []
+    if 2 <= len(domains) <= MOST_DOMAINS:
+        rows: list[Sequence[str]] = []
+        if known := found.get("constant_answers"):
+            mine = known["by_domain"]["test"]["domains"]
+            rows.append(("best constant answer", *(f"{mine[d]['utility']:.3f}" for d in domains)))
+        start = {**found["start"], "method": "best initial expert"}
+        for one in (start, *found["methods"]):
+            cells = [_spread(one["domains"][d]) if one.get("domains") else "" for d in domains]
+            rows.append((marked(one["method"], one), *cells))
+        lines += ["", *table(("test, by domain", *map(line, domains)), rows)]
+    if any(one.get("one_answer") for one in (found["start"], *found["methods"])):
+        lines += [
+            "",
+            MARK,
+        ]
+    return lines
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -39,7 +75,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     size = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]".format(**row["gain"])
     counts = (f"{fmean(row[name]):.0f}" for name in ("prompts", "prompts_shared", "seconds"))
     dev = _spread(row["dev"]) if row["dev"] else ""
-    return (row["method"], dev, _spread(row["test"]) + interval, size,
+    return (marked(row["method"], row), dev, _spread(row["test"]) + interval, size,
             f"{row['gain']['p']:.2g}", *counts)  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from nicegui import run, ui
 from swarm.errors import UserError
 from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
-from swarm.report.numbers import interval, signed
+from swarm.report.numbers import interval, number, signed
 from swarm.report.setup import flat
 from swarm.ui import charts
 from swarm.ui.frame import frame, heading
@@ -18,7 +18,7 @@ from swarm.ui.home import Home
 from swarm.ui.parts import plain_table
 from swarm.ui.seen import unreadable
 from swarm.ui.shelf import BROKEN
-from swarm.words import told
+from swarm.words import MOST_DOMAINS, line, one_answer_lines, told
 
 MOST = 8
 """Runs that are compared at once: as many as there are colours."""
@@ -36,6 +36,8 @@ class Side:
         results: A row a run: name, dev, test.
         settings: A row a key that differs: key, and its value in each run.
         tests: A sentence for each run but the first, which it is compared with.
+        domains: Test utilities by domain, a row a run under the header; empty without domains.
+        warnings: Of best founds that give one answer throughout.
     """
 
     names: list[str]
@@ -43,6 +45,8 @@ class Side:
     results: list[list[str]]
     settings: list[list[str]]
     tests: list[str] = field(default_factory=list)
+    domains: list[list[str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def register(home: Home) -> None:
@@ -74,7 +78,7 @@ def beside(paths: list[Path]) -> Side:
     runs = [RunFolder(path) for path in paths]
     names = [run.path.name for run in runs]
     return Side(names, charts.side_by_side(runs), [_result(run) for run in runs],
-                settings(runs), _tests(runs))  # fmt: skip
+                settings(runs), _tests(runs), domains(runs), _warnings(runs))  # fmt: skip
 
 
 def _result(run: RunFolder) -> list[str]:
@@ -84,6 +88,41 @@ def _result(run: RunFolder) -> list[str]:
         found = models.measured("ending", split)
         cells.append(interval(found.utility, found.ends) if found else "–")
     return cells
+
+
+def domains(runs: list[RunFolder]) -> list[list[str]]:
+    """Each best found's test utility in the domains of the first run, and its constant answer's.
+
+    Returns:
+        The header and a row a run; empty unless the first run has 2 to 12 domains.
+    """
+    key = "ending_best_single_test_domains"
+    names = list(runs[0].metrics.get(key) or ())
+    if not 2 <= len(names) <= MOST_DOMAINS:
+        return []
+    rows = [["best found on test", *map(line, names)]]
+    constant = (runs[0].metrics.get("constant_answers") or {}).get("by_domain", {}).get("test")
+    if constant:
+        mine = constant["domains"]
+        rows.append(["best constant answer", *(number(mine[name]["utility"]) for name in names)])
+    for one in runs:
+        mine = one.metrics.get(key) or {}
+        cells = (mine.get(name) for name in names)
+        shown = (interval(cell["utility"], cell["interval"]) if cell else "–" for cell in cells)
+        rows.append([one.path.name, *shown])
+    return rows
+
+
+def _warnings(runs: list[RunFolder]) -> list[str]:
+    return [
+        words
+        for one in runs
+        for words in one_answer_lines(
+            one.metrics.get("ending_best_single_test_one_answer", ()),
+            f"the best found of {one.path.name}",
+            "test",
+        )
+    ]
 
 
 def settings(runs: list[RunFolder]) -> list[list[str]]:
@@ -133,6 +172,10 @@ def _draw(found: Side) -> None:
     with ui.card().classes("w-full gap-2"):
         heading("Best found, with 95 % intervals")
         plain_table(["run", "iterations", "dev", "test"], found.results)
+        if found.domains:
+            plain_table(found.domains[0], found.domains[1:])
+        for words in found.warnings:
+            ui.label(words).classes("text")
     with ui.card().classes("w-full gap-2"):
         heading("Paired test")
         for words in found.tests:

@@ -261,7 +261,9 @@ def _places(items: Sequence[Item]) -> dict[str, list[int]]:
 
 def _inside(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
     """The part that all these scores are of, as a task, with the scores as it gave them."""
-    for name in filter(None, scores[0].part.split("/")):
+    if not hasattr(task, "tasks"):
+        return task, list(scores)
+    for name in scores[0].part.split("/"):
         task = task.tasks[name]
     return task, [replace(score, part="") for score in scores]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import evaluating
 import pytest
+import reporting
 import searches
 import tiny
 
@@ -301,6 +302,37 @@ def test_tables_of_searches_show_domains_and_marks(
     run.metrics.pop("constant_answers")
     older = methods.as_text(methods.compared([("pso", [run])], {}, None, 9))
     assert "domain" not in older and "(!" not in older
+
+
+@pytest.mark.parametrize(
+    ("gain", "p", "kind"), [(0.1, 0.01, "better"), (0.1, 0.2, "unclear"), (-0.1, 0.01, "unclear")]
+)
+def test_a_gain_has_to_be_one_on_constant_answers_too(
+    gain: float, p: float, kind: str, tmp_path: Path
+) -> None:
+    one = {"utility": 0.5, "interval": [0.4, 0.6], "items": 40}
+    constants = {
+        "by_domain": {"answers": {"number": "7"}, "dev": one, "test": one},
+        "gain": gain,
+        "gain_interval": [gain - 0.1, gain + 0.1],
+        "p_value": p,
+    }
+    more = {"test_gain": 0.1, "test_gain_p_value": 0.001, "constant_answers": constants}
+    found = report(reporting.folder(tmp_path / "run", more=more))
+    assert found.kind == kind and ("constant answers" in found.verdict) == (kind != "better")
+    assert 'best constant answer ("7"; chosen on dev) has 0.500 on test' in found.result
+
+
+def test_the_page_of_a_run_shows_domains_and_warnings(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    from swarm.ui.seen import course
+
+    found = course(constant[0])
+    assert any(table.header[0] == "domain of test" for table in found.domains)
+    assert found.models is not None and found.models.rows[0][0].startswith("best constant answer")
+    warned = " ".join(found.told).count("Warning: in all domains of test, the best found")
+    assert warned == 1
 
 
 def test_runs_side_by_side_show_domains_and_warnings(

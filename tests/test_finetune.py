@@ -142,7 +142,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
     ]  # fmt: skip
     before = searches.tree(run)
     assert tune(command) == metrics
-    assert "| tuned |" in capsys.readouterr().out and searches.tree(run) == before
+    assert "| tuned " in capsys.readouterr().out and searches.tree(run) == before
     with pytest.raises(UserError, match=r"another fine-tuning [(]rate: 0.01 then, 0.02 now"):
         tune([*command, "rate=0.02"])
     (tmp_path / "search" / "thesis").mkdir()
@@ -323,3 +323,9 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
     assert mine["searched"]["starting"] == metrics["ending_best_single_test_accuracy"]
     assert mine["searched"]["prompts"] == metrics["prompts_asked"]
     assert "Beside the best that first found" in done.stdout
+    constant = mine["constant_answers"]
+    assert constant["by_domain"] == metrics["constant_answers"]["by_domain"]
+    assert mine["ending_best_single_test_accuracy"] - constant["gain"] == pytest.approx(
+        constant["by_domain"]["test"]["utility"]
+    )
+    assert "| best constant answer" in done.stdout and "the tuned one is" in done.stdout

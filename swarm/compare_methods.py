@@ -22,12 +22,12 @@ from swarm.files import write_json
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
 from swarm.search import build
-from swarm.studies import methods, rerun
+from swarm.studies import methods, rerun, suite, suite_analysis, suite_runner
 
 OWN_KEYS = ("methods", "seeds", "budget")
 
-UNLIMITED = ("max_iterations", "patience")
-"""What else would end a search before its budget does; lifted where nobody has set it."""
+SUITE_KEYS = ("suite", "seeds", "only", "hours", "parallel", "keep", "results")
+"""Keys of a study; all other words are a search's, but for folder= and dry_run=."""
 
 ENSEMBLES = {
     "vote": ["candidate=vote"],
@@ -49,7 +49,12 @@ Search with several methods on the same budget, and tell what became of it.
 The name is TASK_methods unless told, and the same command goes on where it stopped; more methods
 or seeds later ask only what is new. The table is in search/NAME/methods.md and methods.json, the
 plot in methods.svg. Beside optimizers there are vote, weighted_vote, pack and route: all experts
-answer together, at once. `python -m swarm.search --help` lists all other keys. Its own:
+answer together, at once. `python -m swarm.search --help` lists all other keys.
+
+  python -m swarm.compare_methods suite=small seeds=5 parallel=2 hours=1.5
+
+A study over tasks, methods, budgets and seeds (docs/study.md). Every result is a small JSON file;
+the same command runs what is missing and writes the analysis anew. Its own keys:
 """
 
 
@@ -134,10 +139,7 @@ def _searches(name: str, passed: list[str], folder: Path, mine: dict[str, Any]) 
     if any("=" not in word for word in more) or "=" in optimizer:
         raise UserError(f"methods: {name!r} must be an optimizer and keys of a search (KEY=VALUE)")
     whole = rerun.composed([*passed, f"optimizer={optimizer}", *more], "methods")
-    said = {word.partition("=")[0].strip(" +") for word in (*passed, *more)}
-    for key in UNLIMITED:
-        if key in whole.optimizer and f"optimizer.{key}" not in said:
-            whole.optimizer[key] = mine["budget"]
+    rerun.lift(whole, (*passed, *more), mine["budget"])
     config = rerun.plain(whole)
     config |= {"folder": str(folder), "shared": str(folder / "answers"), "test": True}
     slug = re.sub(r"[^a-zA-Z0-9_.-]+", "_", name)
@@ -252,6 +254,56 @@ def _evaluate(method: Method, one: Comparison, start: Path | None) -> str | None
     return last if done.returncode else None
 
 
+def run_suite(arguments: Sequence[str]) -> None:
+    """Run what is missing of a study, then write and print its analysis.
+
+    Raises:
+        UserError: A value is not allowed, or a part failed: all other results are there.
+    """
+    # For Hydra suite=small would be an option of the group conf/suite/.
+    own = [word for word in arguments if word.partition("=")[0] in SUITE_KEYS[1:]]
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own))
+    given = {key: word for word in arguments for key, _, word in [word.partition("=")]}
+    parallel, hours, only = mine["parallel"], mine["hours"], mine["only"]
+    if type(parallel) is not int or parallel < 1:
+        raise UserError(f"parallel={parallel}: must be a whole number, 1 or more")
+    if hours is not None and (type(hours) not in (int, float) or hours < 0):
+        raise UserError(f"hours={hours}: must be null or a number, 0 or more")
+    if type(mine["keep"]) is not bool:
+        raise UserError(f"keep={mine['keep']}: must be true or false")
+    words = [
+        word
+        for word in arguments
+        if word.partition("=")[0] not in (*SUITE_KEYS, "folder", "dry_run")
+    ]
+    one = suite.read_suite(
+        given["suite"],
+        mine["seeds"] if "seeds" in given else None,
+        mine["results"],
+        given.get("folder", "search"),
+        words,
+    )
+    some = suite.chosen(one, only if isinstance(only, list) else [only])
+    todo = suite.missing(one, some)
+    told = f"suite {one.name}: {len(some)} results asked for, {len(some) - len(todo)} are there"
+    print(told, file=sys.stderr, flush=True)
+    if given.get("dry_run") == "true":
+        print("\n".join(f"{cell.task.name}/{cell.name}" for cell in todo))
+        return
+    until = None if hours is None else time.monotonic() + 3600 * hours
+    failed, enough = suite_runner.run(one, todo, parallel, until, mine["keep"])
+    found = suite_analysis.analyse(one)
+    written = suite_analysis.write(one, found)
+    print("\n".join(suite_analysis.summary_text(found)))
+    print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
+    if not enough:
+        print("time is up; the same command goes on", file=sys.stderr)
+    if failed:
+        name, wrong = next(iter(failed.items()))
+        raise UserError(f"suite={one.name}: {len(failed)} failed, the first is {name}: {wrong}")
+
+
 def main() -> None:
     """Read the command line and compare."""
     arguments = sys.argv[1:]
@@ -259,6 +311,10 @@ def main() -> None:
         print(HELP + (conf_folder() / "compare_methods.yaml").read_text(), end="")
         return
     rerun.stop_as_with_ctrl_c()
+    if any(word.startswith("suite=") for word in arguments):
+        with one_line_errors(""):
+            run_suite(arguments)
+        return
     one = read(arguments)
     with one_line_errors(""):
         run(one)

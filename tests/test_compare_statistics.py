@@ -13,7 +13,7 @@ import pytest
 from swarm.compare import report
 from swarm.compare.errors import WrongValue
 from swarm.compare.statistics import detectable, get_error_bars, smallest_difference, spans, summary
-from swarm.compare.statistics.differences import holm, pairwise
+from swarm.compare.statistics.differences import pairwise
 from swarm.compare.statistics.resampling import interval, widening
 
 

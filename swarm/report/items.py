@@ -148,4 +148,5 @@ def _file(task: Mapping[str, Any]) -> DataFile:
         lambda item: None,
         task.get("dedupe", True),
         tuple(dict.fromkeys(name for _, name, _, _ in template if name)),
+        task.get("dev_seed"),
     )

@@ -60,6 +60,7 @@ class Chart:
         marks: Horizontal lines at a value, by name.
         rows: Names of y = 0, 1, ... from above; empty where y is a number.
         whole: The x are whole numbers, and so are its ticks.
+        log: The x axis of a file of its own is logarithmic, with a tick at each x; all are above 0.
     """
 
     key: str
@@ -71,6 +72,7 @@ class Chart:
     marks: Sequence[tuple[str, float]] = ()
     rows: Sequence[str] = ()
     whole: bool = False
+    log: bool = False
 
     def style(self, number: int) -> int | None:
         """The number of a series among those that are not faint; `None` for a faint one."""

@@ -11,6 +11,9 @@ Z95 = 1.959963984540054
 
 RESAMPLES = 10_000
 
+LATTICE = 200
+"""The finest step to which an exact sign-flip test rounds differences, per unit or per largest."""
+
 SAMPLES_OF_UTILITY = 1_000
 """Fewer: each is a call of a task's own utility."""
 
@@ -108,6 +111,49 @@ def _sign_flips(gains: np.ndarray) -> float:
     # Rounding must not tell a flip of every sign from none.
     extreme = np.abs((signs * gains).mean(axis=1)) >= abs(gains.mean()) - 1e-12
     return float((extreme.sum() + 1) / (RESAMPLES + 1))
+
+
+def exact_flips(gains: np.ndarray) -> float:
+    """The two-sided p value of the exact sign-flip test (Fisher's randomisation test).
+
+    Under the null hypothesis each of the n differences had either sign with probability 1/2; p is
+    the probability of a sum at least as far from 0. It is computed by convolution, with no lower
+    bound other than 2^(1 - n), where drawn flips could not go below one in their number. With
+    differences of -1, 0 and 1 it is McNemar's exact test.
+
+    Args:
+        gains: [n] paired differences. Where they are multiples of 1/k for some k up to `LATTICE`,
+            as means over k seeds of right and wrong are, p is exact; others are rounded to
+            1/`LATTICE` of the largest.
+    """
+    largest = float(np.abs(gains).max(initial=0.0))
+    if largest == 0:
+        return 1.0
+    scales = (k for k in range(1, LATTICE + 1) if np.allclose(gains * k, np.round(gains * k)))
+    steps = np.round(gains * next(scales, LATTICE / largest)).astype(int)
+    observed, total = abs(int(steps.sum())), int(np.abs(steps).sum())
+    chances = np.zeros(2 * total + 1)
+    chances[total] = 1.0
+    reach = 0
+    for step in np.abs(steps[steps != 0]).tolist():
+        old = chances[total - reach : total + reach + 1] / 2
+        reach += step
+        part = chances[total - reach : total + reach + 1]
+        part[:] = 0.0
+        part[: len(old)] += old
+        part[-len(old) :] += old
+    sums = np.abs(np.arange(-total, total + 1))
+    return min(1.0, float(chances[sums >= observed].sum()))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (1979, Scand. J. Statist. 6:65) of p values; NaN stays NaN."""
+    tested = sorted((value, i) for i, value in enumerate(p) if not math.isnan(value))
+    corrected, largest = [math.nan] * len(p), 0.0
+    for rank, (value, i) in enumerate(tested):
+        largest = max(largest, min(1.0, value * (len(tested) - rank)))
+        corrected[i] = largest
+    return corrected
 
 
 def resampled(utility: Callable[[Sequence[int]], float], groups: Sequence[object]) -> np.ndarray:

@@ -45,6 +45,15 @@ class Scale:
         return round(start + (value - low) / (high - low) * (end - start), 1)
 
 
+class LogScale(Scale):
+    """Maps values above 0 to places by their logarithm."""
+
+    def __call__(self, value: float) -> float:
+        low, high = map(math.log, self.values)
+        start, end = self.places
+        return round(start + (math.log(value) - low) / (high - low) * (end - start), 1)
+
+
 class Frame:
     """Where a chart's axes are.
 
@@ -63,12 +72,15 @@ class Frame:
         low, high = chart.x_range()
         most = 7 if size.width > 400 else 5
         marks = _numbers(low, high, most, chart.whole)
+        if chart.log:
+            marks = [(x, f"{x:g}") for x in sorted({float(x) for s in chart.series for x in s.x})]
         # Time starts and ends where it does; other axes end at a tick.
         ends = (low, high) if chart.whole else (marks[0][0], marks[-1][0])
         self.right = size.width - max(14, 2 + LETTER / 2 * len(marks[-1][1]))
         self.x_ticks = [one for one in marks if ends[0] <= one[0] <= ends[1]]
         pad = 8 if chart.whole else 0
-        self.x = Scale(ends, (self.left + pad, self.right - pad))
+        scale = LogScale if chart.log and ends[0] < ends[1] else Scale
+        self.x = scale(ends, (self.left + pad, self.right - pad))
         y_ends = (self.y_ticks[0][0], self.y_ticks[-1][0])
         if chart.rows:
             y_ends = (len(chart.rows) - 0.5, -0.5)

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -31,6 +31,9 @@ OURS = {
     "hydra": {"run": {"dir": "."}, "output_subdir": None},
 }  # fmt: skip
 """What Hydra needs beside a configuration to run it without files of its own."""
+
+UNLIMITED = ("max_iterations", "patience")
+"""What else would end a search before its budget does; lifted where the command line is silent."""
 
 PATIENCE_S = 20.0
 """How long a search that was told to stop may take to leave its folder."""
@@ -87,19 +90,52 @@ class Search:
             stdout: Where it prints, as `subprocess.Popen` takes it.
         """
         with TemporaryDirectory() as folder:
-            write_json(Path(folder) / "plan.yaml", {**OURS, **grouped(self.config)})
-            command = [sys.executable, "-m", "swarm.search", f"--config-path={folder}",
-                       "--config-name=plan"]  # fmt: skip
-            code, last = _followed(subprocess.Popen(
-                command, stdout=stdout, stderr=subprocess.PIPE, pass_fds=locks,
-                # Ctrl-C goes to this process, which hands it on once.
-                start_new_session=True, preexec_fn=_end_with_parent,
-            ))  # fmt: skip
+            command = self.command(Path(folder))
+            code, last = _followed(spawn(command, locks, stdout, subprocess.PIPE))
         if code in (130, 143):
             raise KeyboardInterrupt
         if code and not last.startswith("error: "):
             return f"ended with exit code {code} ({last})"
         return last.removeprefix("error: ") if code else None
+
+    def command(self, folder: Path) -> list[str]:
+        """The command line of the search; its configuration is written into `folder`."""
+        write_json(folder / "plan.yaml", {**OURS, **grouped(self.config)})
+        return [sys.executable, "-m", "swarm.search", f"--config-path={folder}",
+                "--config-name=plan"]  # fmt: skip
+
+
+def spawn(
+    command: Sequence[str],
+    locks: Sequence[int] = (),
+    stdout: int | None = None,
+    stderr: "int | IO[bytes] | None" = None,
+    environment: Mapping[str, str] | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Start a process that ends with this one.
+
+    Args:
+        locks: File descriptors that it keeps open, of `alone`.
+        stdout, stderr, environment: As `subprocess.Popen` takes them.
+    """
+    return subprocess.Popen(
+        command, stdout=stdout, stderr=stderr, pass_fds=tuple(locks), env=environment,
+        # Ctrl-C goes to this process, which hands it on once.
+        start_new_session=True, preexec_fn=_end_with_parent,
+    )  # fmt: skip
+
+
+def lift(whole: DictConfig, words: Sequence[str], budget: int) -> None:
+    """Leave the budget as the only end of a search: raise its other limits in place.
+
+    Args:
+        words: Command-line words; a limit that they set stays.
+        budget: In positions, which no search exceeds in iterations.
+    """
+    said = {word.partition("=")[0].strip(" +") for word in words}
+    for key in UNLIMITED:
+        if key in whole.optimizer and f"optimizer.{key}" not in said:
+            whole.optimizer[key] = budget
 
 
 def _followed(process: "subprocess.Popen[bytes]") -> tuple[int, str]:

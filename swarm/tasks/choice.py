@@ -36,6 +36,7 @@ class Choice(Signalled):
             reads "Answer: C" as A.
         signal: What a search climbs: "accuracy", "logprob" (of the letter) or "both"; see
             `swarm.tasks.signal.Signalled`.
+        dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
 
     Raises:
         UserError: A value is not allowed.
@@ -55,9 +56,12 @@ class Choice(Signalled):
         max_new_tokens: int = 10,
         parser: str = "anchored",
         signal: str = "accuracy",
+        dev_seed: int | None = None,
     ) -> None:
         super().__init__(signal)
-        self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_choice, dedupe)
+        self.data = DataFile(
+            name, file, dev_limit, test_limit, ids, wrong_choice, dedupe, dev_seed=dev_seed
+        )
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
         self.chat = keys.switch("chat", chat)

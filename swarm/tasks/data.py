@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ class DataFile:
     Items come in an order of which every beginning has the domains (the items' "domain") in the
     proportions of the whole split, and in the file's order within a domain. A limit is a
     beginning of that order: 50 items are the first 50 of 100, whatever the machine or the seed.
+    With `dev_seed` the dev split is shuffled before it is put in that order, so that each seed
+    draws other items; of one seed, too, 50 items are the first 50 of 100.
 
     An "icl_prompt" (a worked example) is put into each item, so that an item is all that a
     worker needs to ask about it.
@@ -43,6 +46,8 @@ class DataFile:
         dedupe: Divide the items that are in both splits; false leaves them in both, as the
             original does, and a search then selects on some of its test items.
         fields: The items' fields that tell one from another; none is "question" or "prompt".
+        dev_seed: Seed of the draw of the dev items; `None` keeps the file's order. The test split
+            never depends on it.
 
     Raises:
         UserError: A value is not allowed.
@@ -58,6 +63,7 @@ class DataFile:
         check: Callable[[Item], str | None],
         dedupe: bool = True,
         fields: Sequence[str] = (),
+        dev_seed: int | None = None,
     ) -> None:
         self.name = keys.words("name", name)
         self.file = _files(file) or f"{FETCHED}/{self.name}.json"
@@ -69,6 +75,7 @@ class DataFile:
         self.check = check
         self.dedupe = keys.switch("dedupe", dedupe)
         self.fields = tuple(fields)
+        self.dev_seed = None if dev_seed is None else keys.count("dev_seed", dev_seed)
         self._splits: dict[str, tuple[Item, ...]] = {}
         self._warned = False
 
@@ -83,7 +90,10 @@ class DataFile:
         if split not in SPLITS:
             raise UserError(f"split: {split!r} is not one of {', '.join(SPLITS)}.")
         if split not in self._splits:
-            items = balanced(self._read(split))
+            items = self._read(split)
+            if split == "dev" and self.dev_seed is not None:
+                random.Random(f"{self.dev_seed}/dev").shuffle(items)
+            items = balanced(items)
             self._splits[split] = tuple(items[: self.limits[split]])
         return self._splits[split]
 

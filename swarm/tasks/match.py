@@ -45,6 +45,7 @@ class Match(Signalled):
             holds for both.
         signal: What a search climbs: "accuracy", "logprob" (of the gold answer straight
             after the prompt) or "both"; see `swarm.tasks.signal.Signalled`.
+        dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
 
     Raises:
         UserError: A value is not allowed.
@@ -65,9 +66,12 @@ class Match(Signalled):
         take: str = "first",
         last_words: int | None = None,
         signal: str = "accuracy",
+        dev_seed: int | None = None,
     ) -> None:
         super().__init__(signal)
-        self.data = DataFile(name, file, dev_limit, test_limit, ids, wrong_match, dedupe)
+        self.data = DataFile(
+            name, file, dev_limit, test_limit, ids, wrong_match, dedupe, dev_seed=dev_seed
+        )
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
         self.chat = keys.switch("chat", chat)

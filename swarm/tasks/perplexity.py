@@ -40,6 +40,8 @@ class Perplexity:
         dev_limit: The most dev windows; `None` is all.
         test_limit: The most test windows; `None` is all.
         seed: Of the division into dev and test.
+        dev_seed: Seed of another order of the dev windows, from which `dev_limit` takes the first;
+            `None` is that of `seed`. The test windows never depend on it.
 
     Raises:
         UserError: A value is not allowed.
@@ -57,6 +59,7 @@ class Perplexity:
         dev_limit: int | None = None,
         test_limit: int | None = None,
         seed: int = 0,
+        dev_seed: int | None = None,
     ) -> None:
         self.name = keys.words("name", name)
         self.file = keys.optional_words("file", file)
@@ -67,6 +70,7 @@ class Perplexity:
             "test": keys.optional_number("test_limit", test_limit),
         }
         self.seed = keys.count("seed", seed)
+        self.dev_seed = None if dev_seed is None else keys.count("dev_seed", dev_seed)
         self._splits: dict[str, list[Item]] = {}
 
     def items(self, split: str) -> Sequence[Item]:
@@ -127,6 +131,8 @@ class Perplexity:
         random.Random(self.seed).shuffle(found)
         half = (len(found) + 1) // 2
         halves = {"dev": found[:half], "test": found[half:]}
+        if self.dev_seed is not None:
+            random.Random(f"{self.dev_seed}/dev").shuffle(halves["dev"])
         return {split: weighed(rows[: self.limits[split]]) for split, rows in halves.items()}
 
 

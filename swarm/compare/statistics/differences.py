@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.compare.errors import WrongValue
 from swarm.compare.statistics.pairs import Pair
+from swarm.report.statistics import holm
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,16 +118,6 @@ def compare(pair: Pair, chosen: bool = False) -> Difference:
     else:
         found = _by_answers(pair, chosen)
     return found._replace(note="; ".join(filter(None, [found.note, pair.note])))
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979, Scand. J. Statist. 6:65) of p values; NaN stays NaN."""
-    tested = sorted((value, i) for i, value in enumerate(p) if not math.isnan(value))
-    corrected, largest = [math.nan] * len(p), 0.0
-    for rank, (value, i) in enumerate(tested):
-        largest = max(largest, min(1.0, value * (len(tested) - rank)))
-        corrected[i] = largest
-    return corrected
 
 
 def _by_answers(pair: Pair, chosen: bool) -> Difference:

@@ -1,0 +1,314 @@
+"""A study over methods, tasks, budgets and seeds: what is run, as a yaml describes it.
+
+A cell is one method on one task with one budget and one seed. Its result is one small JSON file
+with everything that the analysis (`swarm.studies.suite_analysis`) needs, so that the files can be
+committed and a fresh clone repeats nothing that is there. `swarm.studies.suite_runner` makes them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.files import read_yaml
+from swarm.places import conf_folder
+
+KINDS = ("search", "finetune", "evaluate")
+"""What a method runs: swarm.search, swarm.finetune or swarm.evaluate."""
+
+DEVICES = ("gpus", "executor", "tracker")
+"""Keys that say where something runs; they are no part of a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteTask:
+    """A task of a suite: its command-line words and how many dev items a search sees."""
+
+    name: str
+    words: tuple[str, ...]
+    dev: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteMethod:
+    """A method of a suite.
+
+    Attributes:
+        name: Unique, and part of file names.
+        kind: One of `KINDS`.
+        words: Command-line words of that command.
+        skip: Tasks that it cannot do.
+        varies: Which of "budget" and "seed" its result depends on; it runs once for what it does
+            not depend on.
+        limits: "lifted" leaves the budget as the only end of a search, "own" keeps its limits.
+    """
+
+    name: str
+    kind: str = "search"
+    words: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    varies: tuple[str, ...] = ("budget", "seed")
+    limits: str = "lifted"
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What is compared, and where the results are.
+
+    Attributes:
+        name: Of the yaml.
+        tasks, methods: In the order in which they run and are shown.
+        budgets: In units of `unit`.
+        unit: "positions" (budget x dev items prompt-equivalents) or "prompts".
+        dev_items: Numbers of dev items to run every task with; none is each task's own.
+        seeds: 0 to `seeds` - 1; each also draws the dev items.
+        words: Command-line words of all tasks and methods.
+        references: Methods that all others are tested against.
+        page, picture: Files that the analysis writes; `None` is none.
+        results: The folder of the result files.
+        runs: The folder of the run folders.
+    """
+
+    name: str
+    tasks: tuple[SuiteTask, ...]
+    methods: tuple[SuiteMethod, ...]
+    budgets: tuple[int, ...]
+    unit: str
+    dev_items: tuple[int, ...]
+    seeds: int
+    words: tuple[str, ...]
+    references: tuple[str, ...]
+    page: Path | None
+    picture: Path | None
+    results: Path
+    runs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One method on one task; `budget` and `seed` are `None` where the result has none."""
+
+    task: SuiteTask
+    dev: int
+    method: SuiteMethod
+    budget: int | None
+    seed: int | None
+
+    @property
+    def name(self) -> str:
+        """Its file's name without ".json", and its run folder's."""
+        parts = [self.method.name, f"dev{self.dev}"]
+        parts += [] if self.budget is None else [f"budget{self.budget}"]
+        parts += [] if self.seed is None else [f"seed{self.seed}"]
+        return "_".join(parts)
+
+
+def read_suite(
+    name: str,
+    seeds: int | None = None,
+    results: str | None = None,
+    runs: str = "search",
+    words: Sequence[str] = (),
+) -> Suite:
+    """The suite of conf/suite/NAME.yaml, or of a path to a yaml.
+
+    Args:
+        seeds: Instead of the suite's own number.
+        results: Folder of the result files; `None` is the suite's own, or
+            benchmarks/results/NAME.
+        runs: Folder below which the run folders lie.
+        words: Further command-line words of all tasks and methods.
+
+    Raises:
+        UserError: There is no such suite, or a value is not allowed.
+    """
+    path = Path(name) if name.endswith(".yaml") else conf_folder() / "suite" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in (conf_folder() / "suite").glob("*.yaml")))
+        raise UserError(f"suite={name}: there is no such suite; allowed: {known}, or a yaml file")
+    given = read_yaml(path, "suite")
+    keys = {
+        "tasks",
+        "methods",
+        "budgets",
+        "unit",
+        "dev_items",
+        "seeds",
+        "words",
+        "references",
+        "page",
+        "picture",
+        "results",
+    }
+    if not isinstance(given, Mapping) or not {"tasks", "methods", "budgets"} <= set(given):
+        raise UserError(f"suite {path}: needs the keys tasks, methods and budgets")
+    if unknown := sorted(set(given) - keys):
+        raise UserError(f"suite {path}: {unknown[0]} is no key; allowed: {', '.join(sorted(keys))}")
+    count = given.get("seeds", 5) if seeds is None else seeds
+    if type(count) is not int or count < 1:
+        raise UserError(f"seeds={count}: must be a whole number, 1 or more")
+    tasks = tuple(_made(SuiteTask, path, "tasks", n, v) for n, v in given["tasks"].items())
+    methods = tuple(
+        _made(SuiteMethod, path, "methods", n, v or {}) for n, v in given["methods"].items()
+    )
+    _check_methods(path, methods, tasks, given.get("references") or [])
+    unit = given.get("unit", "positions")
+    if unit not in ("positions", "prompts"):
+        raise UserError(f"suite {path}: unit={unit} must be positions or prompts")
+    page, picture = given.get("page"), given.get("picture")
+    return Suite(
+        name=path.stem,
+        tasks=tasks,
+        methods=methods,
+        budgets=_numbers(path, "budgets", given["budgets"]),
+        unit=unit,
+        dev_items=_numbers(path, "dev_items", given.get("dev_items") or []),
+        seeds=count,
+        words=(*(given.get("words") or []), *words),
+        references=tuple(given.get("references") or []),
+        page=Path(page) if page else None,
+        picture=Path(picture) if picture else None,
+        results=Path(results or given.get("results") or f"benchmarks/results/{path.stem}"),
+        runs=Path(runs) / f"suite_{path.stem}",
+    )
+
+
+def _numbers(path: Path, key: str, values: object) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(v) is int and v > 0 for v in values):
+        raise UserError(f"suite {path}: {key}={values} must be a list of whole numbers above 0")
+    return tuple(values)
+
+
+def _made(kind: type[Any], path: Path, group: str, name: str, given: Any) -> Any:
+    """A task or a method of a suite from its entry."""
+    fields = [key for key in kind.__dataclass_fields__ if key != "name"]
+    if not isinstance(given, Mapping) or (unknown := sorted(set(given) - set(fields))):
+        wrong = unknown[0] if isinstance(given, Mapping) else given
+        raise UserError(f"suite {path}: {group}.{name} has {wrong!r}; allowed: {', '.join(fields)}")
+    if not str(name).replace("_", "").isalnum():
+        raise UserError(f"suite {path}: {group}.{name} must be letters, digits and underscores")
+    try:
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+        return kind(name=str(name), **values)
+    except TypeError:
+        raise UserError(f"suite {path}: {group}.{name} needs all of: {', '.join(fields)}") from None
+
+
+def _check_methods(
+    path: Path,
+    methods: Sequence[SuiteMethod],
+    tasks: Sequence[SuiteTask],
+    references: Sequence[str],
+) -> None:
+    names = [one.name for one in (*methods, *tasks)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"suite {path}: {twice[0]!r} is the name of more than one task or method")
+    for one in methods:
+        if one.kind not in KINDS or one.limits not in ("lifted", "own"):
+            raise UserError(
+                f"suite {path}: methods.{one.name}: kind must be one of {', '.join(KINDS)}, "
+                "limits lifted or own"
+            )
+        if wrong := [
+            *(set(one.skip) - {task.name for task in tasks}),
+            *(set(one.varies) - {"budget", "seed"}),
+        ]:
+            raise UserError(f"suite {path}: methods.{one.name}: {wrong[0]!r} is not allowed there")
+    if missing := [name for name in references if name not in {one.name for one in methods}]:
+        raise UserError(f"suite {path}: references has {missing[0]!r}, which is no method of it")
+
+
+def cells(suite: Suite) -> list[Cell]:
+    """All cells: by seed, then task, dev items, budget and method, so that a part is balanced."""
+    found: dict[Cell, None] = {}
+    for seed in range(suite.seeds):
+        for task in suite.tasks:
+            for dev in suite.dev_items or (task.dev,):
+                for budget in suite.budgets:
+                    for one in suite.methods:
+                        if task.name not in one.skip:
+                            cell = Cell(
+                                task,
+                                dev,
+                                one,
+                                budget if "budget" in one.varies else None,
+                                seed if "seed" in one.varies else None,
+                            )
+                            found.setdefault(cell)
+    return list(found)
+
+
+def chosen(suite: Suite, only: Sequence[object]) -> list[Cell]:
+    """The cells that `only` leaves: names of tasks and methods, budgets, and seeds as "seed0".
+
+    Words of one kind are alternatives; of several kinds, each must hold. None leaves all.
+
+    Raises:
+        UserError: A word names nothing of the suite.
+    """
+    kinds: dict[str, set[str]] = {
+        "task": {task.name for task in suite.tasks},
+        "method": {one.name for one in suite.methods},
+        "budget": {str(budget) for budget in suite.budgets},
+        "seed": {f"seed{seed}" for seed in range(suite.seeds)},
+    }
+    words = {str(word) for word in only}
+    if unknown := sorted(words - set().union(*kinds.values())):
+        allowed = "; ".join(f"{kind}s {', '.join(sorted(names))}" for kind, names in kinds.items())
+        raise UserError(f"only={unknown[0]}: is nothing of the suite; allowed: {allowed}")
+
+    def fits(cell: Cell) -> bool:
+        mine = {
+            "task": cell.task.name,
+            "method": cell.method.name,
+            "budget": None if cell.budget is None else str(cell.budget),
+            "seed": None if cell.seed is None else f"seed{cell.seed}",
+        }
+        return all(
+            mine[kind] is None or mine[kind] in words & names
+            for kind, names in kinds.items()
+            if words & names
+        )
+
+    return [cell for cell in cells(suite) if fits(cell)]
+
+
+def result_path(suite: Suite, cell: Cell) -> Path:
+    """Where the result of a cell is kept."""
+    return suite.results / cell.task.name / f"{cell.name}.json"
+
+
+def cell_words(suite: Suite, cell: Cell) -> list[str]:
+    """The command-line words that make a cell what it is: without folders and devices."""
+    drawn = [f"++task.dev_limit={cell.dev}"]
+    drawn += [] if cell.seed is None else [f"++task.dev_seed={cell.seed}"]
+    words = [*suite.words, *cell.task.words, *drawn, *cell.method.words]
+    return [word for word in words if head(word) not in DEVICES]
+
+
+def head(word: str) -> str:
+    """The first part of the key that a word sets."""
+    return word.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0]
+
+
+def missing(suite: Suite, some: Sequence[Cell]) -> list[Cell]:
+    """The cells without a result.
+
+    Raises:
+        UserError: A result was made with other settings than the suite's now.
+    """
+    found, other = [], []
+    for cell in some:
+        path = result_path(suite, cell)
+        if not path.is_file():
+            found.append(cell)
+        elif json.loads(path.read_text())["words"] != cell_words(suite, cell):
+            other.append(path)
+    if other:
+        raise UserError(
+            f"{other[0]} and {len(other) - 1} more were made with other settings than the suite's; "
+            "remove them to run them again, or give another folder as results="
+        )
+    return found

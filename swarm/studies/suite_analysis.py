@@ -1,0 +1,582 @@
+"""What the results of a suite say: tables, tests with Holm's correction, mean ranks, pictures.
+
+Only the result files are read (`swarm.studies.suite`), so that the analysis of committed results
+needs no model and no data.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.files import write_json, write_whole
+from swarm.report.pictures import Chart, Series
+from swarm.report.statistics import exact_flips, holm, over_seeds
+from swarm.report.svg import alone
+from swarm.report.text import table
+from swarm.studies.suite import Suite, cells, result_path
+
+LEVEL = 0.01
+"""A difference counts as a win or a loss where Holm's p value is below this."""
+
+RESAMPLES = 2_000
+"""Bootstrap samples of the mean ranks."""
+
+DRAWS = 4
+"""Key of the bootstrap's generator; `swarm.report.statistics` has lower ones."""
+
+Records = dict[str, dict[int, dict[str, Any]]]
+"""A method's results by seed, by the method's name."""
+
+
+class Block(NamedTuple):
+    """What is compared in one table: one task with one number of dev items and one budget."""
+
+    task: str
+    dev: int
+    budget: int
+
+
+def gather(suite: Suite) -> dict[Block, Records]:
+    """The results that are there; one that depends on no budget or seed stands at each.
+
+    Raises:
+        UserError: Results of a task are of different test items, or of different weights.
+    """
+    found: dict[Block, Records] = {}
+    for cell in cells(suite):
+        path = result_path(suite, cell)
+        if not path.is_file():
+            continue
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for budget in suite.budgets if cell.budget is None else (cell.budget,):
+            block = found.setdefault(Block(cell.task.name, cell.dev, budget), {})
+            for seed in range(suite.seeds) if cell.seed is None else (cell.seed,):
+                block.setdefault(cell.method.name, {})[seed] = record
+    for block, records in found.items():
+        _check_alike(suite, block, records)
+    order = {one.name: place for place, one in enumerate(suite.methods)}
+    return {
+        block: dict(sorted(records.items(), key=lambda pair: order[pair[0]]))
+        for block, records in found.items()
+    }
+
+
+def _check_alike(suite: Suite, block: Block, records: Records) -> None:
+    every = [record for seeds in records.values() for record in seeds.values()]
+    kinds = {
+        "test items": {record["test_digest"] for record in every},
+        "base weights": {record["weights"]["base"] for record in every if record["weights"]},
+    }
+    for name, seeds in records.items():
+        kinds[f"experts ({name})"] = {r["weights"]["pool"] for r in seeds.values() if r["weights"]}
+    for what, digests in kinds.items():
+        if len(digests) > 1:
+            raise UserError(
+                f"{suite.results / block.task}: its results are of different {what}; remove the "
+                "older ones and run them again"
+            )
+
+
+def values(records: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) -> np.ndarray:
+    """[S, n] the values of the test items, a row a seed."""
+    return np.array([[float(v) for v in records[seed]["values"]] for seed in seeds])
+
+
+def analyse(suite: Suite) -> dict[str, Any]:
+    """All numbers of the analysis, ready for JSON.
+
+    Returns:
+        "blocks" (a table each; see `_block`), "summaries" (one for each number of dev items and
+        budget: every method's mean rank, wins and losses, dev minus test) and "expected"/"there",
+        how many results there are to be and are.
+    """
+    found = gather(suite)
+    blocks = [_block(suite, block, records) for block, records in found.items()]
+    for dev, budget in _sheets(suite):
+        _correct(suite, [one for one in blocks if _sheet(suite, one) == (dev, budget)])
+    summaries = [
+        _summary(
+            suite,
+            dev,
+            budget,
+            {b: r for b, r in found.items() if _of(suite, b) == (dev, budget)},
+            [one for one in blocks if _sheet(suite, one) == (dev, budget)],
+        )
+        for dev, budget in _sheets(suite)
+    ]
+    some = cells(suite)
+    return {
+        "suite": suite.name,
+        "seeds": suite.seeds,
+        "unit": suite.unit,
+        "references": list(suite.references),
+        "expected": len(some),
+        "there": sum(result_path(suite, cell).is_file() for cell in some),
+        "blocks": blocks,
+        "summaries": [one for one in summaries if one["methods"]],
+    }
+
+
+def _sheets(suite: Suite) -> list[tuple[int | None, int]]:
+    """The (dev items, budget) that are analysed together; `None`: each task has its own number."""
+    return [(dev, budget) for dev in suite.dev_items or (None,) for budget in suite.budgets]
+
+
+def _of(suite: Suite, block: Block) -> tuple[int | None, int]:
+    return (block.dev if suite.dev_items else None), block.budget
+
+
+def _sheet(suite: Suite, one: Mapping[str, Any]) -> tuple[int | None, int]:
+    return _of(suite, Block(one["task"], one["dev_items"], one["budget"]))
+
+
+def _block(suite: Suite, block: Block, records: Records) -> dict[str, Any]:
+    """A table: each method's dev and test, and its paired difference from each reference."""
+    info = suite.results / block.task / "task.json"
+    rows = [_row(name, seeds) for name, seeds in records.items()]
+    for row in rows:
+        row["against"] = {
+            name: _difference(records[row["method"]], records[name])
+            for name in suite.references
+            if name in records and name != row["method"]
+        }
+    started = [r for seeds in records.values() for r in seeds.values() if r["start"]]
+    starts = {r["seed"]: r["start"] for r in reversed(started)}
+    return {
+        "task": block.task,
+        "dev_items": block.dev,
+        "budget": block.budget,
+        "test_items": len(next(iter(next(iter(records.values())).values()))["values"]),
+        "constant": json.loads(info.read_text()).get("constant") if info.is_file() else None,
+        "best_expert": {
+            "names": sorted({start["expert"] for start in starts.values()}),
+            "dev": fmean(start["dev"] for start in starts.values()),
+            "test": fmean(start["test"] for start in starts.values()),
+        }
+        if starts
+        else None,
+        "methods": rows,
+    }
+
+
+def _row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    seeds = sorted(records)
+    tests = [records[seed]["test"] for seed in seeds]
+    devs = [records[seed]["dev"] for seed in seeds]
+    known = None not in devs
+
+    def mean(key: str) -> float:
+        return fmean(records[seed][key] for seed in seeds)
+
+    return {
+        "method": name,
+        "seeds": len({id(records[seed]) for seed in seeds}),
+        "dev": fmean(devs) if known else None,
+        "test": fmean(tests),
+        "tests": tests,
+        "interval": list(over_seeds(values(records, seeds))),
+        "gap": fmean(devs) - fmean(tests) if known else None,
+        "prompt_equivalents": mean("prompt_equivalents"),
+        "seconds": mean("seconds"),
+        "found": records[seeds[0]]["found"],
+    }
+
+
+def _difference(
+    own: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """The paired difference on the seeds that both have; `None` without any.
+
+    The p value is the exact sign-flip test's over items, each item's difference being the mean
+    over seeds. The interval is the bootstrap's over seeds and items.
+    """
+    seeds = sorted(own.keys() & other.keys())
+    if not seeds:
+        return None
+    gains = values(own, seeds) - values(other, seeds)
+    low, high = over_seeds(gains)
+    return {
+        "difference": float(gains.mean()),
+        "low": low,
+        "high": high,
+        "seeds": len(seeds),
+        "p": exact_flips(gains.mean(axis=0)),
+    }
+
+
+def _correct(suite: Suite, blocks: Sequence[dict[str, Any]]) -> None:
+    """Add Holm's p values: for each reference, over all methods and tasks of these tables."""
+    for name in suite.references:
+        tested = [
+            found
+            for block in blocks
+            for row in block["methods"]
+            if (found := row["against"].get(name))
+        ]
+        for found, p in zip(tested, holm([one["p"] for one in tested]), strict=True):
+            found["p_holm"] = p
+
+
+def _summary(
+    suite: Suite,
+    dev: int | None,
+    budget: int,
+    found: Mapping[Block, Records],
+    blocks: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Mean ranks, wins, losses and dev minus test of each method over the tasks."""
+    ranks = mean_ranks(list(found.values()))
+    rows = []
+    for one in suite.methods:
+        mine = [row for block in blocks for row in block["methods"] if row["method"] == one.name]
+        if not mine:
+            continue
+        against = {}
+        for name in suite.references:
+            pairs = [row["against"][name] for row in mine if row["against"].get(name)]
+            sure = [pair for pair in pairs if pair["p_holm"] < LEVEL]
+            against[name] = {
+                "tasks": len(pairs),
+                "better": sum(pair["difference"] > 0 for pair in sure),
+                "worse": sum(pair["difference"] < 0 for pair in sure),
+            }
+        shares = [
+            row["gap"]
+            for block in blocks
+            for row in block["methods"]
+            if row["method"] == one.name and row["gap"] is not None and _is_share(row)
+        ]
+        rows.append(
+            {
+                "method": one.name,
+                "tasks": len(mine),
+                "rank": ranks.get(one.name),
+                "against": against,
+                "gap": fmean(shares) if shares else None,
+                "largest_gap": max(shares) if shares else None,
+                "mean_test": fmean(row["test"] for row in mine),
+            }
+        )
+    return {
+        "dev_items": dev,
+        "budget": budget,
+        "tasks": [block.task for block in found],
+        "methods": rows,
+    }
+
+
+def _is_share(row: Mapping[str, Any]) -> bool:
+    """Whether a utility is a share of right answers; dev minus test has that unit alone."""
+    return all(0 <= test <= 1 for test in row["tests"])
+
+
+def mean_ranks(tasks: Sequence[Records]) -> dict[str, dict[str, Any]]:
+    """Each method's mean rank over tasks, 1 being the best, with a bootstrap interval.
+
+    On a task the methods are ranked by their mean test utility over the seeds that all of them
+    have there; ties share their mean rank, and a task that a method has not is left out of its
+    mean. The 95 % interval is over seeds and test items, resampled together for all methods; the
+    tasks stay.
+
+    Returns:
+        "rank", "low", "high" and "tasks", by method.
+    """
+    generator = np.random.Generator(np.random.Philox(key=DRAWS))
+    ranks: dict[str, list[float]] = {}
+    draws: dict[str, list[np.ndarray]] = {}
+    for records in tasks:
+        seeds = sorted(set.intersection(*(set(one) for one in records.values())))
+        if not seeds or len(records) < 2:
+            continue
+        grid = np.stack([values(one, seeds) for one in records.values()])  # [M, S, n]
+        count, n = len(seeds), grid.shape[2]
+        items = generator.multinomial(n, np.full(n, 1 / n), RESAMPLES).T / n
+        weights = generator.multinomial(count, np.full(count, 1 / count), RESAMPLES).T / count
+        means = ((grid.reshape(-1, n) @ items).reshape(len(records), count, -1) * weights).sum(1)
+        placed, drawn = _ranked(grid.mean(axis=(1, 2))[:, None]), _ranked(means)
+        for place, name in enumerate(records):
+            ranks.setdefault(name, []).append(float(placed[place, 0]))
+            draws.setdefault(name, []).append(drawn[place])
+    found = {}
+    for name, mine in ranks.items():
+        low, high = np.quantile(np.mean(draws[name], axis=0), (0.025, 0.975))
+        found[name] = {
+            "rank": fmean(mine),
+            "low": float(low),
+            "high": float(high),
+            "tasks": len(mine),
+        }
+    return found
+
+
+def _ranked(means: np.ndarray) -> np.ndarray:
+    """[M, B] ranks within each column, the highest being 1; equal ones share their mean rank."""
+    rounded = np.round(means, 9)
+    above = (rounded[None] > rounded[:, None]).sum(axis=1)
+    equal = (rounded[None] == rounded[:, None]).sum(axis=1)
+    found: np.ndarray = above + (equal + 1) / 2
+    return found
+
+
+def summary_text(found: Mapping[str, Any]) -> list[str]:
+    """The part for a page: state, mean ranks, wins and losses, and test utilities by task."""
+    lines = [f"{found['there']} of {found['expected']} results; {found['seeds']} seeds."]
+    for one in found["summaries"]:
+        of = [block for block in found["blocks"] if _belongs(one, block)]
+        dev = f", {one['dev_items']} dev items" if one["dev_items"] else ""
+        unit = found["unit"] if found["unit"] == "positions" else "prompt-equivalents"
+        lines += [
+            "",
+            f"**Budget: {one['budget']} {unit}{dev}.**",
+            "",
+            *_ranks_table(one),
+            "",
+            *_by_task(one, of),
+        ]
+    return [*lines, "", *_explained(found)]
+
+
+def _belongs(one: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
+    """Whether a table is of a summary's budget and number of dev items."""
+    return block["budget"] == one["budget"] and one["dev_items"] in (None, block["dev_items"])
+
+
+def _ranks_table(one: Mapping[str, Any]) -> list[str]:
+    names = list(one["methods"][0]["against"])
+    head = (
+        "method",
+        "mean rank",
+        "tasks",
+        *(f"vs {name}" for name in names),
+        "dev - test",
+        "largest",
+    )
+    ranked = sorted(one["methods"], key=lambda row: row["rank"]["rank"] if row["rank"] else 99)
+    rows = []
+    for row in ranked:
+        rank = row["rank"]
+        cells_ = [f"{rank['rank']:.2f} [{rank['low']:.2f}, {rank['high']:.2f}]" if rank else ""]
+        cells_.append(str(row["tasks"]))
+        for name in names:
+            pair = row["against"][name]
+            cells_.append(
+                f"+{pair['better']} -{pair['worse']} of {pair['tasks']}" if pair["tasks"] else ""
+            )
+        gaps = (row["gap"], row["largest_gap"])
+        rows.append((row["method"], *cells_, *("" if g is None else f"{g:+.3f}" for g in gaps)))
+    return table(head, rows)
+
+
+def _by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Test utilities: a row a method, a column a task; the highest of a task is bold."""
+    tasks = list(dict.fromkeys(block["task"] for block in blocks))
+    rows: list[tuple[str, ...]] = [
+        (
+            "best constant answer",
+            *(_number((block["constant"] or {}).get("test")) for block in blocks),
+        ),
+        (
+            "best initial expert",
+            *(_number((block["best_expert"] or {}).get("test")) for block in blocks),
+        ),
+    ]
+    best = [max(row["test"] for row in block["methods"]) for block in blocks]
+    for method in (row["method"] for row in one["methods"]):
+        cells_ = []
+        for block, highest in zip(blocks, best, strict=True):
+            test = next((r["test"] for r in block["methods"] if r["method"] == method), None)
+            bold = "**" if test is not None and abs(test - highest) < 5e-4 else ""
+            cells_.append(f"{bold}{_number(test)}{bold}")
+        rows.append((method, *cells_))
+    return table(("test", *tasks), rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _explained(found: Mapping[str, Any]) -> list[str]:
+    against = ", ".join(found["references"])
+    return [
+        "Mean rank: over tasks, 1 is the best; in brackets 95 % intervals by the bootstrap over "
+        'seeds and test items. "vs": on how many tasks a method is better (+) or worse (-) with '
+        f"p < {LEVEL} than {against}: exact sign-flip tests paired on the test items, seeds "
+        'averaged, with Holm\'s correction over all methods and tasks of a budget. "dev - test": '
+        "the mean over tasks scored by right answers, and the largest.",
+    ]
+
+
+def report_text(found: Mapping[str, Any]) -> list[str]:
+    """The whole report: the summary, then a table for every task and budget."""
+    lines = [f"# Results of the suite {found['suite']}", "", *summary_text(found)]
+    for block in found["blocks"]:
+        lines += [
+            "",
+            f"## {block['task']}, {block['dev_items']} dev items, budget {block['budget']}",
+            "",
+            *_block_table(found, block),
+        ]
+    return lines
+
+
+def _block_table(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[str]:
+    names = found["references"]
+    head = (
+        "method",
+        "seeds",
+        "dev",
+        "test",
+        "dev - test",
+        *(f"vs {name}, p" for name in names),
+        "prompt-equivalents",
+        "seconds",
+    )
+    blank = ("",) * len(names)
+    rows: list[tuple[str, ...]] = []
+    if block["constant"]:
+        label = f"best constant answer ({block['constant']['answer']})"
+        rows.append((label, "", "", _number(block["constant"]["test"]), "", *blank, "", ""))
+    if start := block["best_expert"]:
+        label = f"best initial expert ({', '.join(start['names'])})"
+        rows.append(
+            (
+                label,
+                "",
+                _number(start["dev"]),
+                _number(start["test"]),
+                f"{start['dev'] - start['test']:+.3f}",
+                *blank,
+                "",
+                "",
+            )
+        )
+    for row in block["methods"]:
+        low, high = row["interval"]
+        pairs = (row["against"].get(name) for name in names)
+        told = (
+            ""
+            if p is None
+            else f"{p['difference']:+.3f} [{p['low']:+.3f}, {p['high']:+.3f}], {p['p_holm']:.2g}"
+            for p in pairs
+        )
+        rows.append(
+            (
+                row["method"],
+                str(row["seeds"]),
+                _number(row["dev"]),
+                f"{row['test']:.3f} [{low:.3f}, {high:.3f}]",
+                "" if row["gap"] is None else f"{row['gap']:+.3f}",
+                *told,
+                f"{row['prompt_equivalents']:.0f}",
+                f"{row['seconds']:.0f}",
+            )
+        )
+    first = [f"- {row['method']}: {row['found']}" for row in block["methods"] if row["found"]]
+    return [
+        *table(head, rows),
+        "",
+        f"{block['test_items']} test items. Best found, by the first seed:",
+        "",
+        *first,
+    ]
+
+
+def picture(suite: Suite, found: Mapping[str, Any]) -> str | None:
+    """Mean ranks, or test against dev items where the suite has several numbers (SVG)."""
+    if not found["summaries"]:
+        return None
+    return alone(_curves(suite, found) if suite.dev_items else _ranks_chart(found))
+
+
+def _ranks_chart(found: Mapping[str, Any]) -> Chart:
+    """A row a method, a series a budget."""
+    best: dict[str, float] = {}
+    for one in found["summaries"]:
+        for row in one["methods"]:
+            if row["rank"]:
+                best.setdefault(row["method"], row["rank"]["rank"])
+    names = sorted(best, key=lambda name: best[name])
+    series = []
+    for one in found["summaries"]:
+        ranked = {row["method"]: row["rank"] for row in one["methods"] if row["rank"]}
+        mine = [name for name in names if name in ranked]
+        series.append(
+            Series(
+                f"{one['budget']} {found['unit']}",
+                [ranked[name]["rank"] for name in mine],
+                [float(names.index(name)) for name in mine],
+                "points",
+                spans=[(ranked[name]["low"], ranked[name]["high"]) for name in mine],
+            )
+        )
+    told = "The mean rank of each method over the tasks of the suite, with 95 % intervals."
+    return Chart(
+        found["suite"],
+        "Mean rank over tasks, 1 is the best",
+        "mean rank",
+        "",
+        series,
+        told,
+        rows=names,
+    )
+
+
+def _curves(suite: Suite, found: Mapping[str, Any]) -> Chart:
+    """Test against the number of dev items, a series a method (and budget, if several)."""
+    series = []
+    for budget in suite.budgets:
+        sheets = [one for one in found["summaries"] if one["budget"] == budget]
+        for method in suite.methods:
+            points = [
+                (one["dev_items"], row["mean_test"])
+                for one in sheets
+                for row in one["methods"]
+                if row["method"] == method.name
+            ]
+            name = method.name if len(suite.budgets) == 1 else f"{method.name}, {budget}"
+            if points:
+                series.append(Series(name, [x for x, _ in points], [y for _, y in points]))
+    tasks = ", ".join(task.name for task in suite.tasks)
+    told = "The test utility of each method against the number of dev items that it saw."
+    return Chart(
+        found["suite"],
+        f"Test against dev items: {tasks}",
+        "dev items",
+        "test",
+        series,
+        told,
+        log=True,
+    )
+
+
+def write(suite: Suite, found: Mapping[str, Any]) -> list[Path]:
+    """Write analysis.json and README.md beside the results, the page's part and the picture.
+
+    The page gets the summary between its lines `<!-- suite NAME: begin -->` and
+    `<!-- suite NAME: end -->`; without the page, or them, nothing is written there.
+
+    Returns:
+        The files written.
+    """
+    written = [suite.results / "analysis.json", suite.results / "README.md"]
+    write_json(written[0], found)
+    write_whole(written[1], ("\n".join(report_text(found)) + "\n").encode())
+    drawn = picture(suite, found)
+    if drawn and suite.picture and suite.picture.parent.is_dir():
+        write_whole(suite.picture, drawn.encode())
+        written.append(suite.picture)
+    if suite.page and suite.page.is_file():
+        begin, end = (f"<!-- suite {suite.name}: {word} -->" for word in ("begin", "end"))
+        text = suite.page.read_text(encoding="utf-8")
+        if begin in text and end in text.partition(begin)[2]:
+            head, _, rest = text.partition(begin)
+            tail = rest.partition(end)[2]
+            inside = "\n".join(summary_text(found))
+            write_whole(suite.page, f"{head}{begin}\n\n{inside}\n\n{end}{tail}".encode())
+            written.append(suite.page)
+    return written

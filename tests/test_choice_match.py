@@ -195,3 +195,31 @@ def test_mean_and_share_of_unparsed_answers() -> None:
     assert mean(scores) == 0.25 and unparsed(scores) == 0.5 and unparsed([]) == 0.0
     with pytest.raises(ValueError, match="no scores"):
         mean([])
+
+
+def test_a_seed_draws_other_dev_items_in_proportion(tmp_path: Path) -> None:
+    """Ten of forty, a quarter of them "rare": other ones by each seed, of one seed always these."""
+    rows = [
+        {
+            "question": f"What is {i}?",
+            "answer": str(i),
+            "id": i,
+            "domain": "rare" if i % 4 == 0 else "common",
+        }
+        for i in range(60)
+    ]
+    file = str(write(tmp_path / "small.json", {"dev": rows[:40], "test": rows[40:]}))
+
+    def dev(seed: int | None, limit: int | None = 8) -> list[int]:
+        return [item["id"] for item in Match("m", file, limit, dev_seed=seed).items("dev")]
+
+    drawn = [dev(seed) for seed in range(5)]
+    assert len({tuple(sorted(ids)) for ids in drawn}) == 5 and dev(None) not in drawn
+    for ids in drawn:
+        assert sum(i % 4 == 0 for i in ids) == 2
+    assert dev(3) == dev(3) and dev(3, 4) == dev(3)[:4], "few are the first of more"
+    assert sorted(dev(3, None)) == sorted(dev(None, None)) == list(range(40))
+    tests = [Match("m", file, 8, dev_seed=seed).items("test") for seed in (None, 1, 2)]
+    assert tests[0] == tests[1] == tests[2]
+    with pytest.raises(UserError, match="task.dev_seed"):
+        Match("m", file, dev_seed=-1)

@@ -22,10 +22,11 @@ from swarm.run import Run
 from swarm.search import build
 
 CONF = conf_folder()
-OTHERS = ("candidate", "consortium", "moa", "model/moa.yaml")
+OTHERS = ("candidate", "consortium", "moa", "model/moa.yaml", "suite")
 ELSEWHERE = (CONF, *(CONF / other for other in OTHERS))
 """No options of a search; the candidates are built by tests/test_candidates.py, mixtures of agents
-by tests/test_moa_prompts.py, consortia by tests/test_consortium_configs.py."""
+by tests/test_moa_prompts.py, consortia by tests/test_consortium_configs.py, suites by
+tests/test_suite.py."""
 GROUPS = sorted(p for p in CONF.rglob("*.yaml") if not {p, p.parent} & {*ELSEWHERE})
 
 

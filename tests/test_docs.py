@@ -38,6 +38,7 @@ NOT_HERE = {
     "python -m swarm.search task=nlgraph_mini pool.elites=": "tests/test_pool_rows.py, with a run",
     "python -m swarm.evaluate task=": "tests/test_candidates.py runs every candidate, small",
     "python -m swarm.compare_methods task=": "tests/test_compare_methods.py runs small ones",
+    "python -m swarm.compare_methods suite=": "tests/test_suite.py, small",
     "python -m swarm.study": "several searches; tests/test_ablations.py runs small ones",
     "python -m swarm.finetune task": "tests/test_finetune.py, on a small model",
     "python -m swarm.export search/": "tests/test_export_entry.py, from a run folder",

@@ -182,3 +182,18 @@ def test_a_search(tmp_path: Path, tiny_llama: Path) -> None:
     assert done.returncode == 0, done.stderr
     measures = str(searches.answers(tmp_path / "search" / "run", 0))
     assert "perplexity" in measures and "bits_per_byte" in measures
+
+
+def test_a_seed_draws_other_dev_windows_and_the_same_test_windows(tmp_path: Path) -> None:
+    file = text_file(tmp_path)
+
+    def ids(split: str, seed: int | None, limit: int | None = 4) -> list[str]:
+        task = Perplexity(file=file, window=100, context=40, dev_limit=limit, dev_seed=seed)
+        return [item["id"] for item in task.items(split)]
+
+    drawn = {seed: ids("dev", seed) for seed in (None, 0, 1, 2)}
+    assert len({tuple(sorted(one)) for one in drawn.values()}) == 4
+    assert ids("dev", 1, 2) == drawn[1][:2] and sorted(ids("dev", 1, None)) == sorted(
+        ids("dev", None, None)
+    )
+    assert ids("test", None) == ids("test", 0) == ids("test", 1)

@@ -116,8 +116,8 @@ def read_suite(
 
     Args:
         seeds: Instead of the suite's own number.
-        results: Folder of the result files; `None` is the suite's own, or
-            benchmarks/results/NAME.
+        results: Folder of the result files, of which page and picture are then not written;
+            `None` is the suite's own, or benchmarks/results/NAME.
         runs: Folder below which the run folders lie.
         words: Further command-line words of all tasks and methods.
 
@@ -157,7 +157,7 @@ def read_suite(
     unit = given.get("unit", "positions")
     if unit not in ("positions", "prompts"):
         raise UserError(f"suite {path}: unit={unit} must be positions or prompts")
-    page, picture = given.get("page"), given.get("picture")
+    page, picture = (None if results else given.get(key) for key in ("page", "picture"))
     return Suite(
         name=path.stem,
         tasks=tasks,
@@ -183,7 +183,7 @@ def _numbers(path: Path, key: str, values: object) -> tuple[int, ...]:
 
 def _made(kind: type[Any], path: Path, group: str, name: str, given: Any) -> Any:
     """A task or a method of a suite from its entry."""
-    fields = [key for key in kind.__dataclass_fields__ if key != "name"]
+    fields: list[str] = [key for key in kind.__dataclass_fields__ if key != "name"]
     if not isinstance(given, Mapping) or (unknown := sorted(set(given) - set(fields))):
         wrong = unknown[0] if isinstance(given, Mapping) else given
         raise UserError(f"suite {path}: {group}.{name} has {wrong!r}; allowed: {', '.join(fields)}")
@@ -202,7 +202,7 @@ def _check_methods(
     tasks: Sequence[SuiteTask],
     references: Sequence[str],
 ) -> None:
-    names = [one.name for one in (*methods, *tasks)]
+    names = [one.name for one in methods] + [one.name for one in tasks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"suite {path}: {twice[0]!r} is the name of more than one task or method")
     for one in methods:

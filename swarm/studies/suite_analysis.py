@@ -54,9 +54,9 @@ def gather(suite: Suite) -> dict[Block, Records]:
             continue
         record = json.loads(path.read_text(encoding="utf-8"))
         for budget in suite.budgets if cell.budget is None else (cell.budget,):
-            block = found.setdefault(Block(cell.task.name, cell.dev, budget), {})
+            records = found.setdefault(Block(cell.task.name, cell.dev, budget), {})
             for seed in range(suite.seeds) if cell.seed is None else (cell.seed,):
-                block.setdefault(cell.method.name, {})[seed] = record
+                records.setdefault(cell.method.name, {})[seed] = record
     for block, records in found.items():
         _check_alike(suite, block, records)
     order = {one.name: place for place, one in enumerate(suite.methods)}
@@ -137,7 +137,6 @@ def _sheet(suite: Suite, one: Mapping[str, Any]) -> tuple[int | None, int]:
 
 def _block(suite: Suite, block: Block, records: Records) -> dict[str, Any]:
     """A table: each method's dev and test, and its paired difference from each reference."""
-    info = suite.results / block.task / "task.json"
     rows = [_row(name, seeds) for name, seeds in records.items()]
     for row in rows:
         row["against"] = {
@@ -147,12 +146,19 @@ def _block(suite: Suite, block: Block, records: Records) -> dict[str, Any]:
         }
     started = [r for seeds in records.values() for r in seeds.values() if r["start"]]
     starts = {r["seed"]: r["start"] for r in reversed(started)}
+    chosen = {r["seed"]: r["constant"] for r in started if r["constant"]}
+    constants = list(chosen.values())
     return {
         "task": block.task,
         "dev_items": block.dev,
         "budget": block.budget,
         "test_items": len(next(iter(next(iter(records.values())).values()))["values"]),
-        "constant": json.loads(info.read_text()).get("constant") if info.is_file() else None,
+        "constant": {
+            "answers": sorted({one["answer"] for one in constants}),
+            "test": fmean(one["test"] for one in constants),
+        }
+        if constants
+        else None,
         "best_expert": {
             "names": sorted({start["expert"] for start in starts.values()}),
             "dev": fmean(start["dev"] for start in starts.values()),
@@ -183,6 +189,7 @@ def _row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         "gap": fmean(devs) - fmean(tests) if known else None,
         "prompt_equivalents": mean("prompt_equivalents"),
         "seconds": mean("seconds"),
+        "cpu_seconds": mean("cpu_seconds"),
         "found": records[seeds[0]]["found"],
     }
 
@@ -434,12 +441,12 @@ def _block_table(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[str
         "dev - test",
         *(f"vs {name}, p" for name in names),
         "prompt-equivalents",
-        "seconds",
+        "CPU seconds",
     )
     blank = ("",) * len(names)
     rows: list[tuple[str, ...]] = []
     if block["constant"]:
-        label = f"best constant answer ({block['constant']['answer']})"
+        label = f"best constant answer ({', '.join(block['constant']['answers'])})"
         rows.append((label, "", "", _number(block["constant"]["test"]), "", *blank, "", ""))
     if start := block["best_expert"]:
         label = f"best initial expert ({', '.join(start['names'])})"
@@ -473,7 +480,7 @@ def _block_table(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[str
                 "" if row["gap"] is None else f"{row['gap']:+.3f}",
                 *told,
                 f"{row['prompt_equivalents']:.0f}",
-                f"{row['seconds']:.0f}",
+                f"{row['cpu_seconds']:.0f}",
             )
         )
     first = [f"- {row['method']}: {row['found']}" for row in block["methods"] if row["found"]]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,8 +32,7 @@ from swarm.identity import items_digest
 from swarm.places import PACKAGE, conf_folder
 from swarm.report.folder import RunFolder
 from swarm.studies import rerun
-from swarm.studies.methods import SECONDS, seconds
-from swarm.studies.suite import Cell, Suite, cell_words, head, result_path
+from swarm.studies.suite import Cell, Suite, cell_words, cells, head, result_path
 from swarm.tasks import plain
 from swarm.words import sentence
 
@@ -41,17 +42,28 @@ EVALUATED = ("task", "model", "pool")
 TUNED = ("task", "model", "pool", "engine", "executor", "job", "gpus")
 """Keys of a search that a fine-tuning has, too."""
 
+SPENT = "spent.json"
+"""In a cell's folder: the seconds, and those of a core, that its processes took, in all starts."""
+
 SECONDS_TO_LEAVE = 60.0
 """How long a process may take to end after it was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended: its exit code, the last line of its errors, and the seconds it took."""
+    """How a process ended.
+
+    Attributes:
+        code: Its exit code.
+        last: The last line of its errors.
+        seconds: What it took.
+        cpu: Seconds of a core that it used.
+    """
 
     code: int
     last: str
     seconds: float
+    cpu: float
 
     @property
     def wrong(self) -> str | None:
@@ -101,6 +113,7 @@ class Workshop:
             "seed": cell.seed,
             "words": cell_words(self.suite, cell),
             **found,
+            "constant": best_constant(task),
             "dev_digest": items_digest(task, "dev"),
             "test_digest": items_digest(task, "test"),
             **_provenance(),
@@ -132,14 +145,18 @@ class Workshop:
         """The answers that the searches of a task, its dev items and a seed share."""
         return self.suite.runs / "answers" / f"{cell.task.name}_dev{cell.dev}_seed{cell.seed}"
 
-    def clean(self, cell: Cell, left: Sequence[Cell]) -> None:
-        """Remove what no cell without a result needs any more; `left` are those cells."""
+    def clean(self) -> None:
+        """Remove run folders of cells with a result, and shared answers that none will read."""
         if self.keep:
             return
-        for folder in (self.folder(cell), self._start_folder(cell)):
-            shutil.rmtree(folder, ignore_errors=True)
-        if not any(self.shared(one) == self.shared(cell) for one in left):
-            shutil.rmtree(self.shared(cell), ignore_errors=True)
+        every = cells(self.suite)
+        done = [cell for cell in every if result_path(self.suite, cell).is_file()]
+        read = {self.shared(cell) for cell in set(every) - set(done)}
+        unread = {self.shared(cell) for cell in done} - read
+        starts = {self._start_folder(cell) for cell in done}
+        for folder in {self.folder(cell) for cell in done} | starts | unread:
+            if folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _words(self, cell: Cell, allowed: Sequence[str] = ()) -> list[str]:
         """The words of a cell without its method's, devices too; only those with allowed keys."""
@@ -218,7 +235,7 @@ class Workshop:
             "gradients": gradients,
             "prompt_equivalents": prompts + 3 * gradients,
             "prompts_shared": sum(entry.get("prompts_shared", 0) for entry in run.rounds),
-            "seconds": round(seconds(run.path), 1),
+            **_spent(run.path),
             "finished": run.finished,
             "weights": {"pool": run.identity["pool weights"], "base": run.identity["base weights"]},
         }
@@ -283,7 +300,7 @@ class Workshop:
             "gradients": seen,
             "prompt_equivalents": count * cell.dev + looked + 3 * seen,
             "prompts_shared": sum(entry.get("prompts_shared", 0) for entry in run.rounds),
-            "seconds": round(seconds(folder) + seconds(start), 1),
+            **_spent(folder, start),
             "finished": f"{metrics['steps']} steps",
             "weights": {"pool": run.identity["pool weights"], "base": run.identity["base weights"]},
         }
@@ -294,8 +311,7 @@ class Workshop:
             words = [*self._words(cell, EVALUATED), *cell.method.words, "split=test"]
             words.append(f"out={folder}")
             ended = yield [sys.executable, "-m", "swarm.evaluate", *words]
-            if ended.wrong:
-                raise Failed(ended.wrong)
+            _book(folder, ended)
         result = json.loads((folder / "result.json").read_text())
         rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
         return {
@@ -308,7 +324,7 @@ class Workshop:
             "prompt_equivalents": 0,
             "prompts_shared": 0,
             "prompts_an_answer": round(result["prompts"] / len(rows), 3),
-            "seconds": round(result["seconds"], 1),
+            **_spent(folder),
             "finished": "asked once",
             "weights": None,
         }
@@ -332,6 +348,22 @@ def tested(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "test": round(float(np.mean(values)), 6),
         "values": "".join(str(int(v)) for v in values) if binary else [round(v, 5) for v in values],
     }
+
+
+def best_constant(task: Any) -> dict[str, Any] | None:
+    """The gold answer that is right most often on the dev items, and its test utility.
+
+    Returns:
+        "answer" and "test"; `None` where answers are not graded.
+    """
+    if not getattr(task, "votes", True):
+        return None
+    dev, test = task.items("dev"), task.items("test")
+    golds = dict.fromkeys(str(item["answer"]) for item in dev if "answer" in item)
+    if not golds:
+        return None
+    best = max(golds, key=lambda one: sum(task.grade(item, one) for item in dev))
+    return {"answer": best, "test": round(fmean(task.grade(item, best) for item in test), 6)}
 
 
 def _steps(words: Sequence[str], budget: int, task: Any) -> int:
@@ -364,6 +396,16 @@ def _finished(folder: Path) -> bool:
         return False
 
 
+def _spent(*folders: Path) -> dict[str, float]:
+    """The seconds, and those of a core, that the processes of some folders took together."""
+    found = {"seconds": 0.0, "cpu_seconds": 0.0}
+    for path in (folder / SPENT for folder in folders):
+        if path.is_file():
+            for key, value in json.loads(path.read_text()).items():
+                found[key] += value
+    return {key: round(value, 1) for key, value in found.items()}
+
+
 def _book(folder: Path, ended: Ended) -> None:
     """Add the seconds of a process to its folder.
 
@@ -371,7 +413,12 @@ def _book(folder: Path, ended: Ended) -> None:
         Failed: The process failed.
     """
     if folder.is_dir():
-        write_json(folder / SECONDS, seconds(folder) + ended.seconds)
+        before = _spent(folder)
+        spent = {
+            "seconds": before["seconds"] + ended.seconds,
+            "cpu_seconds": before["cpu_seconds"] + ended.cpu,
+        }
+        write_json(folder / SPENT, spent)
     if ended.wrong:
         raise Failed(ended.wrong)
 
@@ -410,13 +457,18 @@ class Live:
     errors: Any
     began: float = field(default_factory=time.monotonic)
 
-    def ended(self) -> Ended:
-        """How the process ended."""
+    def ended(self) -> Ended | None:
+        """How the process ended; `None` while it runs."""
+        process, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+        if not process:
+            return None
+        self.process.returncode = os.waitstatus_to_exitcode(status)
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").splitlines()
         self.errors.close()
         took = time.monotonic() - self.began
-        return Ended(self.process.returncode, (lines or [""])[-1], took)
+        cpu = usage.ru_utime + usage.ru_stime
+        return Ended(self.process.returncode, (lines or [""])[-1], took, cpu)
 
 
 class Runner:
@@ -444,6 +496,7 @@ class Runner:
         self.environment, self.locks, self.say = environment, locks, say
         self.failed: dict[str, str] = {}
         self._live: list[Live] = []
+        self._stopped: list[str] = []
 
     def run(self, todo: Sequence[Cell]) -> bool:
         """Run cells in their order; gives whether time was enough.
@@ -451,41 +504,41 @@ class Runner:
         What fails is in `failed`, by cell, and does not stop the others.
         """
         left, count = list(todo), len(todo)
-        open_cells = list(todo)
+        self.workshop.clean()
         try:
             while (left and not self._late()) or self._live:
                 while left and len(self._live) < self.parallel and not self._late():
                     cell = left.pop(0)
                     where = f"{cell.task.name}/{cell.name} ({count - len(left)} of {count})"
                     self.say(f"{where}: begins")
-                    self._advance(cell, self.workshop.steps(cell), None, open_cells)
+                    self._advance(cell, self.workshop.steps(cell), None)
                 if self._late():
                     self._interrupt()
-                for live in [one for one in self._live if one.process.poll() is not None]:
-                    self._live.remove(live)
-                    self._advance(live.cell, live.steps, live.ended(), open_cells)
+                for live in list(self._live):
+                    if ended := live.ended():
+                        self._live.remove(live)
+                        self._advance(live.cell, live.steps, ended)
                 time.sleep(0.05)
         finally:
             self._interrupt()
-        return not self._late() or not open_cells
+        return not left and not self._stopped
 
     def _late(self) -> bool:
         return self.until is not None and time.monotonic() >= self.until
 
-    def _advance(
-        self, cell: Cell, steps: Steps, ended: Ended | None, open_cells: list[Cell]
-    ) -> None:
+    def _advance(self, cell: Cell, steps: Steps, ended: Ended | None) -> None:
         """Run a cell on to its next process or to its result."""
         suite, name = self.workshop.suite, f"{cell.task.name}/{cell.name}"
         try:
             command = next(steps) if ended is None else steps.send(ended)
         except StopIteration as done:
             write_result(result_path(suite, cell), done.value)
-            open_cells.remove(cell)
-            self.workshop.clean(cell, open_cells)
+            self.workshop.clean()
             self.say(f"{name}: test {done.value['test']:.3f}, {done.value['seconds']:.0f} s")
         except (Failed, UserError) as error:
-            if not (self._late() and ended and ended.code in (130, 143, -2)):
+            if self._late() and ended and ended.code in (130, 143, -signal.SIGINT):
+                self._stopped.append(name)
+            else:
                 self.failed[name] = str(error)
                 self.say(f"{name}: failed: {error}")
         else:
@@ -496,14 +549,19 @@ class Runner:
     def _interrupt(self) -> None:
         """Stop what runs as Ctrl-C does; searches keep what is done."""
         for live in self._live:
-            if live.process.poll() is None:
-                live.process.send_signal(2)
+            os.kill(live.process.pid, signal.SIGINT)
         for live in self._live:
-            try:
-                live.process.wait(SECONDS_TO_LEAVE)
-            except subprocess.TimeoutExpired:
-                live.process.kill()
-                live.process.wait()
+            # Its end is looked at here and kept for `Live.ended`, which reaps it.
+            deadline = time.monotonic() + SECONDS_TO_LEAVE
+            while not _has_ended(live.process.pid):
+                if time.monotonic() > deadline:
+                    os.kill(live.process.pid, signal.SIGKILL)
+                time.sleep(0.05)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a child has ended; it is not reaped."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def run(

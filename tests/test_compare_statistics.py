@@ -15,6 +15,7 @@ from swarm.compare.errors import WrongValue
 from swarm.compare.statistics import detectable, get_error_bars, smallest_difference, spans, summary
 from swarm.compare.statistics.differences import pairwise
 from swarm.compare.statistics.resampling import interval, widening
+from swarm.report.statistics import holm
 
 
 def answers(group: str, model: str, said: list[Any], paraphrase: int = 0) -> pd.DataFrame:

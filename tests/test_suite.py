@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import yaml
 
 from swarm.errors import UserError
 from swarm.report.pictures import Chart, Series
-from swarm.report.statistics import exact_flips, holm
+from swarm.report.statistics import exact_flips
 from swarm.report.svg import alone
 from swarm.studies import suite_analysis
 from swarm.studies.suite import Suite, cell_words, cells, chosen, missing, read_suite, result_path
@@ -165,7 +164,7 @@ def record(suite: Suite, values: list[str | list[float]], **more: Any) -> None:
                 "seed": cell.seed,
                 "words": cell_words(suite, cell),
                 "start": {"expert": "amber", "dev": 0.5, "test": 0.25, "values": "01"},
-                "constant": {"answer": "Yes", "test": 0.125},
+                "constant": {"answer": "Yes", "test": 0.125, "by_domain": 0.25},
                 "dev": more.get("dev", 0.75),
                 "test": round(float(np.mean(numbers)), 6),
                 "values": mine,
@@ -201,7 +200,7 @@ def test_numbers_are_those_by_hand(tmp_path: Path) -> None:
     assert ranks == {"a": 2, "b": 1}
     counts = {row["method"]: row["against"]["a"] for row in summary["methods"]}
     assert counts["b"] == {"tasks": 1, "better": 1, "worse": 0}
-    assert block["constant"] == {"answers": ["Yes"], "test": 0.125}
+    assert block["constant"] == {"answers": ["Yes"], "test": 0.125, "by_domain": 0.25}
     assert block["best_expert"] == {"names": ["amber"], "dev": 0.5, "test": 0.25}
 
 
@@ -353,13 +352,6 @@ def test_exact_flips_are_the_enumerated_ones() -> None:
     binary = np.array([1.0] * 9 + [-1.0] + [0.0] * 30)
     assert exact_flips(binary) == pytest.approx(2 * (1 + 10) / 2**10)
     assert exact_flips(np.ones(400)) == pytest.approx(2.0**-399)
-
-
-def test_holm_of_a_known_example() -> None:
-    """Four hypotheses: multiplied by 4, 3, 2 and 1 in the order of p, never falling."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
-    assert math.isnan(holm([math.nan, 0.5])[0])
 
 
 @pytest.mark.slow

@@ -156,6 +156,7 @@ def _block(suite: Suite, block: Block, records: Records) -> dict[str, Any]:
         "constant": {
             "answers": sorted({one["answer"] for one in constants}),
             "test": fmean(one["test"] for one in constants),
+            "by_domain": fmean(one["by_domain"] for one in constants),
         }
         if constants
         else None,
@@ -375,7 +376,7 @@ def _ranks_table(one: Mapping[str, Any]) -> list[str]:
                 f"+{pair['better']} -{pair['worse']} of {pair['tasks']}" if pair["tasks"] else ""
             )
         gaps = (row["gap"], row["largest_gap"])
-        rows.append((row["method"], *cells_, *("" if g is None else f"{g:+.3f}" for g in gaps)))
+        rows.append((row["method"], *cells_, *map(_sign, gaps)))
     return table(head, rows)
 
 
@@ -383,14 +384,9 @@ def _by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> lis
     """Test utilities: a row a method, a column a task; the highest of a task is bold."""
     tasks = list(dict.fromkeys(block["task"] for block in blocks))
     rows: list[tuple[str, ...]] = [
-        (
-            "best constant answer",
-            *(_number((block["constant"] or {}).get("test")) for block in blocks),
-        ),
-        (
-            "best initial expert",
-            *(_number((block["best_expert"] or {}).get("test")) for block in blocks),
-        ),
+        ("best constant answer", *_cells_of(blocks, "constant", "test")),
+        ("the same by domain", *_cells_of(blocks, "constant", "by_domain")),
+        ("best initial expert", *_cells_of(blocks, "best_expert", "test")),
     ]
     best = [max(row["test"] for row in block["methods"]) for block in blocks]
     for method in (row["method"] for row in one["methods"]):
@@ -401,6 +397,15 @@ def _by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> lis
             cells_.append(f"{bold}{_number(test)}{bold}")
         rows.append((method, *cells_))
     return table(("test", *tasks), rows)
+
+
+def _cells_of(blocks: Sequence[Mapping[str, Any]], key: str, part: str) -> list[str]:
+    """One number of each table, as text; empty where the task has none."""
+    return [_number((block[key] or {}).get(part)) for block in blocks]
+
+
+def _sign(value: float | None) -> str:
+    return "" if value is None else f"{value:+.3f}"
 
 
 def _number(value: float | None) -> str:
@@ -433,64 +438,42 @@ def report_text(found: Mapping[str, Any]) -> list[str]:
 
 def _block_table(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[str]:
     names = found["references"]
-    head = (
-        "method",
-        "seeds",
-        "dev",
-        "test",
-        "dev - test",
-        *(f"vs {name}, p" for name in names),
-        "prompt-equivalents",
-        "CPU seconds",
-    )
-    blank = ("",) * len(names)
-    rows: list[tuple[str, ...]] = []
-    if block["constant"]:
-        label = f"best constant answer ({', '.join(block['constant']['answers'])})"
-        rows.append((label, "", "", _number(block["constant"]["test"]), "", *blank, "", ""))
+    numbers = ["seeds", "dev", "test", "dev - test", *(f"vs {name}, p" for name in names)]
+    numbers += ["prompt-equivalents", "CPU seconds"]
+    rows: list[list[str]] = []
+
+    def add(label: str, **cells_: str) -> None:
+        rows.append([label, *(cells_.get(name, "") for name in numbers)])
+
+    if constant := block["constant"]:
+        answers = ", ".join(constant["answers"])
+        add(f"best constant answer ({answers})", test=_number(constant["test"]))
+        add("the same by domain", test=_number(constant["by_domain"]))
     if start := block["best_expert"]:
-        label = f"best initial expert ({', '.join(start['names'])})"
-        rows.append(
-            (
-                label,
-                "",
-                _number(start["dev"]),
-                _number(start["test"]),
-                f"{start['dev'] - start['test']:+.3f}",
-                *blank,
-                "",
-                "",
-            )
+        gap = start["dev"] - start["test"]
+        of = {"dev": _number(start["dev"]), "test": _number(start["test"])}
+        add(
+            f"best initial expert ({', '.join(start['names'])})", **of, **{"dev - test": _sign(gap)}
         )
     for row in block["methods"]:
         low, high = row["interval"]
-        pairs = (row["against"].get(name) for name in names)
-        told = (
-            ""
-            if p is None
-            else f"{p['difference']:+.3f} [{p['low']:+.3f}, {p['high']:+.3f}], {p['p_holm']:.2g}"
-            for p in pairs
-        )
-        rows.append(
-            (
-                row["method"],
-                str(row["seeds"]),
-                _number(row["dev"]),
-                f"{row['test']:.3f} [{low:.3f}, {high:.3f}]",
-                "" if row["gap"] is None else f"{row['gap']:+.3f}",
-                *told,
-                f"{row['prompt_equivalents']:.0f}",
-                f"{row['cpu_seconds']:.0f}",
-            )
-        )
+        pairs = {f"vs {name}, p": pair for name, pair in row["against"].items() if pair}
+        told = {
+            name: f"{_sign(p['difference'])} [{_sign(p['low'])}, {_sign(p['high'])}], "
+            f"{p['p_holm']:.2g}"
+            for name, p in pairs.items()
+        } | {
+            "seeds": str(row["seeds"]),
+            "dev": _number(row["dev"]),
+            "test": f"{row['test']:.3f} [{low:.3f}, {high:.3f}]",
+            "dev - test": _sign(row["gap"]),
+            "prompt-equivalents": f"{row['prompt_equivalents']:.0f}",
+            "CPU seconds": f"{row['cpu_seconds']:.0f}",
+        }
+        add(row["method"], **told)
     first = [f"- {row['method']}: {row['found']}" for row in block["methods"] if row["found"]]
-    return [
-        *table(head, rows),
-        "",
-        f"{block['test_items']} test items. Best found, by the first seed:",
-        "",
-        *first,
-    ]
+    told_of = f"{block['test_items']} test items. Best found, by the first seed:"
+    return [*table(("method", *numbers), rows), "", told_of, "", *first]
 
 
 def picture(suite: Suite, found: Mapping[str, Any]) -> str | None:

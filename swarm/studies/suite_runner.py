@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -24,7 +23,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import swarm
-from swarm.certainty import is_mean
+from swarm.certainty import constant_answers, is_mean
 from swarm.errors import UserError
 from swarm.evaluation import as_scores, divided
 from swarm.files import read_packed, write_json, write_whole
@@ -351,19 +350,20 @@ def tested(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def best_constant(task: Any) -> dict[str, Any] | None:
-    """The gold answer that is right most often on the dev items, and its test utility.
+    """What is reached on test without reading a question, by the answers best on the dev items.
 
     Returns:
-        "answer" and "test"; `None` where answers are not graded.
+        "answer", "test" (that answer to all items) and "by_domain" (one answer to each domain);
+        `None` where answers are not graded.
     """
-    if not getattr(task, "votes", True):
+    constants = constant_answers(task, task.items("dev"))
+    if constants is None:
         return None
-    dev, test = task.items("dev"), task.items("test")
-    golds = dict.fromkeys(str(item["answer"]) for item in dev if "answer" in item)
-    if not golds:
-        return None
-    best = max(golds, key=lambda one: sum(task.grade(item, one) for item in dev))
-    return {"answer": best, "test": round(fmean(task.grade(item, best) for item in test), 6)}
+    items = task.items("test")
+    return {"answer": constants.overall} | {
+        name: round(task.utility(constants.scores(task, items, each)), 6)
+        for name, each in (("test", False), ("by_domain", True))
+    }
 
 
 def _steps(words: Sequence[str], budget: int, task: Any) -> int:

@@ -221,5 +221,5 @@ def test_a_seed_draws_other_dev_items_in_proportion(tmp_path: Path) -> None:
     assert sorted(dev(3, None)) == sorted(dev(None, None)) == list(range(40))
     tests = [Match("m", file, 8, dev_seed=seed).items("test") for seed in (None, 1, 2)]
     assert tests[0] == tests[1] == tests[2]
-    with pytest.raises(UserError, match="task.dev_seed"):
+    with pytest.raises(UserError, match=r"task\.dev_seed"):
         Match("m", file, dev_seed=-1)

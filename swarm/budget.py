@@ -1,4 +1,7 @@
-"""The most dev prompts that a search may cost, so that several can be compared."""
+"""The most dev prompts that a search may cost, so that several can be compared.
+
+Gradients count too, in prompt-equivalents: see `swarm.record.Record.prompts`.
+"""
 
 import math
 from collections.abc import Sequence
@@ -57,18 +60,27 @@ class Budget:
         """Why the budget ends the search: no room for one more position; else `None`."""
         if not record.rounds or self._left(record) >= self._items:
             return None
-        asked = record.prompts()["prompts_asked"]
-        return f"{asked} of a budget of {self.prompts} dev prompts asked"
+        return f"{record.spent()} of a budget of {self.prompts} dev prompts asked"
+
+    def allows(self, record: Record, cost: int) -> bool:
+        """Whether gradients of this cost leave room for the evaluation of a position."""
+        return cost + self._items <= self._left(record)
 
     def affordable(
-        self, record: Record, positions: np.ndarray, wanted: Sequence[int], known: Known
+        self,
+        record: Record,
+        positions: np.ndarray,
+        wanted: Sequence[int],
+        known: Known,
+        spent: int = 0,
     ) -> list[int]:
         """Those of the wanted rows of an ask that there is room for, the first ones first.
 
         Args:
             known: Positions that were met before.
+            spent: Prompt-equivalents of this round that are not in the record yet.
         """
-        room = self._left(record) // self._items
+        room = (self._left(record) - spent) // self._items
         new: set[str] = set()
         found = []
         for i in wanted:
@@ -82,4 +94,4 @@ class Budget:
     def _left(self, record: Record) -> float:
         if self.prompts is None:
             return math.inf
-        return self.prompts - record.prompts()["prompts_asked"]
+        return self.prompts - record.spent()

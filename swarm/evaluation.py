@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swarm.errors import UserError
 from swarm.executors import Executor, Job, Result
+from swarm.executors.jobs import data_split
 from swarm.store import Store
 from swarm.tasks import Calibrated, Item, Score, Task
+
+if TYPE_CHECKING:
+    from swarm.engine.gradient import Gradient
+    from swarm.optimizers import Wanted
 
 Watch = Callable[[Result], None]
 
@@ -26,16 +31,21 @@ class Cut:
     Args:
         particles: Positions in a job; `None` means all that are to be scored.
         items: Items in a job; `None` means all.
+        examples: Examples of a minibatch in a job of a gradient; fewer than the minibatch divide it
+            among workers.
     """
 
     particles: int | None = 5
     items: int | None = 50
+    examples: int = 16
 
     def __post_init__(self) -> None:
         for key in ("particles", "items"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
                 raise UserError(f"job.{key}={value}: must be null or a whole number above 0")
+        if type(self.examples) is not int or self.examples < 1:
+            raise UserError(f"job.examples={self.examples}: must be a whole number above 0")
 
     def jobs(
         self, positions: Sequence[Sequence[float]], split: str, items: int | Sequence[int]
@@ -94,6 +104,37 @@ class Evaluator:
             found |= self._played(todo, split, chosen, watch)
         return [[settled(self._task, score) for score in found[row]] for row in rows]
 
+    def gradients(
+        self, wanted: Sequence["Wanted"], places: Sequence[int], watch: Watch | None = None
+    ) -> list["Gradient"]:
+        """The mean loss over each one's dev items and, where it is wanted, its derivative.
+
+        Args:
+            places: In dev, of the items that are numbered in what is wanted.
+        """
+        size = self._cut.examples
+        jobs: list[Job] = []
+        owner: list[int] = []
+        for number, one in enumerate(wanted):
+            position = tuple(float(c) for c in one.position)
+            split = "gradient" if one.slope else "loss"
+            for start in range(0, len(one.items), size):
+                items = tuple(places[i] for i in one.items[start : start + size])
+                jobs.append(Job(len(jobs), (position,), split, items))
+                owner.append(number)
+        results = {}
+        for result in self._executor.map(jobs):
+            results[result.number] = result.gradient
+            if watch:
+                watch(result)
+        # Summed in the jobs' order: the result does not depend on which worker was first.
+        sums: dict[int, Gradient] = {}
+        for job, number in enumerate(owner):
+            mine = results[job]
+            assert mine is not None
+            sums[number] = sums[number] + mine if number in sums else mine
+        return [sums[i].divided(len(one.items)) for i, one in enumerate(wanted)]
+
     def _stored(
         self, rows: Iterable[Row], split: str, items: Sequence[int]
     ) -> dict[Row, list[Score]]:
@@ -122,11 +163,6 @@ class Evaluator:
             for row, mine in found.items():
                 self._store.put(row, split, items, mine)
         return found
-
-
-def data_split(split: str) -> str:
-    """The split whose items a job's split names."""
-    return "dev" if split == "judged" else split
 
 
 def divided(items: Sequence[Item], share: float, seed: int) -> tuple[list[int], list[int]]:

@@ -163,9 +163,27 @@ class Record:
         )
 
     def prompts(self) -> dict[str, int]:
-        """Prompts put on dev and prompts that racing saved, over all rounds."""
+        """Prompts put on dev and prompts that racing saved, over all rounds.
+
+        Where gradients were taken, also the examples of which a loss was taken, those with its
+        derivative, and what all came to in prompt-equivalents: a forward pass is one, a forward
+        and backward pass are three.
+        """
         names = ("prompts_asked", "prompts_saved")
-        return {name: sum(entry.get(name, 0) for entry in self.rounds) for name in names}
+        found = {name: sum(entry.get(name, 0) for entry in self.rounds) for name in names}
+        losses, gradients = (
+            sum(entry.get(name, 0) for entry in self.rounds)
+            for name in ("losses_asked", "gradients_asked")
+        )
+        if losses or gradients:
+            found |= {"losses_asked": losses, "gradients_asked": gradients}
+            found["prompt_equivalents"] = found["prompts_asked"] + losses + 3 * gradients
+        return found
+
+    def spent(self) -> int:
+        """What was asked of dev so far, in prompt-equivalents."""
+        found = self.prompts()
+        return found.get("prompt_equivalents", found["prompts_asked"])
 
     def answers(self, number: int, particle: int) -> list[dict[str, Any]]:
         """What a particle answered to the dev items it was asked in a round."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from swarm.budget import Budget
 from swarm.ending import Ask, Ending
-from swarm.engine import Engine, Experts
+from swarm.engine import Differentiable, Engine, Experts
 from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.evaluation import (
@@ -25,7 +25,7 @@ from swarm.executors import Executor, Worker
 from swarm.identity import items_digest, search_identity, shared_context
 from swarm.known import Known
 from swarm.log import hold_log, log_to
-from swarm.optimizers import Optimizer
+from swarm.optimizers import Differentiating, Optimizer
 from swarm.racing import Racing, tell
 from swarm.record import Record
 from swarm.rehearsal import try_prompts
@@ -33,7 +33,7 @@ from swarm.running import keep_command
 from swarm.scratchpad import rounding, write_ensemble
 from swarm.settings import check_run
 from swarm.store import Store
-from swarm.tasks import Calibrated, Prepared, Score, Task
+from swarm.tasks import Calibrated, Prepared, Score, Supervised, Task, has_gold
 from swarm.telling import Teller
 from swarm.track import Tracker
 from swarm.verdict import judge
@@ -96,6 +96,7 @@ class Run:
         self._searched: list[int] = []
         self._kept: list[int] = []
         self._known = Known(self.record)
+        self._differentiating: Differentiating | None = None
 
     def search(
         self, config: Mapping[str, Any] | None = None, arguments: Sequence[str] | None = None,
@@ -169,6 +170,7 @@ class Run:
         experts = len(self.pool.names)
         self.budget.check(experts, len(self._searched))
         self.optimizer.start(experts, self.seed, len(self.pool.groups))
+        self._differentiating = differentiating(self.optimizer, self.task, self.engine, self.pool)
         self.racing.check(self.task, self.optimizer)
         return len(self._searched)
 
@@ -189,11 +191,15 @@ class Run:
 
     def _iterate(self, number: int) -> None:
         began, shared = time.monotonic(), self._evaluate.shared
+        taken = self._descend(number)
         positions = self.optimizer.ask()
         experts = 0 if number else len(self.pool.names)
         groups = len(self.pool.groups)
         wanted = rows_wanted(positions, self.optimizer.evaluate, experts, groups)
-        asked, wanted = wanted, self.budget.affordable(self.record, positions, wanted, self._known)
+        asked, wanted = (
+            wanted,
+            self.budget.affordable(self.record, positions, wanted, self._known, _cost(taken)),
+        )
         new = [i for i in wanted if positions[i] not in self._known]
         self.teller.begin(f"iteration {number}", number, len(new), len(self._searched))
         raced = self.racing.score(
@@ -209,7 +215,7 @@ class Run:
         tell(self.optimizer, utilities, raced.stopped)
         dev = [self.task.items("dev")[place] for place in self._searched]
         rows = {i: as_rows([dev[p] for p in s], [*s.values()]) for i, s in raced.scores.items()}
-        facts = raced.facts(len(positions)) | {"beyond_budget": len(asked) - len(wanted)}
+        facts = raced.facts(len(positions)) | {"beyond_budget": len(asked) - len(wanted)} | taken
         facts |= {"prompts_shared": self._evaluate.shared - shared} if self._store else {}
         self.teller.writes("answers")
         self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)
@@ -218,6 +224,28 @@ class Run:
         entry = self.record.rounds[-1]
         self._known.remember(number, entry["positions"], entry["utilities"])
         self.teller.iteration(number, time.monotonic() - began)
+
+    def _descend(self, number: int) -> dict[str, int]:
+        """Answer what the optimizer wants of derivatives; gives how many examples it took."""
+        taken = {"losses_asked": 0, "gradients_asked": 0}
+        if self._differentiating is None or number == 0:
+            return {}
+        descent = self._differentiating.descend(len(self._searched))
+        answers: list[Any] | None = None
+        while True:
+            try:
+                # The first `send` to a generator has to be None.
+                wanted = descent.send(answers)  # type: ignore[arg-type]
+            except StopIteration:
+                return taken
+            if not self.budget.allows(self.record, _cost(taken) + sum(w.cost for w in wanted)):
+                descent.close()
+                return taken
+            for one in wanted:
+                taken["gradients_asked" if one.slope else "losses_asked"] += len(one.items)
+            items = sum(len(one.items) for one in wanted)
+            self.teller.begin(f"gradients of iteration {number}", number, 1, items)
+            answers = self._evaluate.gradients(wanted, self._searched, self.teller.watch)
 
     def _ask_dev(
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
@@ -257,3 +285,31 @@ class Run:
         other = Cut(1, (self.job.items or len(self._searched)) // 2 + 1)
         ask = Evaluator(self.task, self.executor, other).scores
         return lambda positions, split, items: ask(positions, split, self.teller.watch, items)
+
+
+def _cost(taken: Mapping[str, int]) -> int:
+    """Prompt-equivalents of what `Run._descend` took."""
+    return taken.get("losses_asked", 0) + 3 * taken.get("gradients_asked", 0)
+
+
+def differentiating(
+    optimizer: Optimizer, task: Task, engine: Engine, pool: Experts
+) -> Differentiating | None:
+    """The optimizer, if it wants derivatives and can have them; else `None`.
+
+    Raises:
+        UserError: It needs them, and the task has no gold answers or the engine no derivatives.
+    """
+    if not isinstance(optimizer, Differentiating) or optimizer.needs_gradients is None:
+        return None
+    missing = None
+    if not isinstance(task, Supervised) or not has_gold(task):
+        missing = f"task {task.name} has no gold answers, whose loss a gradient could descend"
+    elif not isinstance(engine, Differentiable) or not hasattr(pool, "modules"):
+        missing = "gradients need engine=hf and a pool of adapters"
+    if missing and optimizer.needs_gradients:
+        raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
+    if missing:
+        log.info("the swarm moves without its gradient term: %s", missing)
+        return None
+    return optimizer

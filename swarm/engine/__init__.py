@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from swarm.engine.base import Base
-from swarm.models import Completion, Request
+from swarm.models import Completion, Example, Request
+
+if TYPE_CHECKING:
+    from swarm.engine.gradient import Gradient
 
 
 class Experts(Protocol):
@@ -81,6 +84,21 @@ class Engine(Protocol):
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """Answer, for each of the P positions [P, K], its own list of requests, order kept."""
+        ...
+
+
+@runtime_checkable
+class Differentiable(Engine, Protocol):
+    """An engine that has derivatives by the mixing coefficients."""
+
+    def gradient(
+        self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
+    ) -> "Gradient":
+        """The loss of the examples' gold answers at a position [G * K], and its derivative.
+
+        Args:
+            slope: `False` leaves the derivative out, which saves the backward pass.
+        """
         ...
 
 

@@ -24,11 +24,12 @@ from swarm.engine.tokens import (
     within,
 )
 from swarm.errors import UserError
-from swarm.models import Completion, Request
+from swarm.models import Completion, Example, Request
 from swarm.pool import Pool
 
 if TYPE_CHECKING:
     from swarm.engine.decode import Row
+    from swarm.engine.gradient import Gradient, Tokens
     from swarm.engine.stacked import Factors
 
 log = logging.getLogger(__name__)
@@ -48,15 +49,21 @@ class HFEngine:
             chooses (`swarm.engine.plan.choose`).
         max_tokens: The most padded prompt and new tokens in one batch; `None` chooses 4,096 on a
             CPU and 65,536 on a GPU. Halved, and remembered, when the device runs out of memory.
+        checkpointing: Compute activations again in the backward pass of a gradient, which takes a
+            forward pass more and much less memory; switched on when memory runs out.
     """
 
-    def __init__(self, plan: str = "auto", max_tokens: int | None = None) -> None:
+    def __init__(
+        self, plan: str = "auto", max_tokens: int | None = None, checkpointing: bool = False
+    ) -> None:
         if plan not in PLANS:
             raise UserError(f"engine.plan={plan}: must be one of {', '.join(PLANS)}")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
             raise UserError(f"engine.max_tokens={max_tokens}: must be null or a whole number > 0")
         self.plan = plan
-        self.max_tokens = max_tokens
+        if not isinstance(checkpointing, bool):
+            raise UserError(f"engine.checkpointing={checkpointing}: must be true or false")
+        self.max_tokens, self.checkpointing = max_tokens, checkpointing
         self._tokens = KeptTokens()
         self._said: set[str] = set()
 
@@ -126,6 +133,37 @@ class HFEngine:
             self._stack.set(chosen, merge=plan == "merged")
             answers += self._answer_group([requests[i] for i in group])
         return answers
+
+    def gradient(
+        self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
+    ) -> "Gradient":
+        """See `swarm.engine.Differentiable`."""
+        import torch
+
+        from swarm.engine.gradient import batched, differentiate
+
+        rows = [self._example(one) for one in examples]
+        while True:
+            batches = batched(rows, self._tokenizer.pad_token_id, self._budget)
+            try:
+                return differentiate(
+                    self._model, self._stack, position, batches, slope, self.checkpointing
+                )
+            except torch.OutOfMemoryError:
+                if self.checkpointing or not slope:
+                    self._halve(len(rows), max(one.length for one in rows))
+                    continue
+                # Slower by a forward pass, and memory for one layer in the place of all.
+                log.warning("out of memory: activations are computed again (engine.checkpointing)")
+                self.checkpointing = True
+                torch.cuda.empty_cache()
+
+    def _example(self, one: Example) -> "Tokens":
+        from swarm.engine.gradient import Tokens
+
+        choices = self._choices(Request(one.prompt, 0, one.choices))
+        end = [self._tokenizer.eos_token_id] if one.ends else []
+        return Tokens(self._ids(one.prompt), [[*choice, *end] for choice in choices], one)
 
     def _plan(self, requests: Sequence[Sequence[Request]]) -> str:
         """The plan for these requests; stacking needs the same shape of all particles."""

@@ -120,20 +120,29 @@ class Stack:
         Args:
             merge: Add the update to a copy of the weights; for a single position.
         """
+        if not merge:
+            self.attach(coefficients)
+            return
+        for name, (down, up, places) in self._basis.items():
+            weights = coefficients.to(down.device, torch.float32).index_select(1, places)
+            if down.dim() == 3:
+                down = torch.einsum("pk,kri->pri", weights, down)
+                up = torch.einsum("pk,kor->por", weights, up)
+            else:
+                down, up = down[None], up * weights[:, None]
+            self._layers[name].merge(down[0], up[0])
+
+    def attach(self, coefficients: torch.Tensor) -> None:
+        """As `set` without merging; a gradient flows back into coefficients that require one."""
         for name, (down, up, places) in self._basis.items():
             layer = self._layers[name]
             weights = coefficients.to(down.device, torch.float32).index_select(1, places)
             if down.dim() == 3:
                 down = torch.einsum("pk,kri->pri", weights, down)
                 up = torch.einsum("pk,kor->por", weights, up)
-            elif merge:
-                down, up = down[None], up * weights[:, None]
-            if merge:
-                layer.merge(down[0], up[0])
-            else:
-                layer.down, layer.up = down.to(self._dtype), up.to(self._dtype)
-                layer.shares = None if down.dim() == 3 else weights[:, None]
-                layer.merged = None
+            layer.down, layer.up = down.to(self._dtype), up.to(self._dtype)
+            layer.shares = None if down.dim() == 3 else weights[:, None]
+            layer.merged = None
 
     def clear(self) -> None:
         """Leave the base model alone until the next `set`."""

@@ -2,8 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from swarm.tasks import Item, Score, Task, plain
+
+if TYPE_CHECKING:
+    from swarm.engine.gradient import Gradient
+
+LOSSES = ("loss", "gradient")
+"""Splits of a job that asks for the loss of gold answers, and for its derivative too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +21,8 @@ class Job:
         number: Its place in the list of jobs of one `map`.
         positions: P vectors of K mixing coefficients.
         split: "dev", played by the task's signal; "test", and "judged", the items of dev, played
-            by the task's own measure (see `played`).
+            by the task's own measure (see `played`). "loss" and "gradient" are of the gold answers
+            of items of dev, at a single position.
         items: Places in the split.
     """
 
@@ -33,19 +41,26 @@ class Result:
         scores: One list of scores a position, in the order of the job's items.
         prompts: Requests answered.
         tokens: Tokens read and generated.
+        gradient: Of a job of the split "loss" or "gradient", which has no scores.
     """
 
     number: int
     scores: list[list[Score]]
     prompts: int
     tokens: int
+    gradient: "Gradient | None" = None
 
 
 def played(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
     """What is played for a job's split, and the items that its places are of."""
     if split == "dev":
         return task, task.items("dev")
-    return plain(task), task.items("dev" if split == "judged" else split)
+    return plain(task), task.items(data_split(split))
+
+
+def data_split(split: str) -> str:
+    """The split whose items a job's split names."""
+    return "dev" if split in ("judged", *LOSSES) else split
 
 
 def describe(job: Job) -> str:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarm.engine import Closing, Engine, Experts
+from swarm.engine import Closing, Differentiable, Engine, Experts
 from swarm.engine.base import Base
 from swarm.errors import UserError
-from swarm.executors.jobs import Job, Result, played
+from swarm.executors.jobs import LOSSES, Job, Result, played
 from swarm.models import Completion, Request
-from swarm.tasks import Item, Prepared, Score, Task
+from swarm.tasks import Item, Prepared, Score, Supervised, Task
 
 
 @dataclass(slots=True)
@@ -62,6 +62,8 @@ class Worker:
         meter = Meter()
         task, every = played(self.task, job.split)
         items = [every[i] for i in job.items]
+        if job.split in LOSSES:
+            return self._differentiate(job, task, items)
         try:
             scores = self._play(task, job.positions, items, meter)
             return Result(job.number, scores, meter.prompts, meter.tokens)
@@ -71,6 +73,14 @@ class Worker:
             if (item := self._culprit(task, job.positions[meter.position], items)) is not None:
                 error.add_note(f"item {item['id']}")
             raise
+
+    def _differentiate(self, job: Job, task: Task, items: Sequence[Item]) -> Result:
+        """The loss of the items' gold answers at the job's position, and its derivative."""
+        assert isinstance(task, Supervised) and isinstance(self.engine, Differentiable)
+        (position,) = np.array(job.positions, dtype=np.float64)
+        examples = task.examples(items)
+        gradient = self.engine.gradient(position, examples, job.split == "gradient")
+        return Result(job.number, [], len(items), 0, gradient)
 
     def _play(
         self,

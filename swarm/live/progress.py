@@ -53,7 +53,8 @@ class Progress:
 
     def watch(self, result: Result) -> None:
         """A job is done."""
-        self.done += sum(len(scores) for scores in result.scores)
+        scored = sum(len(scores) for scores in result.scores)
+        self.done += result.prompts if result.gradient else scored
         self.prompts += result.prompts
         self.tokens += result.tokens
 

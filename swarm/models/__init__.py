@@ -96,6 +96,30 @@ class Completion:
     cached: bool = field(default=False, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt and its gold answer, for the loss that a gradient descends.
+
+    With one choice the loss is the cross-entropy of its tokens in nats, divided by `unit`; with
+    several it is minus the log of the gold choice's share of all choices' probability.
+
+    Attributes:
+        prompt: As a request's.
+        choices: The gold answer alone, or all options, each as it follows the prompt.
+        gold: Which of the choices is right.
+        weight: Of the example in a mean over examples.
+        unit: What the nats of a single choice are divided by; `None` is its number of tokens.
+        ends: Whether the text ends after the answer; the end-of-text token is then part of it.
+    """
+
+    prompt: "str | tuple[Message, ...]"
+    choices: tuple[str, ...]
+    gold: int = 0
+    weight: float = 1.0
+    unit: float | None = None
+    ends: bool = False
+
+
 class Model(Protocol):
     """Whatever answers requests."""
 

@@ -1,5 +1,7 @@
 """An optimizer says which mixing coefficients to look at and is told what they were worth."""
 
+from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -79,5 +81,58 @@ class Raceable(Optimizer, Protocol):
             stopped: [N] bool: evaluated, and found out not to beat the own best before the last
                 item. They count as measured and not improved; they may be the swarm's worst, but
                 nobody knows.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The gold answers' loss, wanted at one position on some dev items.
+
+    Attributes:
+        position: [G * K].
+        items: Numbers of dev items, from 0, an item as often as it is there.
+        slope: Whether the derivative is wanted too; it costs two prompts an item more.
+    """
+
+    position: np.ndarray
+    items: tuple[int, ...]
+    slope: bool = True
+
+    @property
+    def cost(self) -> int:
+        """In prompt-equivalents: a forward pass is one, a forward and backward pass are three."""
+        return len(self.items) * (3 if self.slope else 1)
+
+
+class Slope(Protocol):
+    """What is wanted: means over the items.
+
+    Attributes:
+        loss: Nats.
+        slope: [G * K], its derivative by the coefficients.
+    """
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def slope(self) -> np.ndarray: ...
+
+
+@runtime_checkable
+class Differentiating(Optimizer, Protocol):
+    """An optimizer that can use derivatives of the gold answers' loss."""
+
+    @property
+    def needs_gradients(self) -> bool | None:
+        """Whether it cannot do without; `None` if it does not want them."""
+        ...
+
+    def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
+        """Ask for derivatives before an `ask`; it may be closed at any time, as budgets end.
+
+        Args:
+            items: How many dev items the search sees.
         """
         ...

@@ -1,10 +1,14 @@
 """The particle swarm of Model Swarms (arXiv 2410.11163) on rows of mixing coefficients."""
 
-from typing import Any, ClassVar
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from swarm.optimizers import draws
+from swarm.optimizers import Slope, Wanted, draws
+from swarm.optimizers.descent import Descent
 from swarm.optimizers.pso_options import ParticleSwarmOptions, check_pool, check_saved
 
 ARRAYS = {
@@ -12,6 +16,7 @@ ARRAYS = {
     "velocities": float,
     "evaluate": bool,
     "restarted": bool,
+    "moving": bool,
     "personal_positions": float,
     "personal_utilities": float,
     "stale": int,
@@ -23,14 +28,24 @@ SINGLES = (
 )
 
 
+SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
+"""Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
+
+
 class ParticleSwarm(ParticleSwarmOptions):
     """Particles drawn to their own best and the swarm's best, and away from the swarm's worst.
+
+    With a `descent` they are also drawn down the gradient of the gold answers' loss (a memetic
+    swarm). The fifth term of the velocity is w_d d / lambda, where d is the displacement by the
+    particle's own descent (`swarm.optimizers.descent`) and lambda the step length, so that the
+    position moves by w_d d whatever the step length is. Without a descent it is the paper's swarm.
 
     To read, never to write: `groups` (G), `iteration`, `current_step_length`, `positions` and
     `velocities` [N, G x K], `evaluate` and `restarted` [N], `personal_positions` [N, G x K],
     `personal_utilities` [N] (NaN: none yet), `best_position`, `best_utility`, `worst_position`
-    and `worst_utility` (None: none yet). In each group positions sum to 1 and velocities to 0, as
-    every step is a combination of them.
+    and `worst_utility` (None: none yet). `moving` [N]: the particles that still move. In each group
+    positions sum to 1 and velocities to 0, as every step is a combination of them, unless `starts`
+    or a `descent` leave that plane.
     """
 
     NAME: ClassVar[str] = "pso"
@@ -47,12 +62,15 @@ class ParticleSwarm(ParticleSwarmOptions):
             UserError: Fewer than 2 experts, or fewer particles than experts.
         """
         check_pool(experts, self.particles)
-        count = experts if self.particles is None else self.particles
+        count = experts + self.soups if self.particles is None else self.particles
         self.seed, self.groups, self.iteration, self.told = int(seed), groups, 0, False
         self.current_step_length = float(self.step_length)
         self.swarm_stale = self.swarm_counted = 0
-        crossover = self.crossover_maximum, self.crossover_parents
-        x = draws.populate(experts, count, self.seed, *crossover, groups)
+        x = self._starting_positions(experts, count)
+        if self.descent is not None:
+            self.descent.start(count, groups, experts, self.seed)
+        self._displacements: np.ndarray | None = None
+        self.moving = np.ones(count, bool)
         self.positions = self.personal_positions = frozen(x)
         self.velocities = frozen(self._starting_velocities())
         self.evaluate, self.restarted = np.ones(count, bool), np.zeros(count, bool)
@@ -65,9 +83,36 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Positions [N, G x K]; after a `tell`, one restart-and-move step further."""
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
+            before = self.positions, self.velocities, self.cooling
             self._move()
-            self.evaluate = self._drop()
+            turn = self._turn(self.iteration)
+            self.restarted = self.restarted & turn
+            self.positions = frozen(np.where(turn[:, None], self.positions, before[0]))
+            self.velocities = frozen(np.where(turn[:, None], self.velocities, before[1]))
+            self.cooling = frozen(np.where(turn, self.cooling, before[2]))
+            self.evaluate = self._drop() & turn
+            self._displacements = None
         return self.positions
+
+    @property
+    def needs_gradients(self) -> bool | None:
+        """See `swarm.optimizers.Differentiating`."""
+        return None if self.descent is None else self.descent.required
+
+    def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
+        """Find out the displacements of the particles that move next; see `Differentiating`."""
+        if self.descent is None or not self.told:
+            return
+        particles = [int(i) for i in np.flatnonzero(self._turn(self.iteration + 1))]
+        start = self._after_restarts(self._strays())[0][particles]
+        self._displacements = np.zeros_like(self.positions)
+        try:
+            ends = yield from self.descent.descend(start, particles, items)
+        except GeneratorExit:
+            # The budget has ended it: there is room for an evaluation of what was reached.
+            self._displacements[particles] = self.descent.reached - start
+            raise
+        self._displacements[particles] = ends - start
 
     def tell(self, utilities: np.ndarray, stopped: np.ndarray | None = None) -> None:
         """Take utilities [N]; what is not finite counts as not measured.
@@ -88,6 +133,9 @@ class ParticleSwarm(ParticleSwarmOptions):
             raise ValueError("a stopped particle has no utility, and a personal best")
         self._take_personal(u, short)
         self._take_swarm(u, short)
+        if self.iteration == 0 and self.active is not None:
+            rank = np.argsort(np.where(np.isnan(u), np.inf, -u), kind="stable")
+            self.moving = np.isin(np.arange(len(u)), rank[: self.active])
         if self.iteration:
             decayed = self.current_step_length * self.step_length_factor ** self._share()
             self.current_step_length = float(max(decayed, self.minimum_step_length))
@@ -118,7 +166,8 @@ class ParticleSwarm(ParticleSwarmOptions):
         for name in ("best_position", "worst_position"):
             position = getattr(self, name)
             single[name] = None if position is None else position.tolist()
-        return {"optimizer": self.NAME, **single, **array}
+        descent = {} if self.descent is None else {"descent": self.descent.state()}
+        return {"optimizer": self.NAME, **single, **array, **descent}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from `state()`, between ask and tell or after it.
@@ -131,17 +180,28 @@ class ParticleSwarm(ParticleSwarmOptions):
             setattr(self, name, state[name])
         for name, kind in ARRAYS.items():
             setattr(self, name, frozen(np.array(state[name], dtype=kind)))
+        self._displacements = None
+        if self.descent is not None:
+            self.descent.load(state["descent"], self.groups, self.seed)
         for name in ("best_position", "worst_position"):
             position = state[name]
             setattr(self, name, None if position is None else frozen(np.array(position, float)))
 
-    def _turn(self) -> np.ndarray:
-        """[N] bool: the particles that move in this iteration."""
-        return np.ones(len(self.evaluate), bool)
+    def _turn(self, iteration: int) -> np.ndarray:
+        """[N] bool: the particles that move in an iteration."""
+        return self.moving
 
     def _share(self) -> float:
         """The part of the swarm that moves in an iteration: the unit of patience and of decay."""
         return 1.0
+
+    def _starting_positions(self, experts: int, count: int) -> np.ndarray:
+        """[N, G x K]: the experts, then uniform soups, then crossover children."""
+        crossover = self.crossover_maximum, self.crossover_parents
+        rows = draws.populate(experts, count, self.seed, *crossover, self.groups)
+        for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
+            row[:] = scale / experts
+        return rows
 
     def _starting_velocities(self) -> np.ndarray:
         x = self.positions
@@ -154,19 +214,26 @@ class ParticleSwarm(ParticleSwarmOptions):
         return x[partner] - x
 
     def _move(self) -> None:
-        """v <- w_v v + w_p (p - x) + w_g (g - x) + w_w (x - g_w); x <- x + lambda v."""
+        """v <- w_v v + w_p (p - x) + w_g (g - x) + w_w (x - g_w) [+ w_d d / l]; x <- x + l v."""
         self.restarted = self._strays()
         self.cooling = np.where(self.restarted, self.restart_cool_down, self.cooling)
-        x = np.where(self.restarted[:, None], self.personal_positions, self.positions)
-        v = np.where(self.restarted[:, None], 0.0, self.velocities)
+        x, v = self._after_restarts(self.restarted)
         # What was never measured neither draws nor repels.
         p = np.where(np.isnan(self.personal_utilities)[:, None], x, self.personal_positions)
         g = x if self.best_position is None else self.best_position
         g_w = x if self.worst_position is None else self.worst_position
         w_v, w_p, w_g, w_w = self._weights()
         v = w_v * v + w_p * (p - x) + w_g * (g - x) + w_w * (x - g_w)
+        if self.descent is not None and self._displacements is not None:
+            v = v + self.descent.weight * self._displacements / self.current_step_length
         self.velocities = frozen(v)
         self.positions = frozen(x + self.current_step_length * v)
+
+    def _after_restarts(self, strays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positions and velocities with the strays [N] back at their personal bests, at rest."""
+        back = strays[:, None]
+        x = np.where(back, self.personal_positions, self.positions)
+        return x, np.where(back, 0.0, self.velocities)
 
     def _strays(self) -> np.ndarray:
         """[N] bool: particles that go back to their personal best before they move."""
@@ -183,7 +250,9 @@ class ParticleSwarm(ParticleSwarmOptions):
             each = [self._draw(i, draws.WEIGHTS).random(r.shape[1:]) for i in range(len(r))]
             r = 1.0 - np.array(each)  # (0, 1]: the sum can not vanish
         weights = r * phi[:, None]
-        weights = (weights / weights.sum(axis=1, keepdims=True)).swapaxes(0, 1)
+        # All four may be 0 where a descent moves the particles.
+        total = weights.sum(axis=1, keepdims=True)
+        weights = (weights / np.where(total == 0, 1.0, total)).swapaxes(0, 1)
         return weights.repeat(self.positions.shape[1] // self.groups, axis=2)
 
     def _drop(self) -> np.ndarray:
@@ -205,7 +274,11 @@ class ParticleSwarm(ParticleSwarmOptions):
         self.personal_utilities = frozen(np.where(better, u, self.personal_utilities))
         x = np.where(better[:, None], self.positions, self.personal_positions)
         self.personal_positions = frozen(x)
-        counts = (measured | stopped | self.count_skipped) & self._turn() & (self.iteration > 0)
+        counts = (
+            (measured | stopped | self.count_skipped)
+            & self._turn(self.iteration)
+            & (self.iteration > 0)
+        )
         self.stale = np.where(better, 0, self.stale + counts)
         self.cooling = np.maximum(self.cooling - counts, 0)
 
@@ -227,6 +300,30 @@ class ParticleSwarm(ParticleSwarmOptions):
             chosen = tied[-1] if self.worst_tie == "last" and self.iteration else tied[0]
             self.worst_utility = float(low.min())
             self.worst_position = frozen(self.positions[chosen].copy())
+
+
+@dataclass(kw_only=True, eq=False)
+class GradientDescent(ParticleSwarm):
+    """Gradient descent through the mixing coefficients: one particle, without company.
+
+    The best of the experts and of the uniform soups moves by its descent alone, until no
+    evaluation has been better for `patience` iterations. The options are those of the swarm.
+    """
+
+    NAME: ClassVar[str] = "gradient"
+
+    particles: int | None = None
+    max_iterations: int = 20
+    patience: int = 4
+    inertia: float = 0.0
+    cognitive: float = 0.0
+    social: float = 0.0
+    repel: float = 0.0
+    restart: bool = False
+    starting_velocity: Literal["random", "zero", "best"] = "zero"
+    soups: int = 1
+    active: int | None = 1
+    descent: Descent | None = field(default_factory=partial(Descent, required=True))
 
 
 def frozen(array: np.ndarray) -> np.ndarray:

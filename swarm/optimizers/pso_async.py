@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.pso import ParticleSwarm, frozen
+from swarm.optimizers.pso import ParticleSwarm
 from swarm.optimizers.pso_options import AT_LEAST_ONE, check_number
 
 
@@ -45,22 +45,11 @@ class AsynchronousSwarm(ParticleSwarm):
             raise UserError(f"""optimizer.drop_iteration={self.drop_iteration}: must be 0, as only
                 a few particles move in an iteration; use optimizer.drop_particle""")
 
-    def _move(self) -> None:
-        turn, before = self._turn(), (self.positions, self.velocities, self.cooling)
-        super()._move()
-        self.restarted = self.restarted & turn
-        self.positions = frozen(np.where(turn[:, None], self.positions, before[0]))
-        self.velocities = frozen(np.where(turn[:, None], self.velocities, before[1]))
-        self.cooling = frozen(np.where(turn, self.cooling, before[2]))
-
-    def _drop(self) -> np.ndarray:
-        return super()._drop() & self._turn()
-
-    def _turn(self) -> np.ndarray:
+    def _turn(self, iteration: int) -> np.ndarray:
         count = len(self.evaluate)
         step = min(self.batch, count)
-        places = (step * (self.iteration - 1) + np.arange(step)) % count
-        return np.isin(np.arange(count), places)
+        places = (step * (iteration - 1) + np.arange(step)) % count
+        return np.isin(np.arange(count), places) & self.moving
 
     def _share(self) -> float:
         return min(1.0, self.batch / len(self.evaluate))

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from swarm.optimizers.descent import Descent
 
 Rule = tuple[type, Callable[[Any], bool], str]
 NOT_NEGATIVE: Rule = (float, lambda value: 0 <= value < np.inf, "a number, 0 or more")
@@ -16,6 +19,7 @@ PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1
 AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "a whole number, 1 or more")
 COUNT: Rule = (int, lambda value: value >= 0, "a whole number, 0 or more")
 SWITCH: Rule = (bool, lambda value: True, "true or false")
+SOUPS: Rule = (int, lambda value: 0 <= value <= 5, "a whole number from 0 to 5")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
     "inertia": (NOT_NEGATIVE, "the paper tried 0.1, 0.2 and 0.3"),
@@ -35,6 +39,7 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "drop_iteration": (PROBABILITY, "it is the chance to skip an iteration's evaluation"),
     "drop_particle": (PROBABILITY, "it is the chance to skip a particle's evaluation"),
     "count_skipped": (SWITCH, "true is the original code's way"),
+    "soups": (SOUPS, "0 is the paper's"),
 }
 WORDS = {
     "starting_velocity": ("random", "zero", "best"),
@@ -50,7 +55,7 @@ class ParticleSwarmOptions:
     """The options of Model Swarms, with the paper's symbols; docs/pso.md sets them beside its code.
 
     Args:
-        particles: N; None is one per expert, without crossover children.
+        particles: N; None is one per expert and soup, without crossover children.
         inertia: phi_v, to go on; only the ratios of this and the next three matter.
         cognitive: phi_p, towards the particle's own best.
         social: phi_g, towards the best of the swarm.
@@ -73,6 +78,11 @@ class ParticleSwarmOptions:
         drop_iteration: Drop-K, the chance that nothing is evaluated in an iteration.
         drop_particle: Drop-N, the chance that a particle is not evaluated in an iteration.
         count_skipped: What was not evaluated counts as stale, for the swarm and the particle.
+        soups: How many particles after the experts begin as uniform soups, with coefficients that
+            sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
+        active: So many particles, the best after the first round, move and are evaluated; None is
+            all of them. The others stay where they are.
+        descent: The gradient term of the velocity; None is none, as in the paper.
 
     Raises:
         UserError: An option is out of its range; named with what is allowed.
@@ -101,6 +111,9 @@ class ParticleSwarmOptions:
     drop_iteration: float = 0.0
     drop_particle: float = 0.0
     count_skipped: bool = False
+    soups: int = 0
+    active: int | None = None
+    descent: "Descent | None" = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -117,7 +130,10 @@ def _check(options: ParticleSwarmOptions) -> None:
     if options.minimum_step_length > options.step_length:
         raise UserError(f"""optimizer.minimum_step_length={options.minimum_step_length}: must be at
             most optimizer.step_length={options.step_length}, lower it or raise that""")
-    if not (options.inertia or options.cognitive or options.social or options.repel):
+    if options.active is not None:
+        check_number("active", options.active, AT_LEAST_ONE, "null lets all particles move")
+    still = not (options.inertia or options.cognitive or options.social or options.repel)
+    if still and options.descent is None:
         raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be 0,
             as no particle would move; raise one of them""")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
-from swarm.models import Completion, Request
+from swarm.models import Completion, Example, Request
 
 Item = Mapping[str, Any]
 """One example as the data file has it; always with an "id" that is unique in its split."""
@@ -50,6 +50,7 @@ class Task(Protocol):
       another signal; else the task itself. See the function `plain`.
     - `Prepared`: it needs a key, a model or a connection of its own.
     - `Calibrated`: its scale is measured on the pool's experts.
+    - `Supervised`: it has gold answers, whose loss a gradient can descend.
     """
 
     name: str
@@ -107,6 +108,25 @@ class Calibrated(Protocol):
     def settled(self, score: Score) -> Score:
         """The score with its value on the scale, from its measures; as it is without a scale."""
         ...
+
+
+@runtime_checkable
+class Supervised(Protocol):
+    """A task with gold answers."""
+
+    def examples(self, items: Sequence[Item]) -> list[Example]:
+        """Each item's prompt, as the task puts it, with its gold answer.
+
+        Raises:
+            UserError: A part of the task has no gold answers.
+        """
+        ...
+
+
+def has_gold(task: Task) -> bool:
+    """Whether the task, and each part of a mixture, is `Supervised`."""
+    parts = getattr(task, "tasks", {})
+    return isinstance(task, Supervised) and all(map(has_gold, parts.values()))
 
 
 def mean(scores: Sequence[Score]) -> float:

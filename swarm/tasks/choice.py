@@ -5,7 +5,7 @@ from functools import partial
 from math import isnan
 
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request
+from swarm.models import Completion, Example, Message, Request
 from swarm.tasks import Item, Score, keys, letters
 from swarm.tasks.data import DataFile, Files, wrong_text
 from swarm.tasks.signal import Signalled
@@ -86,6 +86,17 @@ class Choice(Signalled):
             space = "" if self.chat else " "
             return Request(prompt, 0, tuple(space + letter for letter in item["choices"]))
         return Request(prompt, self.max_new_tokens, decided=self._decided(item["choices"]))
+
+    def examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.Supervised`: the right letter's share among all letters."""
+        return [self._example(item) for item in items]
+
+    def _example(self, item: Item) -> Example:
+        prompt = self.request(item).prompt
+        space = "" if self.chat else " "
+        letters = list(item["choices"])
+        choices = tuple(space + letter for letter in letters)
+        return Example(prompt, choices, letters.index(item["answer"]))
 
     def score(self, item: Item, completion: Completion) -> Score:
         """What one completion is worth."""

@@ -6,8 +6,8 @@ from statistics import fmean, harmonic_mean
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models import Completion, Request
-from swarm.tasks import Calibrated, Item, Play, Prepared, Score, Task, keys, plain
+from swarm.models import Completion, Example, Request
+from swarm.tasks import Calibrated, Item, Play, Prepared, Score, Supervised, Task, keys, plain
 from swarm.tasks.parts import named, shares
 
 COMBINATIONS = ("harmonic", "mean", "minimum", "weights")
@@ -118,6 +118,32 @@ class Mixture:
                 path = f"{part}/{score.part}" if score.part else part
                 found[place] = replace(score, part=path)
         return [found[place] for place in range(len(items))]
+
+    def examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.Supervised`.
+
+        Weighted so that the mean loss over all dev items is the mean of the parts' mean losses, by
+        the `weights` where there are any; every other combination takes the parts alike.
+
+        Raises:
+            UserError: A part has no gold answers.
+        """
+        sizes = {part: len(task.items("dev")) for part, task in self.tasks.items()}
+        shares = self.weights or dict.fromkeys(sizes, 1.0)
+        scale = sum(sizes.values()) / sum(shares.values())
+        found = []
+        for item in items:
+            part = _part(item)
+            task = self.tasks[part]
+            if not isinstance(task, Supervised):
+                raise UserError(
+                    f"task.tasks.{part}: has no gold answers, whose loss a gradient could descend; "
+                    "use optimizer.descent=null, or an optimizer without gradients"
+                )
+            (example,) = task.examples([item["item"]])
+            weight = example.weight * scale * shares[part] / sizes[part]
+            found.append(replace(example, weight=weight))
+        return found
 
     def check(self) -> None:
         """Check every part that asks for it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.models import Completion, Request
+from swarm.models import Completion, Example, Request
 from swarm.places import find
 from swarm.tasks import Item, Play, Score, keys, mean
 
@@ -85,6 +85,13 @@ class Perplexity:
         """Have every window scored, in one round."""
         completions = yield [Request(item["prompt"], 0, (item["answer"],)) for item in items]
         return [self.score(item, said) for item, said in zip(items, completions, strict=True)]
+
+    def examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.Supervised`: the loss is minus the utility, in bits a byte."""
+        return [
+            Example(item["prompt"], (item["answer"],), unit=item["mean_bytes"] * math.log(2))
+            for item in items
+        ]
 
     def grade(self, item: Item, answer: str | None) -> float:
         """The value in words, which is the answer of a score; 8 bits a byte for none."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Self
 
 from swarm.errors import UserError
-from swarm.models import Completion, Request
+from swarm.models import Completion, Example, Request
 from swarm.tasks import Item, Play, Score, keys, mean
 
 SIGNALS = ("accuracy", "logprob", "both")
@@ -107,6 +107,11 @@ class Signalled(ABC):
         prompt = self.request(item).prompt
         space = " " if isinstance(prompt, str) and not prompt[-1:].isspace() else ""
         return Request(prompt, 0, (space + str(item["answer"]).strip(),))
+
+    def examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.Supervised`: the gold answer's tokens, straight after the prompt."""
+        requests = [self.gold_request(item) for item in items]
+        return [Example(request.prompt, request.choices) for request in requests]
 
     def _logprob(self, completion: Completion) -> float:
         """Nats a token of the request's only choice; not finite where the model's are not."""

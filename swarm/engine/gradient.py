@@ -1,0 +1,193 @@
+"""The loss of gold answers at a position, and its derivative by the mixing coefficients.
+
+Only the G x K coefficients are parameters: the base and the experts are frozen, so a position
+with 9 coefficients has 9 partial derivatives, whatever the size of the model. The loss runs through
+the stacked layers (`swarm.engine.stacked`), where autograd sums the derivative of every adapted
+module into the coefficients of its group.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from swarm.models import Example
+
+if TYPE_CHECKING:
+    from swarm.engine.stacked import Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The loss of some examples at one position; sums over examples, so that parts can be added.
+
+    Attributes:
+        loss: The sum of the weighted losses, nats.
+        slope: [G * K] float64, its derivative by the coefficients; zeros where none was wanted.
+    """
+
+    loss: float
+    slope: np.ndarray
+
+    def __add__(self, other: "Gradient") -> "Gradient":
+        return Gradient(self.loss + other.loss, self.slope + other.slope)
+
+    def divided(self, count: int) -> "Gradient":
+        """The mean over so many examples."""
+        return Gradient(self.loss / count, self.slope / count)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """An example as token ids.
+
+    Attributes:
+        prompt: What is read first.
+        choices: The token ids of each choice, at least one each.
+    """
+
+    prompt: list[int]
+    choices: list[list[int]]
+    example: Example
+
+    @property
+    def length(self) -> int:
+        """The tokens of its longest row."""
+        return len(self.prompt) + max(map(len, self.choices)) - 1
+
+
+class Batch:
+    """Examples as one batch of rows.
+
+    A row is a prompt with all but the last token of a choice; choices of one token share the row
+    of their prompt. Rows are padded on the left, so that the last `width` places predict answers.
+    """
+
+    def __init__(self, examples: Sequence[Tokens], pad: int) -> None:
+        rows: dict[tuple[int, ...], int] = {}
+        self.examples = [one.example for one in examples]
+        self.width = max(len(choice) for one in examples for choice in one.choices)
+        self.sizes = [len(one.choices) for one in examples]
+        self.lengths: list[int] = []
+        places: list[tuple[int, int, int, int]] = []
+        for one in examples:
+            for choice in one.choices:
+                row = rows.setdefault((*one.prompt, *choice[:-1]), len(rows))
+                first = self.width - len(choice)
+                places += [
+                    (row, first + i, token, len(self.lengths)) for i, token in enumerate(choice)
+                ]
+                self.lengths.append(len(choice))
+        longest = max(map(len, rows))
+        self.ids = [[pad] * (longest - len(row)) + [*row] for row in rows]
+        self.real = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+        self.row, self.place, self.token, self.choice = zip(*places, strict=True)
+
+    def loss(self, model: Any) -> torch.Tensor:
+        """The sum of the examples' weighted losses, float32."""
+        device = model.device
+        mask = torch.tensor(self.real, device=device)
+        out = model(
+            input_ids=torch.tensor(self.ids, device=device),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            use_cache=False,
+            logits_to_keep=self.width,
+        )
+        row, place, token, choice = (
+            torch.tensor(index, device=device)
+            for index in (self.row, self.place, self.token, self.choice)
+        )
+        # Places that predict no answer are left out before the float32 copy of a vocabulary.
+        pairs, where = torch.unique(row * self.width + place, return_inverse=True)
+        logits = out.logits.flatten(0, 1)[pairs].float()
+        logprobs = (logits - logits.logsumexp(-1, keepdim=True))[where, token]
+        return self._weighted(logprobs.new_zeros(len(self.lengths)).index_add(0, choice, logprobs))
+
+    def _weighted(self, sums: torch.Tensor) -> torch.Tensor:
+        """The loss from the log probabilities [C] of all choices."""
+        total, first = sums.new_zeros(()), 0
+        for example, size in zip(self.examples, self.sizes, strict=True):
+            mine = sums[first : first + size]
+            if size == 1:
+                loss = -mine[0] / (example.unit or self.lengths[first])
+            else:
+                loss = mine.logsumexp(0) - mine[example.gold]
+            total, first = total + example.weight * loss, first + size
+        return total
+
+
+def differentiate(
+    model: Any,
+    stack: "Stack",
+    position: np.ndarray,
+    batches: Iterable[Batch],
+    slope: bool = True,
+    checkpointing: bool = False,
+) -> Gradient:
+    """Loss and derivative at a position [G * K].
+
+    Args:
+        model: A causal language model of transformers that carries `stack`.
+        slope: Whether the derivative is wanted too.
+        checkpointing: Recompute each layer's activations in the backward pass.
+
+    Raises:
+        torch.OutOfMemoryError: The device has no room for one batch.
+    """
+    leaf = torch.tensor(
+        position[None], dtype=torch.float32, device=model.device, requires_grad=slope
+    )
+    total = Gradient(0.0, np.zeros(len(position)))
+    try:
+        with torch.set_grad_enabled(slope), recomputing(model, checkpointing and slope):
+            for batch in batches:
+                # Anew for each batch: a backward pass frees what the coefficients went through.
+                stack.attach(leaf)
+                loss = batch.loss(model)
+                if slope:
+                    loss.backward()
+                total += Gradient(loss.item(), np.zeros(len(position)))
+    finally:
+        stack.clear()
+    if leaf.grad is None:
+        return total
+    return Gradient(total.loss, leaf.grad[0].double().cpu().numpy())
+
+
+def batched(examples: Sequence[Tokens], pad: int, budget: int) -> Iterator[Batch]:
+    """The examples in batches of at most `budget` tokens, padding included, the longest first."""
+    waiting = sorted(examples, key=lambda one: -one.length)
+    while waiting:
+        rows = [len({tuple(choice[:-1]) for choice in one.choices}) for one in waiting]
+        most = budget // waiting[0].length
+        size = max(1, int(np.searchsorted(np.cumsum(rows), most, side="right")))
+        yield Batch(waiting[:size], pad)
+        waiting = waiting[size:]
+
+
+@contextmanager
+def recomputing(model: Any, wanted: bool) -> Iterator[None]:
+    """Activation checkpointing of the model's decoder layers, inside of the block.
+
+    transformers' own switch has an effect in training mode alone, which would turn dropout on.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    stacks = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)] if wanted else []
+    layers = list(max(stacks, key=len, default=[]))
+    for layer in layers:
+        layer.forward = partial(_recomputed, checkpoint, layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _recomputed(checkpoint: Callable[..., Any], forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -1,0 +1,210 @@
+"""The gradient term of the swarm: Adam on mixing coefficients, one state for each particle."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.optimizers import Slope, Wanted, draws
+from swarm.optimizers.pso_options import (
+    AT_LEAST_ONE,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SWITCH,
+    Rule,
+    check_number,
+)
+
+MINIBATCH, FOLD = 100, 101
+"""Purposes of draws; beyond those of every optimizer that descends."""
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
+"""Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980). The second is lower than its .999:
+a descent has tens of steps."""
+
+BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+
+ARRAYS = ("first", "second", "count", "rate_factor", "held_loss")
+
+NUMBERS: dict[str, tuple[Rule, str]] = {
+    "weight": (POSITIVE, "1 applies the whole descent; optimizer.descent=null is off"),
+    "steps": (AT_LEAST_ONE, "Adam steps between two evaluations"),
+    "batch": (AT_LEAST_ONE, "dev items in a step"),
+    "rate": (POSITIVE, "the change of a coefficient in a step"),
+    "fine_rate": (NOT_NEGATIVE, "of a group's deviation, as a multiple of rate"),
+    "pull": (BELOW_ONE, "by which deviations shrink in a step"),
+    "warmup": (COUNT, "steps with a growing rate"),
+    "holdout": (BELOW_ONE, "share of dev that a particle does not learn from"),
+    "required": (SWITCH, "true refuses tasks without gold answers"),
+}
+
+
+@dataclass(kw_only=True)
+class Descent:
+    """Moves positions down the gold answers' loss, through their coefficients alone.
+
+    A position of G groups is seen as the coefficients that its groups share (their mean over
+    groups) and each group's deviation from them; the two have Adam moments of their own, and
+    deviations are pulled to zero, so that 60 groups of 9 experts overfit little more than one.
+
+    A particle learns from minibatches of its own order, and does not learn from a fold of dev that
+    is held out for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. After the
+    steps of an iteration the mean of the last half of its iterates (Polyak and Juditsky, 1992) is
+    looked at on the held-out fold: where its loss there is no lower than before, the particle
+    stays where it is and its rate is halved.
+
+    Args:
+        weight: w_d, of this term in the velocity; 1 is the whole descent.
+        steps: Adam steps of a particle in an iteration.
+        batch: Dev items in a step.
+        rate: Adam's rate for the shared coefficients.
+        fine_rate: That for the deviations of groups, as a multiple of `rate`.
+        pull: By which deviations shrink in a step.
+        warmup: First steps of a particle, with a rate that grows to the full one.
+        holdout: Share of the dev items that are held out; 0 holds out none and never halves.
+        required: Whether a task without gold answers is refused; else the swarm moves without.
+
+    Raises:
+        UserError: An option is out of its range; named with what is allowed.
+    """
+
+    weight: float = 1.0
+    steps: int = 10
+    batch: int = 16
+    rate: float = 0.1
+    fine_rate: float = 0.5
+    pull: float = 0.0
+    warmup: int = 5
+    holdout: float = 0.2
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (rule, advice) in NUMBERS.items():
+            check_number(f"descent.{name}", getattr(self, name), rule, advice)
+
+    def start(self, particles: int, groups: int, experts: int, seed: int) -> None:
+        """Begin with N particles at rest."""
+        self.groups, self.seed = groups, seed
+        # The shared coefficients' moments first, then those of all deviations.
+        self.first = np.zeros((particles, (groups + 1) * experts))
+        self.second = np.zeros_like(self.first)
+        self.count = np.zeros(particles, int)
+        self.rate_factor = np.ones(particles)
+        self.held_loss = np.full(particles, np.nan)
+
+    def state(self) -> dict[str, Any]:
+        """Everything `load` needs; exact, None stands for a loss that is not known."""
+        found = {name: getattr(self, name).tolist() for name in ARRAYS}
+        found["held_loss"] = [None if np.isnan(loss) else loss for loss in found["held_loss"]]
+        return found
+
+    def load(self, state: dict[str, Any], groups: int, seed: int) -> None:
+        """Go on from `state()`."""
+        self.groups, self.seed = groups, seed
+        for name in ARRAYS:
+            kind = int if name == "count" else float
+            setattr(self, name, np.array(state[name], dtype=kind))
+
+    def descend(
+        self, positions: np.ndarray, particles: Sequence[int], items: int
+    ) -> Generator[list[Wanted], list[Slope], np.ndarray]:
+        """Descend from positions [M, G * K] of these M particles; returns where they end.
+
+        What is yielded is answered with the mean losses and their derivatives. A descent that is
+        closed has come as far as `reached` [M, G * K].
+        """
+        start, x = positions, positions.copy()
+        self.reached = start
+        tail: list[np.ndarray] = []
+        for step in range(self.steps):
+            wanted = [Wanted(x[row], self._minibatch(i, items)) for row, i in enumerate(particles)]
+            for row, answer in enumerate((yield wanted)):
+                if np.isfinite(answer.slope).all():
+                    x[row] = self._stepped(particles[row], x[row], answer.slope)
+            tail = [*tail, x.copy()][-max(1, self.steps // 2) :]
+            self.reached = np.mean(tail, axis=0)
+        if self.holdout == 0:
+            return self.reached
+        return (yield from self._accept(start, self.reached, particles, items))
+
+    def _accept(
+        self, start: np.ndarray, end: np.ndarray, particles: Sequence[int], items: int
+    ) -> Generator[list[Wanted], list[Slope], np.ndarray]:
+        """The ends whose held-out loss is lower than the last accepted one, else the starts."""
+        folds = [self._fold(i, items)[1] for i in particles]
+        looks = [(row, end[row]) for row in range(len(particles))]
+        looks += [(row, start[row]) for row, i in enumerate(particles) if self._unknown(i)]
+        answers = yield [Wanted(x, folds[row], slope=False) for row, x in looks]
+        losses = [answer.loss for answer in answers]
+        for (row, _), loss in list(zip(looks, losses, strict=True))[len(particles) :]:
+            self.held_loss[particles[row]] = loss
+        found = end.copy()
+        for row, i in enumerate(particles):
+            if losses[row] < self.held_loss[i]:
+                self.held_loss[i] = losses[row]
+            else:
+                found[row] = start[row]
+                self.rate_factor[i] /= 2
+        return found
+
+    def _unknown(self, particle: int) -> bool:
+        return bool(np.isnan(self.held_loss[particle]))
+
+    def _stepped(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
+        """One Adam step of a position [G * K]; its rate grows in the first steps."""
+        by_group = slope.reshape(self.groups, -1)
+        whole = np.concatenate([by_group.sum(axis=0), slope])
+        self.first[particle] += (1 - BETA_1) * (whole - self.first[particle])
+        self.second[particle] += (1 - BETA_2) * (whole**2 - self.second[particle])
+        self.count[particle] += 1
+        count = int(self.count[particle])
+        first = self.first[particle] / (1 - BETA_1**count)
+        second = self.second[particle] / (1 - BETA_2**count)
+        scaled = first / (np.sqrt(second) + EPSILON)
+        experts = by_group.shape[1]
+        rate = self.rate * self.rate_factor[particle] * min(1.0, count / (self.warmup + 1))
+        rows = x.reshape(self.groups, experts)
+        shared = rows.mean(axis=0)
+        moved = shared - rate * scaled[:experts]
+        if self.groups == 1:
+            return moved
+        deviations = rows - shared - self.fine_rate * rate * scaled[experts:].reshape(rows.shape)
+        return (moved + (1 - self.pull) * deviations).reshape(-1)
+
+    def _fold(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        """The items that a particle learns from, and those that are held out for it."""
+        order = draws.generator(self.seed, 0, 0, FOLD).permutation(items)
+        if self.holdout == 0:
+            return order, ()
+        folds = max(2, round(1 / self.holdout))
+        mine = np.arange(items) % folds == particle % folds
+        return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
+
+    def _minibatch(self, particle: int, items: int) -> tuple[int, ...]:
+        """The items of a particle's next step: all in a drawn order, then in another one."""
+        learnt = self._fold(particle, items)[0]
+        found = []
+        for place in range(
+            self.batch * self.count[particle], self.batch * (self.count[particle] + 1)
+        ):
+            epoch = int(place // len(learnt))
+            order = draws.generator(self.seed, epoch, particle, MINIBATCH).permutation(len(learnt))
+            found.append(int(learnt[order[place % len(learnt)]]))
+        return tuple(found)
+
+
+def check_items(descent: Descent, items: int) -> None:
+    """See that there is something to learn from, and to hold out.
+
+    Raises:
+        UserError: There are fewer dev items than folds.
+    """
+    folds = max(2, round(1 / descent.holdout)) if descent.holdout else 1
+    if items < folds:
+        raise UserError(
+            f"optimizer.descent.holdout={descent.holdout}: makes {folds} folds of {items} dev "
+            "items; give more items, or holdout=0"
+        )

@@ -1,0 +1,286 @@
+"""The gradient of a position: losses, derivatives, tasks' examples, and searches that descend."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import searches
+import tiny
+import torch
+
+from swarm.engine.base import Base
+from swarm.engine.hf import HFEngine
+from swarm.errors import UserError
+from swarm.models import Example, Request
+from swarm.optimizers import Wanted
+from swarm.optimizers.descent import Descent
+from swarm.pool import Pool
+from swarm.tasks.choice import Choice
+from swarm.tasks.match import Match
+from swarm.tasks.mixture import Mixture
+from swarm.tasks.perplexity import Perplexity
+
+EXAMPLES = [
+    Example("a graph of 5 nodes has edges between 1 and 2: answer:", (" yes",)),
+    Example("please answer with one word:", (" no", " yes or no", " true"), gold=1),
+    Example("which of the answers is right", (" A", " B", " C"), gold=2, weight=2.5),
+    Example("the question is", (" which of the answers is right",), unit=7.0),
+    Example("the answer", (" 12",), ends=True),
+]
+
+
+def opened(base: Path, folder: Path, **how: Any) -> tuple[HFEngine, Pool]:
+    pool = Pool(folder, **how).open()
+    engine = HFEngine()
+    engine.open(Base(str(base)), pool, "cpu")
+    return engine, pool
+
+
+def drawn(pool: Pool, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.3, 0.4, len(pool.groups) * len(pool.names))
+
+
+def logprobs(base: Path, pool: Pool, position: np.ndarray, example: Example) -> list[float]:
+    """Of each choice, by transformers alone on weights to which the position's update is added."""
+    from transformers import AutoTokenizer
+
+    model, tokenizer = tiny.load(base), AutoTokenizer.from_pretrained(base)
+    with torch.no_grad():
+        for name, (a, b) in pool.combine(position.tolist()).items():
+            model.get_submodule(name).weight += (b.double() @ a.double()).float()
+        found = []
+        for choice in example.choices:
+            prompt = tokenizer(example.prompt).input_ids
+            whole = tokenizer(f"{example.prompt}{choice}").input_ids
+            assert whole[: len(prompt)] == prompt
+            whole += [tokenizer.eos_token_id] * example.ends
+            said = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
+            places = range(len(prompt), len(whole))
+            found.append(sum(float(said[i - 1, whole[i]]) for i in places))
+    return found
+
+
+def loss(base: Path, pool: Pool, position: np.ndarray, example: Example) -> float:
+    from transformers import AutoTokenizer
+
+    known = logprobs(base, pool, position, example)
+    if len(known) == 1:
+        tokens = AutoTokenizer.from_pretrained(base)(example.choices[0], add_special_tokens=False)
+        nats = -known[0] / (example.unit or len(tokens.input_ids) + example.ends)
+    else:
+        nats = math.log(sum(map(math.exp, known))) - known[example.gold]
+    return example.weight * nats
+
+
+WAYS: list[dict[str, Any]] = [
+    {"space": "delta"},
+    {"space": "factor"},
+    {"space": "delta", "groups": "per_module"},
+    {"space": "factor", "groups": "kind"},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_loss_is_that_of_merged_weights(
+    tiny_llama: Path, mixed_pool: Path, way: dict[str, Any]
+) -> None:
+    engine, pool = opened(tiny_llama, mixed_pool, **way)
+    position = drawn(pool)
+    for example in EXAMPLES:
+        found = engine.gradient(position, [example], slope=False)
+        assert found.loss == pytest.approx(loss(tiny_llama, pool, position, example), abs=1e-3)
+        assert not found.slope.any()
+    whole = engine.gradient(position, EXAMPLES)
+    alone = [engine.gradient(position, [example]).loss for example in EXAMPLES]
+    assert whole.loss == pytest.approx(sum(alone), abs=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_slope_is_the_losses_difference(
+    tiny_llama: Path, mixed_pool: Path, way: dict[str, Any]
+) -> None:
+    """Central differences of a float32 loss agree to about three digits."""
+    engine, pool = opened(tiny_llama, mixed_pool, **way)
+    position = drawn(pool)
+    slope = engine.gradient(position, EXAMPLES).slope
+    assert slope.shape == position.shape
+    width, rough = 3e-3, []
+    for place in range(len(position)):
+        step = np.zeros(len(position))
+        step[place] = width
+        up, down = (
+            engine.gradient(x, EXAMPLES, False).loss for x in (position + step, position - step)
+        )
+        rough.append((up - down) / (2 * width))
+    assert np.abs(slope).max() > 0.1
+    np.testing.assert_allclose(slope, rough, atol=0.02 * np.abs(slope).max())
+
+
+def test_batches_and_checkpointing_change_nothing(tiny_llama: Path, tiny_pool: Path) -> None:
+    engine, pool = opened(tiny_llama, tiny_pool, space="delta")
+    position = drawn(pool)
+    whole = engine.gradient(position, EXAMPLES * 2)
+    engine._budget = 40
+    parts = engine.gradient(position, EXAMPLES * 2)
+    engine.checkpointing = True
+    recomputed = engine.gradient(position, EXAMPLES * 2)
+    for other in (parts, recomputed):
+        assert other.loss == pytest.approx(whole.loss, rel=1e-5)
+        np.testing.assert_allclose(other.slope, whole.slope, rtol=1e-4, atol=1e-5)
+
+
+def test_answers_after_a_gradient_are_as_before(tiny_llama: Path, tiny_pool: Path) -> None:
+    engine, pool = opened(tiny_llama, tiny_pool, space="delta")
+    position = drawn(pool)[None]
+    asked = [[Request("the answer is", 8), Request("a", 0, (" b", " c"))]]
+    before = engine.answer(position, asked)
+    engine.gradient(position[0] + 1, EXAMPLES)
+    assert engine.answer(position, asked) == before
+
+
+def test_examples_of_tasks(tmp_path: Path) -> None:
+    choice = Choice("tiny", str(searches.choice_file(tmp_path / "tiny.json")))
+    item = choice.items("dev")[0]
+    (example,) = choice.examples([item])
+    assert example.prompt.endswith("The answer is")
+    assert example.choices == (" A", " B", " C", " D", " E")
+    assert example.choices[example.gold] == f" {item['answer']}"
+
+    (tmp_path / "numbers.json").write_text(json.dumps(
+        {split: [{"id": n, "question": f"{split} {n} and 1?\nAnswer:", "answer": str(n + 1)}
+                 for n in range(4)] for split in ("dev", "test")}
+    ))  # fmt: skip
+    match = Match("numbers", str(tmp_path / "numbers.json"))
+    (example,) = match.examples([match.items("dev")[1]])
+    assert (example.prompt, example.choices) == ("dev 1 and 1?\nAnswer:", (" 2",))
+
+    both = Mixture("both", {"few": match, "many": choice}, "weights", {"few": 3, "many": 1})
+    items = both.items("dev")
+    by_part: dict[str, float] = {}
+    for one, made in zip(items, both.examples(items), strict=True):
+        by_part[one["part"]] = by_part.get(one["part"], 0.0) + made.weight / len(items)
+    assert by_part == pytest.approx({"few": 0.75, "many": 0.25})
+
+
+def test_the_loss_of_a_text_is_minus_its_utility(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text(" ".join(tiny.TEXT))
+    task = Perplexity(file=str(tmp_path / "text.txt"), window=60, context=30)
+    engine, pool = opened(tiny_llama, tiny_pool, space="delta")
+    position, items = drawn(pool), task.items("dev")
+    play = task.play(items)
+    (said,) = engine.answer(position[None], [next(play)])
+    with pytest.raises(StopIteration) as end:
+        play.send(said)
+    found = engine.gradient(position, task.examples(items)).loss / len(items)
+    assert found == pytest.approx(-task.utility(end.value.value), rel=1e-4)
+
+
+def answers(wanted: Sequence[Wanted]) -> list[Any]:
+    """Of a bowl around (1, 0, 0, 0)."""
+    found = []
+    for one in wanted:
+        apart = one.position - np.eye(4)[0]
+        found.append(type("Slope", (), {"loss": float(apart @ apart), "slope": 2 * apart})())
+    return found
+
+
+def test_a_particle_never_learns_from_what_it_holds_out() -> None:
+    descent = Descent(steps=12, batch=5, holdout=0.25)
+    descent.start(3, 1, 4, seed=0)
+    course = descent.descend(np.full((3, 4), 0.25), [0, 1, 2], 20)
+    learnt: list[set[int]] = [set(), set(), set()]
+    wanted = next(course)
+    while wanted[0].slope:
+        for mine, one in zip(learnt, wanted, strict=True):
+            mine.update(one.items)
+        wanted = course.send(answers(wanted))
+    held = [set(one.items) for one in wanted[:3]]
+    assert [len(one) for one in held] == [5, 5, 5] and len(set.union(*held)) == 15
+    for mine, kept in zip(learnt, held, strict=True):
+        assert mine | kept == set(range(20)) and not mine & kept
+    assert not wanted[0].slope and len(wanted) == 6  # the starts too, once
+
+
+def test_where_the_held_out_loss_rises_a_particle_stays_and_halves_its_rate() -> None:
+    descent = Descent(steps=2, batch=5, holdout=0.5)
+    descent.start(1, 1, 4, seed=0)
+    start = np.full((1, 4), 0.25)
+    for better, factor in ((True, 1.0), (False, 0.5)):
+        course = descent.descend(start, [0], 10)
+        wanted = next(course)
+        with pytest.raises(StopIteration) as end:
+            while True:
+                said = answers(wanted)
+                if not wanted[0].slope:
+                    said[0].loss = 0.1 if better else 0.2
+                wanted = course.send(said)
+        assert np.array_equal(end.value.value, start) != better
+        assert descent.rate_factor[0] == factor
+
+
+def test_a_descent_learns_groups_apart() -> None:
+    """Two groups whose optima differ, from a start between them."""
+    optimum = np.array([1.0, 0.0, 0.0, 1.0])
+    descent = Descent(steps=60, batch=4, holdout=0.0, fine_rate=1.0, rate=0.05)
+    descent.start(1, 2, 2, seed=0)
+    course = descent.descend(np.full((1, 4), 0.5), [0], 8)
+    wanted = next(course)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            apart = wanted[0].position - optimum
+            wanted = course.send([type("S", (), {"loss": 0.0, "slope": 2 * apart})()])
+    np.testing.assert_allclose(end.value.value[0], optimum, atol=0.1)
+
+
+def descending(folder: Path, base: Path, pool: Path, **more: Any) -> list[str]:
+    keys = {"optimizer": "gradient", "optimizer__max_iterations": 3, "pool__space": "delta",
+            "pool__groups": "per_module", "optimizer__particles": "null",
+            "optimizer__descent__steps": 3, "optimizer__descent__batch": 4, **more}  # fmt: skip
+    return searches.arguments(folder, base, pool, **keys)
+
+
+def test_a_search_descends_within_its_budget(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    """Loss falls on what is learnt from, and what it took is in the record."""
+    from swarm.report.folder import RunFolder
+
+    out = searches.run(descending(tmp_path, tiny_llama, tiny_pool, budget=220))
+    assert out.returncode == 0, out.stderr
+    run = RunFolder(tmp_path / "search" / "run")
+    rounds = run.rounds
+    spent = sum(r["prompts_asked"] + r.get("losses_asked", 0) + 3 * r.get("gradients_asked", 0)
+                for r in rounds)  # fmt: skip
+    assert spent <= 220 and run.metrics["prompt_equivalents"] == spent
+    assert any(r.get("gradients_asked") for r in rounds)
+    before, after = (np.array(r["positions"][4]) for r in (rounds[0], rounds[-1]))
+    moved = [not np.array_equal(a, b) for a, b in
+             zip(rounds[0]["positions"], rounds[-1]["positions"], strict=True)]  # fmt: skip
+    assert sum(moved) == 1, "one particle descends, the others stay"
+    assert before.shape == after.shape
+
+
+def test_a_task_without_gold_answers_is_refused(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    items = [{"id": n, "prompt": f"number {n}"} for n in range(4)]
+    (tmp_path / "texts.json").write_text(json.dumps({"dev": items[:3], "test": items[3:]}))
+    words = descending(tmp_path, tiny_llama, tiny_pool)
+    words = [word for word in words if not word.startswith("task")]
+    task = ["task=function", "task.function=builtins.print"]
+    out = searches.run([*words, *task, f"task.file={tmp_path / 'texts.json'}"])
+    assert out.returncode != 0 and "no gold answers" in out.stderr and "nes" in out.stderr
+    assert len(out.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "search" / "run").exists()
+
+
+def test_options_are_checked() -> None:
+    for key, value in {"steps": 0, "rate": 0, "holdout": 1.0, "pull": -0.1, "weight": 0}.items():
+        with pytest.raises(UserError, match=f"optimizer.descent.{key}"):
+            Descent(**{key: value})

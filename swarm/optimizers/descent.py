@@ -119,7 +119,7 @@ class Descent:
         start, x = positions, positions.copy()
         self.reached = start
         tail: list[np.ndarray] = []
-        for step in range(self.steps):
+        for _ in range(self.steps):
             wanted = [Wanted(x[row], self._minibatch(i, items)) for row, i in enumerate(particles)]
             for row, answer in enumerate((yield wanted)):
                 if np.isfinite(answer.slope).all():

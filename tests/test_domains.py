@@ -27,7 +27,7 @@ from swarm.finetune.comparison import by_domain as by_domain_table
 from swarm.finetune.comparison import scores
 from swarm.report.folder import RunFolder
 from swarm.report.write import report, write
-from swarm.studies import comparison, methods
+from swarm.studies import comparison, methods, trials
 from swarm.tasks import Item, Score
 from swarm.tasks.abstain import Abstain
 from swarm.tasks.match import Match
@@ -333,6 +333,27 @@ def test_the_page_of_a_run_shows_domains_and_warnings(
     assert found.models is not None and found.models.rows[0][0].startswith("best constant answer")
     warned = " ".join(found.told).count("Warning: in all domains of test, the best found")
     assert warned == 1
+
+
+def test_a_sweep_and_the_list_of_runs_mark_one_answer(
+    constant: tuple[Path, str, list[str]],
+) -> None:
+    from swarm.ui.shelf import Shelf
+
+    folder = constant[0]
+    state = json.loads((folder / "state.json").read_text())
+
+    class Done(trials.Trial):
+        def metrics(self) -> dict[str, Any]:
+            return dict(state["metrics"])
+
+    config = {"seed": 1, "folder": str(folder.parent), "name": folder.name}
+    summary = trials.summarise([Done(config, {"optimizer.step": 0.5})], {})
+    text = "\n".join(trials.report(summary))
+    assert "] (!) |" in text and "Warning: in all domains of test, the best of run" in text
+    assert "by domain: doors 0." in text and "The best constant answer (" in text
+    line = Shelf(folder.parent).line("run")
+    assert line is not None and line.gain_text.endswith("] (one answer)")
 
 
 def test_runs_side_by_side_show_domains_and_warnings(

@@ -9,6 +9,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.files import write_json, write_whole
 from swarm.studies.rerun import Search
+from swarm.words import MOST_DOMAINS, constant_label, line, one_answer_lines
 
 SAME = ("task items", "experts", "pool weights", "base weights")
 """What all trials of a sweep have in common, beside their settings."""
@@ -80,6 +81,9 @@ def _row(trial: Trial, error: str | None) -> dict[str, Any]:
         "gain": "test_gain",
         "gain_interval": "test_gain_interval",
         "p": "test_gain_p_value",
+        "one_answer": "ending_best_single_test_one_answer",
+        "domains": "ending_best_single_test_domains",
+        "constant_answers": "constant_answers",
     }
     found = {name: (metrics or {}).get(key) for name, key in names.items()}
     head = {"trial": trial.path.name, "seed": trial.config["seed"], "drawn": trial.drawn}
@@ -117,7 +121,8 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         return ["failed", "", "", ""]
     if row["test"] is None:
         return [f"{row['dev']:.3f}", "", "", ""]
-    return [f"{row['dev']:.3f}", _test(row), _gain(row), f"{row['p']:.3g}"]
+    mark = " (!)" * bool(row.get("one_answer"))
+    return [f"{row['dev']:.3f}", _test(row) + mark, _gain(row), f"{row['p']:.3g}"]
 
 
 def _test(row: Mapping[str, Any]) -> str:
@@ -147,10 +152,24 @@ def _conclusions(summary: Mapping[str, Any]) -> list[str]:
     if best["test"] is None:
         return [*lines, "- Nothing was tested (test=false)."]
     low, high = summary["gain_on_test_range"]
+    warnings = one_answer_lines(
+        best.get("one_answer") or (), f"the best of {best['trial']}", "test"
+    )
+    if any(row.get("one_answer") for row in summary["trials"]):
+        warnings.append("(!): more than 90 % of the answers to a domain are one value.")
+    domains = best.get("domains") or {}
+    if 2 <= len(domains) <= MOST_DOMAINS:
+        told = ", ".join(f"{line(name)} {one['utility']:.3f}" for name, one in domains.items())
+        warnings.insert(0, f"Its test value by domain: {told}.")
+    if constant := best.get("constant_answers"):
+        utility = constant["by_domain"]["test"]["utility"]
+        said = f"The best constant answer ({constant_label(constant)}) has {utility:.3f} on test."
+        warnings.insert(0, said)
     return [
         *lines,
         f"- Its test value, on which nothing was selected: {_test(best)}, {_gain(best)} against"
         f" the best initial expert's {before['test']:.3f}, paired p = {best['p']:.3g}.",
+        *(f"- {words}" for words in warnings),
         f"- Over the trials: {summary['gained_on_test']} of {count} gained on test,"
         f" {summary['gained_with_p_below_0.05']} of them with p < 0.05 (not corrected for {count}"
         f" tests); gains {low:+.3f} to {high:+.3f}, median {summary['gain_on_test_median']:+.3f}.",

@@ -25,7 +25,8 @@ class Line:
         state: "running", "finished", "stopped" or "failed".
         why: What the search says of that: how far it is, why it ended, its error.
         best, gain: On dev, and of the best found over the best expert on test; `None`: not known.
-        gain_text: The gain with its 95 % interval.
+        gain_text: The gain with its 95 % interval; "(one answer)" behind it says that the best
+            found gives one answer throughout a domain.
         iterations: Done.
         changed: Seconds since 1970.
     """
@@ -104,6 +105,7 @@ def _facts(state: dict[str, Any]) -> dict[str, Any]:
     known = [u for entry in state["rounds"] for u in entry["utilities"] if u is not None]
     gain, ends = metrics.get("test_gain"), metrics.get("test_gain_interval", (0.0, 0.0))
     told = "–" if gain is None else f"{signed(gain)} [{signed(ends[0])}, {signed(ends[1])}]"
+    told += " (one answer)" * bool(metrics.get("ending_best_single_test_one_answer"))
     return {
         "task": str(state["identity"].get("task.name") or "–"),
         "best": metrics.get("ending_best_validation_utility", max(known, default=None)),

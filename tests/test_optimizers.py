@@ -80,8 +80,10 @@ CLAIMS: dict[str, Claims] = {
     "lorahub": Claims(near=0.001, sums=False, apart=0.1),
     "nes": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
     "nes_adam": Claims(near=0.05, apart=0.3),
+    "mergevolve": Claims(sums=False),
     "pso": Claims(near=0.1, raced=True),
     "pso_async": Claims(near=0.1, raced=True),
+    "pso_merging": Claims(sums=False),
     "random": Claims(near=0.15, beats_random=False, apart=1.0),
     "random_free": Claims(near=0.5, beats_random=False, sums=False),
     # Of a round bowl the experts' heights tell the optimum: it is the weighted soup.

@@ -27,6 +27,7 @@ ALL = {
     "base_row": True,
     "noise_rows": 2,
     "recipes": ["dare_ties", "slerp"],
+    "sparse_rows": 0.8,
     "groups": "attention_mlp",
 }
 
@@ -63,8 +64,9 @@ def earlier(tiny_pool: Path, tmp_path: Path) -> Path:
 
 def test_the_order_of_the_rows(tiny_pool: Path, earlier: Path) -> None:
     pool = Pool(tiny_pool, elites=str(earlier), elite_count=2, **ALL).open()
-    made = ["base", "noise_0", "noise_1", "elite_0", "elite_1", "dare_ties", "slerp"]
-    assert pool.names == [*tiny.NAMES, *made]
+    sparse = [f"sparse_{name}" for name in tiny.NAMES]
+    before = ["base", "noise_0", "noise_1", "elite_0", "elite_1"]
+    assert pool.names == [*tiny.NAMES, *before, *sparse, "dare_ties", "slerp"]
     assert pool.groups == ["attention", "mlp"]
 
 
@@ -168,6 +170,35 @@ def test_recipes_are_rows_of_their_own(recipe: str, space: str, mixed_pool: Path
     assert all(torch.allclose(half[m], scale * found[m], rtol=0, atol=1e-6) for m in found)
 
 
+@pytest.mark.parametrize("space", SPACES)
+def test_sparsified_experts_drop_entries_and_rescale(space: str, mixed_pool: Path) -> None:
+    """Of a rank that holds the whole matrix the entries themselves can be counted."""
+    pool, again = (Pool(mixed_pool, space=space, sparse_rows=0.75).open() for _ in range(2))
+    assert pool.names == [*tiny.NAMES, *(f"sparse_{name}" for name in tiny.NAMES)]
+    rows = {row.name: row for row in pool._opened().rows}
+    kept, entries = 0, 0
+    for name in tiny.NAMES:
+        expert, sparse = rows[name], rows[f"sparse_{name}"]
+        assert set(sparse.shapes) == set(expert.shapes)
+        for module in expert.shapes:
+            a, b = expert.factors(module)
+            b = b * expert.scaling(module)
+            down, up = sparse.factors(module)
+            assert all(map(torch.equal, sparse.factors(module), (down, up)))
+            found, whole = (up, b) if space == "factor" else (up @ down, b @ a)
+            if space == "factor":
+                found, whole = up[:, : b.shape[1]], b
+            elif sparse.shapes[module][2] < min(whole.shape):
+                continue
+            left = found.abs() > 1e-5 * whole.abs().max()
+            assert torch.allclose(found[left], 4 * whole[left], rtol=1e-3, atol=1e-4)
+            kept, entries = kept + int(left.sum()), entries + int((whole != 0).sum())
+    assert entries > 1000 and abs(kept / entries - 0.25) < 0.03
+    found, other = (updates(one, unit(one, "sparse_birch")) for one in (pool, again))
+    assert all(torch.equal(found[module], other[module]) for module in found)
+    assert pool.fingerprint() == again.fingerprint()
+
+
 def test_a_recipe_is_made_once_a_module(tiny_pool: Path) -> None:
     pool = Pool(tiny_pool, recipes=["dare_ties"]).open()
     row = pool._opened().rows[-1]
@@ -179,7 +210,7 @@ def test_a_saved_mixture_of_all_rows_loads_in_peft(
     kind: str, request: pytest.FixtureRequest, tiny_llama: Path, tmp_path: Path
 ) -> None:
     pool = Pool(request.getfixturevalue(kind), **ALL).open()
-    mixture = np.random.default_rng(0).normal(size=18).tolist()
+    mixture = np.random.default_rng(0).normal(size=2 * len(pool.names)).tolist()
     pool.save(mixture, tmp_path / "best")
     network = tiny.load(tiny_llama)
     with torch.no_grad():
@@ -195,6 +226,7 @@ def test_a_saved_mixture_of_all_rows_loads_in_peft(
         ("base", {"base_row": True}),
         ("noise_0", {"noise_rows": 1}),
         ("slerp", {"recipes": ["slerp"]}),
+        ("sparse_birch", {"sparse_rows": 0.8}),
     ],
 )
 def test_a_folder_that_has_the_name_of_a_row(
@@ -221,7 +253,7 @@ def test_a_pool_with_all_rows_travels_closed_and_packed(
         copy.open()
         assert (copy.names, copy.groups) == (pool.names, pool.groups)
         assert copy.fingerprint() == pool.fingerprint()
-        for row in ("noise_1", "elite_1", "dare_ties"):
+        for row in ("noise_1", "elite_1", "sparse_dune", "dare_ties"):
             found, wanted = (updates(one, unit(one, row)) for one in (copy, pool))
             assert all(torch.equal(found[m], wanted[m]) for m in wanted)
 
@@ -239,6 +271,8 @@ def test_the_fingerprint_follows_every_row(tiny_pool: Path, earlier: Path) -> No
         {"recipes": ["ties"]},
         {"recipes": ["ties", "slerp"]},
         {"recipes": ["ties"], "density": 0.2},
+        {"sparse_rows": 0.8},
+        {"sparse_rows": 0.5},
     ]
     prints = [Pool(tiny_pool, **change).open().fingerprint() for change in changes]
     assert len({plain, *prints}) == 1 + len(changes)
@@ -263,6 +297,9 @@ def test_the_fingerprint_follows_every_row(tiny_pool: Path, earlier: Path) -> No
         ({"recipes": ["ties", "ties"]}, "more than once"),
         ({"density": 0}, "pool.density"),
         ({"density": 1.1}, "pool.density"),
+        ({"sparse_rows": 0}, "pool.sparse_rows"),
+        ({"sparse_rows": 1}, "pool.sparse_rows"),
+        ({"sparse_rows": True}, "pool.sparse_rows"),
     ],
 )
 def test_wrong_settings_are_one_line(settings: dict[str, Any], word: str, tiny_pool: Path) -> None:

@@ -46,7 +46,7 @@ ELITES = ".elites"
 
 class Pool:
     """K rows: the experts in sub-folders of `folder`, in the order of `experts` or of their names,
-    then base, noise, elites and recipes, as far as they are asked for.
+    then base, noise, elites, sparsified experts and recipes, as far as they are asked for.
 
     After `open`: `names` (K), `groups` (G), `modules` (name of the module -> (in, out, rank) of a
     combination, sorted by name), `rank`, the highest of them, and `shared`, the (rank, alpha,
@@ -70,6 +70,7 @@ class Pool:
         elite_count: int = 3,
         recipes: Sequence[str] = (),
         density: float = 0.5,
+        sparse_rows: float | None = None,
     ) -> None:
         """Keep the settings (config keys pool.*, explained in docs/pool.md); nothing is opened.
 
@@ -82,7 +83,8 @@ class Pool:
         self.space, self.export_rank = space, export_rank
         check_space(space, export_rank)
         self._division = check_kind(groups)
-        self._made = Made(base_row, noise_rows, noise_scale, noise_seed, recipes, density)
+        made = (base_row, noise_rows, noise_scale, noise_seed, recipes, density, sparse_rows)
+        self._made = Made(*made)
         self._elites = Elites(elites, elite_count)
         self.names: list[str] = []
         self.groups: Sequence[str] = [ALL]

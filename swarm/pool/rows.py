@@ -1,4 +1,4 @@
-"""The rows of a pool's basis, and those that are made instead of read: base, noise, recipes."""
+"""The rows of a pool's basis, and those that are made: base, noise, sparsified experts, recipes."""
 
 import hashlib
 import json
@@ -140,6 +140,48 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Sparse:
+    """A sparsified expert: a share of its entries is dropped, the rest rescaled.
+
+    As in DARE (Yu et al. 2023, arXiv 2311.03099) each entry is 0 with the probability `drop` and
+    divided by 1 - drop otherwise. In the delta space these are the entries of the update, which
+    is cut to `rank` by SVD then; in the factor space those of A and of B. Made once a module and
+    kept in memory.
+    """
+
+    name: str
+    expert: Row
+    drop: float
+    space: str
+    rank: int
+    _made: dict[str, tuple["Tensor", "Tensor"]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Of the expert's modules at the rank of the row."""
+        return {
+            name: (ins, outs, self.rank if self.space == "factor" else min(self.rank, ins, outs))
+            for name, (ins, outs, _) in self.expert.shapes.items()
+        }
+
+    def scaling(self, module: str) -> float:
+        return 1.0
+
+    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+        from swarm.recipes import merge
+
+        if module not in self._made:
+            pair, rank = [_folded(self.expert, module)], self.shapes[module][2]
+            seed = _seed("sparse", self.name, module)
+            merged = merge("dare_linear", pair, 1 - self.drop, seed, self.space, rank)
+            self._made[module] = merged
+        return self._made[module]
+
+    def identity(self) -> bytes:
+        return json.dumps([self.name, self.drop]).encode()
+
+
+@dataclass(frozen=True)
 class Made:
     """Which rows a pool makes itself (config keys pool.base_row and so on)."""
 
@@ -149,6 +191,7 @@ class Made:
     noise_seed: int = 0
     recipes: Sequence[str] = ()
     density: float = 0.5
+    sparse_rows: float | None = None
 
     def __post_init__(self) -> None:
         """Raise UserError for values that can never work."""
@@ -162,6 +205,12 @@ class Made:
             raise UserError(f"pool.noise_scale must be a number above 0, not {self.noise_scale!r}")
         if not (_is_number(self.density) and 0 < self.density <= 1):
             raise UserError(f"pool.density must be above 0 and at most 1, not {self.density!r}")
+        drop = self.sparse_rows
+        if drop is not None and not (_is_number(drop) and 0 < drop < 1):
+            raise UserError(
+                "pool.sparse_rows must be the share of entries to drop, above 0 and below 1, "
+                f"or null, not {drop!r}"
+            )
         self._check_recipes()
 
     def _check_recipes(self) -> None:
@@ -180,7 +229,7 @@ class Made:
     @property
     def weighted(self) -> bool:
         """Whether a made row has weights."""
-        return bool(self.noise_rows or self.recipes)
+        return bool(self.noise_rows or self.recipes or self.sparse_rows)
 
     def before(self, experts: Sequence[Row]) -> list[Row]:
         """The rows between the experts and the elites: base and noise."""
@@ -190,10 +239,18 @@ class Made:
         return rows
 
     def after(self, experts: Sequence[Row], space: str) -> list[Row]:
-        """The rows after the elites: recipes, of a rank that holds a sum of all experts."""
+        """The rows after the elites: sparsified experts and recipes.
+
+        They have a rank that holds a sum of all experts.
+        """
         ranks = [max(rank for _, _, rank in one.shapes.values()) for one in experts]
         rank = sum(ranks) if space == "delta" else max(ranks)
-        return [Recipe(name, experts, self.density, space, rank) for name in self.recipes]
+        rows: list[Row] = []
+        if self.sparse_rows is not None:
+            for one in experts:
+                rows.append(Sparse(f"sparse_{one.name}", one, self.sparse_rows, space, rank))
+        rows += [Recipe(name, experts, self.density, space, rank) for name in self.recipes]
+        return rows
 
 
 def _shapes(experts: Sequence[Row]) -> dict[str, Shape]:

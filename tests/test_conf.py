@@ -150,7 +150,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
         ("dev_limit=9", "did you mean task.dev_limit? `--help`"),
         ("sed=9", "did you mean seed? `--help`"),
         ("taks=nlgraph", "did you mean task? `--help`"),
-        ("optimizer.sigma=1", "'optimizer.sigma'; it is a key of optimizer=genome; `--help`"),
+        ("optimizer.gene=1", "'optimizer.gene'; it is a key of optimizer=genome; `--help`"),
         ("optimizer.xyz=1", "Could not override 'optimizer.xyz'; `--help` lists the keys"),
         ("task=nlgraph_min", "did you mean task=nlgraph_mini? allowed: abstain_mmlu, "),
         ("nlgraph_mini", "nlgraph_mini: write task=nlgraph_mini (KEY=VALUE); `--help`"),

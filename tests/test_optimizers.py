@@ -74,6 +74,7 @@ CLAIMS: dict[str, Claims] = {
     "cmaes_separable": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
     "de": Claims(near=0.001, apart=0.3),
     "de_free": Claims(near=0.001, sums=False, apart=0.3),
+    "evogm": Claims(sums=False, slow=True, quick=(("epochs", 3),)),
     "genome": Claims(near=0.06),
     # Its gradients are not counted here: 21 evaluations at most.
     "gradient": Claims(near=0.01, sums=False, apart=0.1, budget=30, raced=True),

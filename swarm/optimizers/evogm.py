@@ -1,0 +1,311 @@
+"""EvoGM (Jiang et al. 2026, arXiv 2605.29295, ICML 2026): learnt proposals of coefficients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from swarm.optimizers import draws
+from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers.pso_options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Rule
+
+HIDDEN = (128, 256, 256, 256, 128)
+"""Widths of a generator's hidden layers, as in the paper."""
+
+DECIMALS = 6
+"""Of a proposal; so the last bits of a matrix product, which depend on the machine, do not show."""
+
+WEIGHTS, BATCHES = OWN + 1, OWN + 2
+"""Purposes of the draws of training, beside those of a population."""
+
+
+@dataclass(kw_only=True, eq=False)
+class EvolutionaryGenerator(AskTell):
+    """Generators learn from winners and losers of the search to propose better coefficients.
+
+    A search has rounds. A round begins with a population of P vectors over its basis: each basis
+    vector alone, their mean and uniform draws from [-1, 1]. Then, T times, the share `winners` of
+    all vectors of the round with the highest utilities are winners, the others losers; two
+    multilayer perceptrons, F from losers to winners and B back, are trained on them; F maps the
+    population to P candidates; and the P best of population and candidates are the next one. The
+    basis of the first round is the experts, that of the next one the K best vectors of the round
+    before, as models (elites). Every vector over a basis is a position over the experts, so no
+    model is built for it.
+
+    The loss is cycle_scale (|B(F(l)) - l|^2 + |F(B(w)) - w|^2) + target_scale |F(l) - m|^2, where l
+    and w are losers and winners, as many of each, drawn anew in every epoch, and m is the mean of
+    these winners; Adam, one batch an epoch. The last layer is tanh, so coefficients over a basis
+    lie in [-1, 1].
+
+    Sources: the paper's abstract, a published note on it and the authors' code
+    (github.com/JiangTao97/evogm, commit 3c2951e), whose values are the defaults: R = 2 rounds of
+    T = 3, which is 7 asks after the first. Where the note has generators trained from scratch in
+    every iteration, the code trains the same ones further within a round; this follows the code.
+
+    Differences from that code, and what it leaves to the libraries:
+
+    - The state holds vectors and utilities, not weights of the generators: a search that is
+      resumed repeats the training of the round from its history (up to 600 epochs, seconds).
+    - Candidates are rounded to 6 decimals.
+    - Elites keep their utility at the start of a round, instead of being scored again.
+    - A lost evaluation is left out of the history. Without two measured vectors candidates are
+      drawn uniformly, and a round with fewer than K measured vectors keeps its basis.
+    - With G groups a generator has G K inputs, and each group has its own elites' coefficients.
+    - Initial weights and biases are U(-1, 1) / sqrt(inputs), PyTorch's default.
+
+    It keeps `basis` [K, G x K]; `members` and `proposals` [P, G x K], vectors over the basis, with
+    `member_utilities`; `rows` and `utilities`, all that was measured in the round; and `ends`, how
+    many that was after each ask.
+
+    Args:
+        particles: P; None is 2 K, as in the paper.
+        max_iterations: Asks after the first, R (T + 1) - 1.
+        inner_iterations: T.
+        winners: Share of the round's vectors that are winners.
+        cycle_scale: Weight of the cycle's loss.
+        target_scale: Weight of the loss towards the winners' mean.
+        epochs: Of training before each proposal.
+        learning_rate: Of Adam.
+    """
+
+    NAME: ClassVar[str] = "evogm"
+    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
+        "inner_iterations": (AT_LEAST_ONE, "the authors' is 3"),
+        "winners": (SHARE, "the paper's is 0.3"),
+        "cycle_scale": (NOT_NEGATIVE, "the authors' is 100"),
+        "target_scale": (NOT_NEGATIVE, "the authors' is 1"),
+        "epochs": (AT_LEAST_ONE, "the authors' is 200"),
+        "learning_rate": (POSITIVE, "the authors' is 0.0001"),
+    }
+    ARRAYS: ClassVar[tuple[str, ...]] = (
+        *("basis", "members", "member_utilities", "proposals", "rows", "utilities", "ends"),
+    )
+
+    particles: int | None = 20
+    max_iterations: int = 7
+    inner_iterations: int = 3
+    winners: float = 0.3
+    cycle_scale: float = 100.0
+    target_scale: float = 1.0
+    epochs: int = 200
+    learning_rate: float = 1e-4
+
+    def _size(self, experts: int) -> int:
+        return 2 * experts
+
+    def _begin(self, experts: int, count: int) -> np.ndarray:
+        self.basis = draws.corners(experts, self.groups)
+        self._forget()
+        self.proposals = self._population(count)
+        self.members, self.member_utilities = self.proposals, np.full(count, np.nan)
+        return self._positions(self.proposals)
+
+    def _next(self) -> np.ndarray:
+        if self._phase():
+            self.proposals = frozen(self._propose())
+        else:
+            self._begin_round()
+        return self._positions(self.proposals)[self._places(len(self.proposals))]
+
+    def _places(self, count: int) -> np.ndarray:
+        known = np.isfinite(self.member_utilities) & (self._phase() == 0)
+        return np.flatnonzero(~known)
+
+    def _take(self, utilities: np.ndarray) -> None:
+        measured = np.isfinite(utilities)
+        self.rows = frozen(np.vstack([self.rows, self.proposals[measured]]))
+        self.utilities = frozen(np.append(self.utilities, utilities[measured]))
+        self.ends = frozen(np.append(self.ends, len(self.rows)))
+        if self._phase() == 0:
+            known = np.where(measured, utilities, self.member_utilities)
+            self.member_utilities = frozen(known)
+            return
+        everyone = np.vstack([self.members, self.proposals])
+        values = np.append(self.member_utilities, utilities)
+        best = best_first(values)[: len(self.members)]
+        self.members, self.member_utilities = frozen(everyone[best]), frozen(values[best])
+
+    def _resume(self) -> None:
+        self.rows = self.rows.reshape(-1, self.positions.shape[1])
+        self._pair: Generators | None = None
+
+    def _phase(self) -> int:
+        """0 for an ask that begins a round, then 1 to T."""
+        return self.iteration % (self.inner_iterations + 1)
+
+    def _forget(self) -> None:
+        width = self.groups * self.experts
+        self.rows, self.utilities, self.ends = np.empty((0, width)), np.empty(0), np.empty(0)
+        self._pair = None
+
+    def _begin_round(self) -> None:
+        """Make the best vectors of the round before the basis of another, with a population."""
+        elites = best_first(self.utilities)[: self.experts]
+        known = np.full(len(self.members), np.nan)
+        if len(elites) == self.experts:
+            known[: self.experts] = self.utilities[elites]
+            self.basis = frozen(self._positions(self.rows[elites]))
+        self._forget()
+        self.proposals = self.members = frozen(self._population(len(self.members)))
+        self.member_utilities = frozen(known)
+        measured = np.isfinite(known)
+        self.rows, self.utilities = frozen(self.members[measured]), frozen(known[measured])
+
+    def _population(self, count: int) -> np.ndarray:
+        """Vectors [count, G x K] to begin a round with: the basis, its mean, uniform draws."""
+        rows = self._random().uniform(-1.0, 1.0, (count, self.groups * self.experts))
+        rows[: self.experts] = draws.corners(self.experts, self.groups)
+        rows[self.experts : self.experts + 1] = 1 / self.experts
+        return rows
+
+    def _positions(self, vectors: np.ndarray) -> np.ndarray:
+        """Vectors [M, G x K] over the basis as positions [M, G x K] over the experts."""
+        shape = -1, self.groups, self.experts
+        product = np.einsum("mgk,kge->mge", vectors.reshape(shape), self.basis.reshape(shape))
+        return product.reshape(len(vectors), -1)
+
+    def _propose(self) -> np.ndarray:
+        """Candidates [P, G x K] over the basis, made of the population by the trained F."""
+        if len(self.rows) < 2:
+            return self._random().uniform(-1.0, 1.0, self.members.shape)
+        return np.round(self._trained().improve(self.members), DECIMALS)
+
+    def _trained(self) -> "Generators":
+        """The round's generators after its training so far; what is missing of it is done."""
+        first = self.iteration - self._phase()
+        if self._pair is None:
+            draw = draws.generator(self.seed, first, 0, WEIGHTS)
+            scales = self.cycle_scale, self.target_scale
+            self._pair = Generators(self.rows.shape[1], draw, *scales, self.learning_rate)
+            self._trainings = 0
+        for training in range(self._trainings, len(self.ends)):
+            end = int(self.ends[training])
+            order = best_first(self.utilities[:end])
+            count = max(1, int(end * self.winners))
+            good, bad = self.rows[order[:count]], self.rows[order[count:]]
+            if len(bad):
+                batches = draws.generator(self.seed, first + training, 0, BATCHES)
+                self._pair.train(good, bad, self.epochs, batches)
+            self._trainings += 1
+        return self._pair
+
+
+class Generators:
+    """F from losers to winners and B back, as perceptrons of `HIDDEN` layers with ReLU and tanh.
+
+    Args:
+        width: Inputs and outputs of each.
+        draw: Of the initial weights.
+        cycle_scale, target_scale, learning_rate: See `EvolutionaryGenerator`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        draw: np.random.Generator,
+        cycle_scale: float,
+        target_scale: float,
+        learning_rate: float,
+    ) -> None:
+        self.forth, self.back = Perceptron(width, draw), Perceptron(width, draw)
+        self._scales = cycle_scale, target_scale
+        self._rate, self._steps = learning_rate, 0
+        weights = self.forth.weights + self.back.weights
+        self._moments = [(np.zeros_like(one), np.zeros_like(one)) for one in weights]
+
+    def improve(self, vectors: np.ndarray) -> np.ndarray:
+        """F of vectors [M, D]."""
+        return self.forth.forward(vectors)[-1]
+
+    def train(
+        self, winners: np.ndarray, losers: np.ndarray, epochs: int, draw: np.random.Generator
+    ) -> None:
+        """So many steps of Adam, each on as many of [M, D] losers as of [L, D] winners."""
+        count = min(len(winners), len(losers))
+        for _ in range(epochs):
+            good, bad = (
+                rows if len(rows) == count else rows[draw.permutation(len(rows))[:count]]
+                for rows in (winners, losers)
+            )
+            self._step(self.gradients(good, bad)[1])
+
+    def gradients(self, winners: np.ndarray, losers: np.ndarray) -> tuple[float, list[np.ndarray]]:
+        """The loss on [M, D] winners and losers, and its gradients by F's and B's weights."""
+        cycle, target = self._scales
+        better = self.forth.forward(losers)
+        losers_again = self.back.forward(better[-1])
+        worse = self.back.forward(winners)
+        winners_again = self.forth.forward(worse[-1])
+        error_l, error_w = losers_again[-1] - losers, winners_again[-1] - winners
+        error_t = better[-1] - winners.mean(axis=0)
+        loss = cycle * ((error_l**2).mean() + (error_w**2).mean()) + target * (error_t**2).mean()
+        each = 2 / losers.size
+        back_l, by_better = self.back.backward(losers_again, cycle * each * error_l)
+        forth_l, _ = self.forth.backward(better, by_better + target * each * error_t)
+        forth_w, by_worse = self.forth.backward(winners_again, cycle * each * error_w)
+        back_w, _ = self.back.backward(worse, by_worse)
+        forth = [one + two for one, two in zip(forth_l, forth_w, strict=True)]
+        back = [one + two for one, two in zip(back_l, back_w, strict=True)]
+        return float(loss), forth + back
+
+    def _step(self, gradients: Sequence[np.ndarray]) -> None:
+        """One step of Adam (Kingma and Ba 2015, arXiv 1412.6980), in the gradients' memory."""
+        self._steps += 1
+        scales = 1 - 0.9**self._steps, 1 - 0.999**self._steps
+        weights = self.forth.weights + self.back.weights
+        # In place: the moments are larger than the batches, and memory is what takes the time.
+        for weight, gradient, (mean, square) in zip(weights, gradients, self._moments, strict=True):
+            mean *= 0.9
+            mean += 0.1 * gradient
+            square *= 0.999
+            gradient *= gradient
+            gradient *= 0.001
+            square += gradient
+            np.sqrt(np.divide(square, scales[1], out=gradient), out=gradient)
+            gradient += 1e-8
+            np.divide(mean, gradient, out=gradient)
+            gradient *= self._rate / scales[0]
+            weight -= gradient
+
+
+class Perceptron:
+    """Layers of `HIDDEN` widths with ReLU between them and tanh at the end.
+
+    `weights` are, by turns, the matrix [inputs, outputs] and the bias [outputs] of each layer.
+    """
+
+    def __init__(self, width: int, draw: np.random.Generator) -> None:
+        sizes = (width, *HIDDEN, width)
+        self.weights: list[np.ndarray] = []
+        for inputs, outputs in pairwise(sizes):
+            for shape in ((inputs, outputs), (outputs,)):
+                self.weights.append(draw.uniform(-1.0, 1.0, shape) / np.sqrt(inputs))
+
+    def forward(self, inputs: np.ndarray) -> list[np.ndarray]:
+        """The inputs [M, D] and the outputs of every layer."""
+        outputs, last = [inputs], len(self.weights) // 2 - 1
+        for layer in range(last + 1):
+            matrix, bias = self.weights[2 * layer : 2 * layer + 2]
+            sums = outputs[-1] @ matrix + bias
+            outputs.append(np.tanh(sums) if layer == last else np.maximum(sums, 0.0))
+        return outputs
+
+    def backward(
+        self, outputs: Sequence[np.ndarray], gradient: np.ndarray
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """From the gradient by the last output: those by the weights, and that by the inputs."""
+        found: list[np.ndarray] = []
+        gradient = gradient * (1 - outputs[-1] ** 2)
+        for layer in reversed(range(len(outputs) - 1)):
+            found[:0] = [outputs[layer].T @ gradient, gradient.sum(axis=0)]
+            gradient = gradient @ self.weights[2 * layer].T
+            if layer:
+                gradient = gradient * (outputs[layer] > 0)
+        return found, gradient
+
+
+def best_first(utilities: np.ndarray) -> np.ndarray:
+    """Places by falling utility, the unmeasured last, earlier ones first where they are equal."""
+    return np.argsort(-utilities, kind="stable")

@@ -10,7 +10,7 @@ import pytest
 import searches
 
 OPTIMIZERS = sorted(path.stem for path in (searches.ROOT / "conf" / "optimizer").glob("*.yaml"))
-KILLED = {"bayes", "cmaes", "genome", "pso_async"}
+KILLED = {"bayes", "cmaes", "evogm", "genome", "mergevolve", "pso_async", "pso_merging"}
 """The others keep their state as these do; the contract test takes it out and in again for all."""
 
 

@@ -95,6 +95,12 @@ class EvolutionaryGenerator(AskTell):
     def _size(self, experts: int) -> int:
         return 2 * experts
 
+    def _forget(self) -> None:
+        """Begin the history of a round."""
+        self.rows = np.empty((0, self.groups * self.experts))
+        self.utilities, self.ends = np.empty(0), np.empty(0)
+        self._pair: Generators | None = None
+
     def _begin(self, experts: int, count: int) -> np.ndarray:
         self.basis = draws.corners(experts, self.groups)
         self._forget()
@@ -129,16 +135,11 @@ class EvolutionaryGenerator(AskTell):
 
     def _resume(self) -> None:
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
-        self._pair: Generators | None = None
+        self._pair = None
 
     def _phase(self) -> int:
         """0 for an ask that begins a round, then 1 to T."""
         return self.iteration % (self.inner_iterations + 1)
-
-    def _forget(self) -> None:
-        width = self.groups * self.experts
-        self.rows, self.utilities, self.ends = np.empty((0, width)), np.empty(0), np.empty(0)
-        self._pair = None
 
     def _begin_round(self) -> None:
         """Make the best vectors of the round before the basis of another, with a population."""

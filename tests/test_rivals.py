@@ -1,0 +1,201 @@
+"""What PSO-Merging, MERGEvolve and EvoGM do beyond the contract of optimizers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import searches
+import tiny
+
+from swarm.errors import UserError
+from swarm.optimizers.evogm import EvolutionaryGenerator, Generators
+from swarm.optimizers.mergevolve import MergeEvolve, rank_weights
+from swarm.optimizers.pso_merging import PSOMerging
+
+TARGET = np.array([0.7, -0.4, 0.6])
+
+
+def bowl(rows: np.ndarray) -> np.ndarray:
+    return -((rows - TARGET) ** 2).sum(axis=1)
+
+
+def begun(optimizer, experts: int = 3, seed: int = 0, groups: int = 1):
+    optimizer.start(experts, seed, groups)
+    return optimizer
+
+
+def step(optimizer, objective=bowl) -> np.ndarray:
+    rows = optimizer.ask()
+    optimizer.tell(np.where(optimizer.evaluate, objective(rows), np.nan))
+    return rows
+
+
+def test_pso_merging_begins_with_the_rows_of_the_pool_and_the_base() -> None:
+    np.testing.assert_array_equal(begun(PSOMerging()).ask(), np.vstack([np.eye(3), np.zeros(3)]))
+    np.testing.assert_array_equal(begun(PSOMerging(base=False)).ask(), np.eye(3))
+    more = begun(PSOMerging(particles=6)).ask()
+    np.testing.assert_array_equal(more[:4], np.vstack([np.eye(3), np.zeros(3)]))
+    np.testing.assert_allclose(more[4:].sum(axis=1), 1.0)
+
+
+def test_pso_merging_moves_by_its_equation() -> None:
+    swarm = begun(PSOMerging())
+    swarm.ask()
+    swarm.tell(np.array([0.1, 0.5, 0.3, 0.2]))
+    first = swarm.ask()
+    assert list(swarm.evaluate) == [True, False, True, True]  # the best has nowhere to go
+    start = np.vstack([np.eye(3), np.zeros(3)])
+    # Without a velocity each goes towards the best alone, at most twice as far as it is away.
+    shares = [(new - old)[1] for new, old in zip(first, start, strict=True)]
+    for new, old, share in zip(first, start, shares, strict=True):
+        np.testing.assert_allclose(new - old, share * (start[1] - old))
+        assert 0 <= share <= 2
+    swarm.tell(np.array([0.6, np.nan, 0.0, np.nan]))
+    velocity, second = first - start, swarm.ask()
+    # Particle 0 is the best and its own best, so that it goes on by inertia alone.
+    np.testing.assert_allclose(second[0], first[0] + 0.2 * velocity[0])
+    # The best before had no velocity and is its own best, so that it goes towards particle 0.
+    moved, towards = second[1] - first[1], first[0] - first[1]
+    np.testing.assert_allclose(moved, moved @ towards / (towards @ towards) * towards)
+
+
+def test_groups_of_pso_merging_move_apart() -> None:
+    swarm = begun(PSOMerging(), groups=2)
+    step(swarm, lambda rows: rows[:, 0])
+    moved = (swarm.ask() - np.vstack([np.tile(np.eye(3), 2), np.zeros(6)]))[1].reshape(2, 3)
+    shares = moved[:, 0]
+    assert shares[0] != shares[1]
+    np.testing.assert_allclose(moved, shares[:, None] * np.array([1.0, -1.0, 0.0]))
+
+
+@pytest.mark.parametrize("utilities", [[0.2, 0.5, 0.3], [0.4, 0.4, 0.4], [np.nan, 0.5, 0.3]])
+def test_mergevolve_begins_with_a_softmax_of_z_scores(utilities: list[float]) -> None:
+    search = begun(MergeEvolve(tau=0.5, samples=2))
+    search.ask()
+    search.tell(np.array(utilities))
+    u = np.array(utilities)
+    z = (u - np.nanmean(u)) / (np.nanstd(u) or 1.0)
+    weights = np.where(np.isnan(u), 0.0, np.exp(z / 0.5))
+    np.testing.assert_allclose(search.ask()[0], weights / weights.sum())
+
+
+def test_mergevolve_steps_along_the_ranked_noise() -> None:
+    search = begun(MergeEvolve(samples=4, sigma=0.2, alpha=0.3))
+    step(search)
+    rows = search.ask()
+    theta, noise = rows[0], (rows[1:] - rows[0]) / 0.2
+    assert len(rows) == 5 and 0.2 < noise.std() < 2
+    search.tell(np.array([9.0, 0.1, 0.4, np.nan, 0.2]))  # theta's own utility moves nothing
+    # log(3 / 2 + 1) - log k of the three ranks, at least 0, normalised, less a third.
+    raw = np.maximum(0, np.log(2.5) - np.log([3, 1, 2]))
+    weights = raw / raw.sum() - 1 / 3
+    wanted = theta + 0.3 / (0.2 * 3) * weights @ noise[[0, 1, 3]]
+    np.testing.assert_allclose(search.ask()[0], wanted)
+
+
+def test_rank_weights() -> None:
+    weights = rank_weights(np.array([0.1, 0.9, 0.5, 0.5, 0.2]))
+    assert abs(weights.sum()) < 1e-12
+    assert weights[1] > weights[2] == weights[3] > weights[4] >= weights[0]
+    np.testing.assert_allclose(rank_weights(np.ones(4)), 0.0, atol=1e-12)
+
+
+def test_mergevolve_leaves_the_convex_hull() -> None:
+    search = begun(MergeEvolve(max_iterations=40))
+    while search.done() is None:
+        rows = step(search)
+    assert bowl(rows).max() > bowl(np.eye(3)).max() / 20
+    assert rows[:, 1].mean() < 0
+
+
+def test_mergevolve_merges_the_first_rows_alone() -> None:
+    search = begun(MergeEvolve(merged=2))
+    step(search)
+    assert search.ask()[0][2] == 0 and search.ask()[0].sum() == pytest.approx(1)
+    with pytest.raises(UserError, match=r"optimizer.merged=4: the pool has 3 rows"):
+        begun(MergeEvolve(merged=4))
+
+
+def test_the_gradients_of_the_generators() -> None:
+    draw = np.random.default_rng(0)
+    pair = Generators(5, draw, 100.0, 1.0, 1e-4)
+    winners, losers = draw.uniform(-1, 1, (2, 4, 5))
+    weights = pair.forth.weights + pair.back.weights
+    _, gradients = pair.gradients(winners, losers)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        assert weight.shape == gradient.shape
+        place = np.unravel_index(np.abs(gradient).argmax(), gradient.shape)
+        kept, sides = weight[place], []
+        for change in (1e-6, -1e-6):
+            weight[place] = kept + change
+            sides.append(pair.gradients(winners, losers)[0])
+        weight[place] = kept
+        assert gradient[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-4)
+
+
+def test_training_leads_losers_to_winners_and_back() -> None:
+    draw = np.random.default_rng(0)
+    pair = Generators(3, draw, 1.0, 1.0, 1e-3)
+    winners, losers = draw.uniform(0.4, 0.8, (6, 3)), draw.uniform(-0.8, -0.4, (14, 3))
+    before, _ = pair.gradients(winners, losers[:6])
+    pair.train(winners, losers, 100, draw)
+    after, _ = pair.gradients(winners, losers[:6])
+    assert after < before / 4
+    assert np.abs(pair.improve(losers) - winners.mean(axis=0)).mean() < 0.3
+
+
+def test_the_population_of_evogm_keeps_the_best() -> None:
+    search = begun(EvolutionaryGenerator(particles=6, epochs=2))
+    first = step(search)
+    np.testing.assert_array_equal(first[3], np.full(3, 1 / 3))
+    assert (np.abs(first[4:]) <= 1).all()
+    second = step(search)
+    assert (np.abs(second) <= 1).all() and search.evaluate.all()
+    both = np.vstack([first, second])
+    best = np.argsort(-bowl(both), kind="stable")[:6]
+    np.testing.assert_allclose(search.members, both[best])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_elites_are_the_basis_of_the_next_round(groups: int) -> None:
+    search = begun(EvolutionaryGenerator(particles=7, epochs=2), groups=groups)
+
+    def objective(rows: np.ndarray) -> np.ndarray:
+        return -((rows - np.tile(TARGET, groups)) ** 2).sum(axis=1)
+
+    asked = np.vstack([step(search, objective) for _ in range(4)])
+    elites = asked[np.argsort(-objective(asked), kind="stable")[:3]]
+    rows = search.ask()
+    assert list(search.evaluate) == [False] * 3 + [True] * 4  # elites are known
+    np.testing.assert_allclose(search.basis, elites)
+    np.testing.assert_allclose(rows[3], elites.mean(axis=0))
+    draws = search.proposals[4:].reshape(3, groups, 3)
+    parts = elites.reshape(3, groups, 3)
+    wanted = [[draws[i, g] @ parts[:, g] for g in range(groups)] for i in range(3)]
+    np.testing.assert_allclose(rows[4:], np.reshape(wanted, (3, -1)))
+    step(search, objective)
+    assert len(search.rows) == 7  # the elites are part of the round's history
+
+
+def test_evogm_bears_a_round_without_results() -> None:
+    search = begun(EvolutionaryGenerator(particles=5, epochs=2))
+    for _ in range(9):
+        assert np.isfinite(step(search, lambda rows: np.full(len(rows), np.nan))).all()
+    np.testing.assert_array_equal(search.basis, np.eye(3))
+    assert search.evaluate.all()
+
+
+@pytest.mark.slow
+def test_a_search_from_sparsified_experts(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """The paper's first swarm: experts, sparsified experts and base."""
+    more = {"experiment": "pso_merging", "optimizer__particles": "null"}
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "merged", **more)
+    done = searches.run(command)
+    assert done.returncode == 0, done.stderr
+    state = json.loads((tmp_path / "search" / "merged" / "state.json").read_text())
+    assert state["experts"] == [*tiny.NAMES, *(f"sparse_{name}" for name in tiny.NAMES)]
+    first = np.array(state["rounds"][0]["positions"])
+    np.testing.assert_array_equal(first, np.vstack([np.eye(8), np.zeros(8)]))

@@ -74,14 +74,17 @@ CLAIMS: dict[str, Claims] = {
     "cmaes_separable": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
     "de": Claims(near=0.001, apart=0.3),
     "de_free": Claims(near=0.001, sums=False, apart=0.3),
-    "evogm": Claims(sums=False, slow=True, quick=(("epochs", 3),)),
+    # Its two rounds end after 150 evaluations.
+    "evogm": Claims(
+        near=0.4, beats_random=False, slow=True, quick=(("epochs", 3),), sums=False, apart=1.2
+    ),
     "genome": Claims(near=0.06),
     # Its gradients are not counted here: 21 evaluations at most.
     "gradient": Claims(near=0.01, sums=False, apart=0.1, budget=30, raced=True),
     "lorahub": Claims(near=0.001, sums=False, apart=0.1),
     "nes": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
     "nes_adam": Claims(near=0.05, apart=0.3),
-    "mergevolve": Claims(sums=False),
+    "mergevolve": Claims(near=0.05, sums=False, apart=0.3),
     "pso": Claims(near=0.1, raced=True),
     "pso_async": Claims(near=0.1, raced=True),
     "pso_merging": Claims(sums=False),

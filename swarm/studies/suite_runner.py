@@ -41,6 +41,9 @@ EVALUATED = ("task", "model", "pool")
 TUNED = ("task", "model", "pool", "engine", "executor", "job", "gpus")
 """Keys of a search that a fine-tuning has, too."""
 
+BACKWARD = 3
+"""What an example with its derivative, forward and backward, is in prompt-equivalents."""
+
 SPENT = "spent.json"
 """In a cell's folder: the seconds, and those of a core, that its processes took, in all starts."""
 
@@ -214,8 +217,8 @@ class Workshop:
         best = run.best()
         position = run.positions[best]
         before = self._tested(run, run.best_expert(), task)
-        gradients = sum(entry.get("gradients_asked", 0) for entry in run.rounds)
-        prompts = sum(entry.get("prompts_asked", 0) for entry in run.rounds)
+        forward = _total(run, "prompts_asked") + _total(run, "losses_asked")
+        gradients = _total(run, "gradients_asked")
         label = run.label(best)
         told = sentence(run.experts, position.tolist(), run.groups)
         return {
@@ -230,10 +233,10 @@ class Workshop:
             "experts": run.experts,
             "groups": run.groups,
             "coefficients": [round(float(c), 4) for c in position],
-            "prompts": prompts,
+            "prompts": forward,
             "gradients": gradients,
-            "prompt_equivalents": prompts + 3 * gradients,
-            "prompts_shared": sum(entry.get("prompts_shared", 0) for entry in run.rounds),
+            "prompt_equivalents": forward + BACKWARD * gradients,
+            "prompts_shared": _total(run, "prompts_shared"),
             **_spent(run.path),
             "finished": run.finished,
             "weights": {"pool": run.identity["pool weights"], "base": run.identity["base weights"]},
@@ -297,8 +300,8 @@ class Workshop:
             "found": f"step {metrics['step']} of {metrics['steps']}",
             "prompts": count * cell.dev + looked,
             "gradients": seen,
-            "prompt_equivalents": count * cell.dev + looked + 3 * seen,
-            "prompts_shared": sum(entry.get("prompts_shared", 0) for entry in run.rounds),
+            "prompt_equivalents": count * cell.dev + looked + BACKWARD * seen,
+            "prompts_shared": _total(run, "prompts_shared"),
             **_spent(folder, start),
             "finished": f"{metrics['steps']} steps",
             "weights": {"pool": run.identity["pool weights"], "base": run.identity["base weights"]},
@@ -327,6 +330,11 @@ class Workshop:
             "finished": "asked once",
             "weights": None,
         }
+
+
+def _total(run: RunFolder, name: str) -> int:
+    """A count of a search's rounds, over all of them."""
+    return int(sum(entry.get(name, 0) for entry in run.rounds))
 
 
 def tested(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -369,7 +377,7 @@ def best_constant(task: Any) -> dict[str, Any] | None:
 def _steps(words: Sequence[str], budget: int, task: Any) -> int:
     """The optimizer steps of a fine-tuning that fit a budget of prompt-equivalents.
 
-    A step is `batch` examples of 3 each (forward and backward); every look at the held-out
+    A step is `batch` examples of `BACKWARD` each; every look at the held-out
     examples, of which there is one at the start and one each `every` steps, is one each.
     """
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -382,7 +390,10 @@ def _steps(words: Sequence[str], budget: int, task: Any) -> int:
         )
     held = len(divided(task.items("dev"), config.holdout, 0)[1])
     steps = 0
-    while 3 * config.batch * (steps + 1) + held * (1 - (-(steps + 1) // config.every)) <= budget:
+    while (
+        BACKWARD * config.batch * (steps + 1) + held * (1 - (-(steps + 1) // config.every))
+        <= budget
+    ):
         steps += 1
     if not steps:
         raise UserError(f"a budget of {budget} prompt-equivalents has no room for a training step")

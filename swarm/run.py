@@ -25,7 +25,7 @@ from swarm.executors import Executor, Worker
 from swarm.identity import items_digest, search_identity, shared_context
 from swarm.known import Known
 from swarm.log import hold_log, log_to
-from swarm.optimizers import Differentiating, Optimizer
+from swarm.optimizers import Differentiating, Divided, Optimizer
 from swarm.racing import Racing, tell
 from swarm.record import Record
 from swarm.rehearsal import try_prompts
@@ -169,6 +169,9 @@ class Run:
         self.pool.open(self.model.name)
         experts = len(self.pool.names)
         self.budget.check(experts, len(self._searched))
+        if isinstance(self.optimizer, Divided):
+            parents = getattr(self.pool, "parents", lambda coarse: [0])
+            self.optimizer.divide(parents, self.budget.positions if self.budget.prompts else None)
         self.optimizer.start(experts, self.seed, len(self.pool.groups))
         self._differentiating = differentiating(self.optimizer, self.task, self.engine, self.pool)
         self.racing.check(self.task, self.optimizer)

@@ -1,6 +1,6 @@
 """An optimizer says which mixing coefficients to look at and is told what they were worth."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -81,6 +81,24 @@ class Raceable(Optimizer, Protocol):
             stopped: [N] bool: evaluated, and found out not to beat the own best before the last
                 item. They count as measured and not improved; they may be the swarm's worst, but
                 nobody knows.
+        """
+        ...
+
+
+@runtime_checkable
+class Divided(Protocol):
+    """An optimizer that needs to know how coarser divisions of the modules contain the groups."""
+
+    def divide(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
+        """Take the division; called before `start`.
+
+        Args:
+            parents: For the name of a coarser division, the number of its group for each of the G
+                groups of a position.
+            positions: The most positions that the search can evaluate; `None` is no limit.
+
+        Raises:
+            UserError: The optimizer's options do not fit the groups.
         """
         ...
 

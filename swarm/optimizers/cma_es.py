@@ -114,7 +114,7 @@ class CovarianceSearch(Starting):
     def _distribution(self, mean: np.ndarray, population: int) -> "CMA | SepCMA":
         from cmaes import CMA, SepCMA
 
-        step = self.step or (FREE_STEP if self.scales else self.experts**-0.5)
+        step = self.step or (FREE_STEP if self._starts else self.experts**-0.5)
         point = self._region.coordinates(mean)
         # Of one dimension there is no covariance, and SepCMA takes two or more.
         kind = SepCMA if self.separable and len(point) > 1 else CMA

@@ -56,6 +56,8 @@ class LoraHub(CovarianceSearch):
         super()._take(utilities)
 
     def _first_mean(self) -> np.ndarray:
+        if self.begin_at is not None:
+            return super()._first_mean()
         return np.zeros(self.groups * self.experts)
 
     def _losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:

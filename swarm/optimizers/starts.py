@@ -1,7 +1,7 @@
 """Static recipes and their scaled versions as the first positions of a search with free sums."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,9 @@ class Starting(Remembering):
 
     `begun` is the number of measured positions, the first of `rows`, that belong to the start.
 
+    `begin_at`, set before `start`, is the number of an expert around which the search begins
+    instead: then no recipe is evaluated, and nothing beside the experts in the first ask.
+
     Args:
         sum_to_one: Positions sum to 1 in each group; false frees the sums.
         start_scales: Factors of the recipes; None is 1 and 1.5 where sums are free, else none.
@@ -154,6 +157,7 @@ class Starting(Remembering):
 
     sum_to_one: bool = True
     start_scales: Sequence[float] | None = None
+    begin_at: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,6 +171,8 @@ class Starting(Remembering):
     @property
     def scales(self) -> Sequence[float]:
         """The factors that apply; none: the search does not begin with recipes."""
+        if self.begin_at is not None:
+            return ()
         if self.start_scales is None:
             return () if self.sum_to_one else FEW_SCALES
         return self.start_scales
@@ -177,8 +183,8 @@ class Starting(Remembering):
         super().start(experts, seed, groups)
 
     def state(self) -> dict[str, Any]:
-        """As `AskTell.state`; with recipes also what they depend on."""
-        if not self.scales:
+        """As `AskTell.state`; with a start of its own also what that depends on."""
+        if not self._starts:
             return super().state()
         known = [None if np.isnan(u) else u for u in self.expert_utilities.tolist()]
         return {**super().state(), "begun": self.begun, "expert_utilities": known}
@@ -189,7 +195,16 @@ class Starting(Remembering):
         self.expert_utilities = np.array(state.get("expert_utilities", []), float)
         super().load(state)
 
+    @property
+    def _starts(self) -> bool:
+        """Whether the first asks are a start, to be told from what the subclass proposes."""
+        return self.begin_at is not None or bool(self.scales)
+
     def _begin(self, experts: int, count: int) -> np.ndarray:
+        if self.begin_at is not None:
+            self.evaluate[experts:] = False
+            known = draws.corners(experts, self.groups)
+            return np.vstack([known, np.repeat(known[:1], count - experts, axis=0)])
         if not self.scales:
             return self._first_rows(experts, count)
         rows = np.vstack([draws.corners(experts, self.groups), self._static()])[:count]
@@ -211,11 +226,13 @@ class Starting(Remembering):
     @property
     def starting(self) -> bool:
         """Whether the last ask belongs to the start."""
-        return bool(self.scales) and (self.iteration == 0 or len(self._start_rows()) > 0)
+        return self._starts and (self.iteration == 0 or len(self._start_rows()) > 0)
 
     @property
     def centre(self) -> np.ndarray:
         """The best position of the start, [G x K]; the uniform soup if none was measured."""
+        if self.begin_at is not None:
+            return draws.corners(self.experts, self.groups)[self.begin_at]
         if not self.begun:
             return np.full(self.groups * self.experts, 1 / self.experts)
         return self.rows[np.argmax(self.utilities[: self.begun])]

@@ -30,7 +30,7 @@ from swarm.pool.agreement import (
 from swarm.pool.basis import Basis, check_space
 from swarm.pool.elites import Elites
 from swarm.pool.experts import check_row_names, expert_names, find_experts
-from swarm.pool.groups import ALL, check_kind
+from swarm.pool.groups import ALL, check_kind, parents
 from swarm.pool.rows import Made, Row
 
 if TYPE_CHECKING:
@@ -245,6 +245,14 @@ class Pool:
             return pairs, (rank, float(rank), False), {"reconstruction_error": errors}
         pairs = {name: (a.float(), b.float()) for name, (a, b) in mixed}
         return pairs, self.shared or (self.rank, float(self.rank), False), {}
+
+    def parents(self, coarse: int | str) -> list[int]:
+        """For each of the G groups, the number of the group of a coarser division that contains it.
+
+        See `swarm.pool.groups.parents`.
+        """
+        self._opened()
+        return parents(list(self.modules), check_kind(coarse), self._division)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of what the search runs on: names, order, scaling and every weight.

@@ -1,0 +1,269 @@
+"""A search of few groups of modules first, and of more groups from there: any optimizer twice."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.optimizers import Optimizer, draws
+from swarm.optimizers.ask_tell import frozen
+from swarm.optimizers.nes import NaturalEvolution
+from swarm.optimizers.pso_options import AT_LEAST_ONE, POSITIVE, check_number, check_saved
+
+GLOBAL = ("1", "global")
+STAGE = 32
+"""Purpose of the draw of a stage's seed."""
+
+
+class Level(NamedTuple):
+    """A division of the modules.
+
+    Attributes:
+        name: As a value of pool.groups.
+        parents: For each of the G groups of a position the number of its group in this division.
+        share: Of the budget that is spent when the stage ends, the stages before included.
+    """
+
+    name: str
+    parents: list[int]
+    share: float
+
+    @property
+    def groups(self) -> int:
+        """The number of its groups."""
+        return 1 + max(self.parents)
+
+
+@dataclass(kw_only=True, eq=False)
+class Hierarchical:
+    """Runs an optimizer on coarse groups of modules, then anew on finer ones from the best so far.
+
+    Every stage is a search of the inner optimizer over the groups of its division; its positions
+    are expanded to the groups of the pool by giving each group the coefficients of the coarse group
+    that contains it. From the second stage on the inner optimizer has one expert more: the best
+    position so far, as its coefficients in all groups. So all of its positions are combinations of
+    the experts and that position, group by group, which keeps sums at 1 where the inner optimizer
+    does, and works with any optimizer; one that can (`Starting`) begins around that position and
+    evaluates no recipe again. An expert and the best so far are not evaluated twice by a run.
+
+    The divisions come from the pool (`divide`). Without it only the first, if it is global, and the
+    pool's own groups are known. A division with the groups of the one before is left out, and the
+    stage after it has its share of the budget.
+
+    A stage ends with its share, or earlier if the inner optimizer ends; what is left is for the
+    next one. A share is of `max_iterations`, and of the positions that the run's budget has room
+    for, whichever ends first; experts and the best so far, asked again, are not counted.
+
+    Args:
+        optimizer: The inner one; None is `NaturalEvolution`. Its max_iterations is not used.
+        groups: Divisions, each finer than the one before, values of pool.groups. The last must be
+            that of the pool.
+        shares: Of the budget, one for each division; their sum counts as the whole.
+        particles: N; None is the inner optimizer's, and the largest of its stages.
+        max_iterations: The most asks after the first, of all stages.
+
+    Raises:
+        UserError: An option is out of its range.
+    """
+
+    NAME: ClassVar[str] = "hierarchical"
+
+    optimizer: Any = None
+    groups: Sequence[str] = ("global", "kind", "per_module")
+    shares: Sequence[float] = (0.4, 0.2, 0.4)
+    particles: int | None = None
+    max_iterations: int = 60
+    _parents: Callable[[str], list[int]] | None = field(default=None, init=False)
+    _positions: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        check_number("max_iterations", self.max_iterations, AT_LEAST_ONE, "it bounds the budget")
+        if self.particles is not None:
+            enough = (int, lambda value: value >= 2, "a whole number, 2 or more")
+            check_number("particles", self.particles, enough, "null is the inner optimizer's")
+        for name, values in (("groups", self.groups), ("shares", self.shares)):
+            if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+                raise UserError(f"optimizer.{name}={values!r}: must be a list, one for each stage")
+        if len(self.groups) != len(self.shares):
+            raise UserError(f"""optimizer.shares={[*self.shares]}: must be {len(self.groups)}, one
+                for each of optimizer.groups={[*self.groups]}""")
+        for share in self.shares:
+            check_number("shares", share, POSITIVE, "each; 0.4 is two fifths of the budget")
+        if self.optimizer is None:
+            self.optimizer = NaturalEvolution()
+        if not hasattr(self.optimizer, "ask") or isinstance(self.optimizer, Hierarchical):
+            raise UserError("""optimizer.optimizer: must be another optimizer, such as
+                optimizer@optimizer.optimizer=nes""")
+
+    def divide(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
+        """As `Divided.divide`.
+
+        Raises:
+            UserError: The last of `groups` is not the division of the pool, or one of them does
+                not divide the one before.
+        """
+        self._parents, self._positions = parents, positions
+        last = str(self.groups[-1])
+        try:
+            found = parents(last)
+        except UserError:
+            found = []
+        if found != list(range(len(found))) or not found:
+            raise UserError(f"""optimizer.groups={[*self.groups]}: must end with the groups of the
+                pool; set pool.groups={last}, or leave out of optimizer.groups what is finer""")
+
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        """As `Optimizer.start`.
+
+        Raises:
+            UserError: The inner optimizer cannot search so many experts, groups or particles.
+        """
+        self.experts, self.seed, self.count = experts, int(seed), groups
+        self.levels = self._known_levels(groups)
+        self._check_particles()
+        sizes = [len(self._made(stage, None).ask()) for stage in range(len(self.levels))]
+        self.size = max(sizes)
+        self.iteration, self.told, self.spent = 0, False, 0
+        self.best, self.best_utility = np.full(groups * experts, 1 / experts), np.nan
+        self._enter(0)
+
+    def ask(self) -> np.ndarray:
+        """Positions [N, G x K]."""
+        if self.told:
+            self.iteration, self.told = self.iteration + 1, False
+            if self._through():
+                self._enter(self.stage + 1)
+            self._look()
+        return self.positions
+
+    def tell(self, utilities: np.ndarray) -> None:
+        """Take utilities [N]; what is not finite counts as not measured.
+
+        Raises:
+            ValueError: Not one utility per row, or told twice without an `ask`.
+        """
+        u = np.asarray(utilities, dtype=np.float64)
+        if u.shape != self.evaluate.shape or self.told:
+            raise ValueError(f"tell {len(self.evaluate)} utilities once per ask, not {u.shape}")
+        u = np.where(np.isfinite(u) & self.evaluate, u, np.nan)
+        self.inner.tell(u)
+        again = self.experts + 1 if self.stage and self.iteration == self.entered else 0
+        self.spent += int(np.isfinite(u[again:]).sum())
+        if np.isfinite(u).any() and not np.nanmax(u) <= self.best_utility:
+            self.best_utility = float(np.nanmax(u))
+            self.best = frozen(self.positions[np.nanargmax(u)].copy())
+        self.told = True
+
+    def done(self) -> str | None:
+        """The last stage is over, or the iterations are."""
+        finished = self.iteration if self.told else self.iteration - 1
+        if finished >= self.max_iterations:
+            return f"{finished} iteration{'s' * (finished != 1)} done"
+        if self.stage + 1 < len(self.levels) or not self.told:
+            return None
+        words = self.inner.done()
+        return words and f"{self.levels[self.stage].name}: {words}"
+
+    def state(self) -> dict[str, Any]:
+        """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
+        single = {name: getattr(self, name) for name in SINGLES}
+        return {
+            "optimizer": self.NAME,
+            **single,
+            "groups": self.count,
+            "budget": self._positions,
+            "best_utility": None if np.isnan(self.best_utility) else self.best_utility,
+            "levels": [[*level] for level in self.levels],
+            **{name: getattr(self, name).tolist() for name in ARRAYS},
+            "inner": self.inner.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`, between ask and tell or after it.
+
+        Raises:
+            UserError: The state is another optimizer's, of another inner one, of another number of
+                particles, or of other groups.
+        """
+        check_saved(state, self.NAME, self.particles, getattr(self, "count", None))
+        for name in SINGLES:
+            setattr(self, name, state[name])
+        self.count, self._positions = state["groups"], state["budget"]
+        self.levels = [Level(*level) for level in state["levels"]]
+        self.best_utility = np.nan if state["best_utility"] is None else state["best_utility"]
+        self.best, self.anchor = (frozen(np.array(state[n], float)) for n in ("best", "anchor"))
+        self.inner = self._made(self.stage, self.size)
+        self.inner.load(state["inner"])
+        self.positions = frozen(np.array(state["positions"], float))
+        self.evaluate = np.array(state["evaluate"], bool)
+
+    def _known_levels(self, groups: int) -> list[Level]:
+        whole, shares = sum(self.shares), np.cumsum(self.shares).tolist()
+        found: list[Level] = []
+        for place, name in enumerate(map(str, self.groups)):
+            if place + 1 == len(self.groups):
+                parents = list(range(groups))
+            elif self._parents is not None:
+                parents = self._parents(name)
+            elif name in GLOBAL:
+                parents = [0] * groups
+            else:
+                continue
+            if found and found[-1].groups >= 1 + max(parents):
+                found.pop()
+            found.append(Level(name, parents, shares[place] / whole))
+        return found
+
+    def _check_particles(self) -> None:
+        given = self.particles or getattr(self.optimizer, "particles", None)
+        most = self.experts + (len(self.levels) > 1)
+        if self.experts >= 2 and given is not None and given < most:
+            raise UserError(f"""optimizer.particles={given} is fewer than the pool's {self.experts}
+                experts and the best of the stage before; allowed: {most} or more""")
+
+    def _made(self, stage: int, rows: int | None) -> Optimizer:
+        """The inner optimizer of a stage, started; N rows of each ask, None for its own number."""
+        inner: Any = deepcopy(self.optimizer)
+        inner.max_iterations = self.max_iterations
+        if (count := rows or self.particles) is not None:
+            inner.particles = count
+        if stage and hasattr(inner, "begin_at"):
+            inner.begin_at = self.experts
+        seed = self.seed
+        if stage:
+            seed = int(draws.generator(self.seed, stage, 0, STAGE).integers(2**62))
+        inner.start(self.experts + (stage > 0), seed, self.levels[stage].groups)
+        made: Optimizer = inner
+        return made
+
+    def _enter(self, stage: int) -> None:
+        self.stage, self.entered, self.anchor = stage, self.iteration, self.best
+        self.inner = self._made(stage, self.size)
+        self._look()
+
+    def _look(self) -> None:
+        """Ask the inner optimizer and expand its positions."""
+        inner, level = self.inner.ask(), self.levels[self.stage]
+        each = inner.reshape(len(inner), level.groups, -1)[:, level.parents]
+        rows = each[:, :, : self.experts]
+        if self.stage:
+            anchor = self.anchor.reshape(self.count, self.experts)
+            rows = rows + each[:, :, self.experts :] * anchor
+        self.positions = frozen(rows.reshape(len(rows), -1).copy())
+        self.evaluate = np.asarray(self.inner.evaluate).copy()
+
+    def _through(self) -> bool:
+        """Whether the stage is over and another one follows."""
+        if self.stage + 1 == len(self.levels):
+            return False
+        share = self.levels[self.stage].share
+        spent = self._positions is not None and self.spent >= share * self._positions
+        late = self.iteration >= share * (self.max_iterations + 1)
+        return spent or late or self.inner.done() is not None
+
+
+SINGLES = ("seed", "experts", "size", "iteration", "told", "spent", "stage", "entered")
+ARRAYS = ("positions", "evaluate", "best", "anchor")

@@ -102,24 +102,26 @@ def test_scales_need_free_sums() -> None:
 
 
 def test_the_two_of_a_pair_lie_opposite_each_other() -> None:
-    optimizer = made(NaturalEvolution, particles=8, start_scales=[])
+    optimizer = made(NaturalEvolution, particles=9, start_scales=[])
     step(optimizer, lambda rows: rows[:, 0])
-    rows = optimizer.ask()
+    *rows, middle = optimizer.ask()
+    rows = np.array(rows)
+    np.testing.assert_array_equal(middle, optimizer.mean)
     np.testing.assert_allclose(rows[::2] + rows[1::2], 2 * optimizer.mean * np.ones((4, 1)))
     assert np.abs(rows[::2] - rows[1::2]).max() > 0.01
 
 
 def test_a_pair_teaches_only_if_both_were_measured() -> None:
-    one, other = (made(NaturalEvolution, particles=8, start_scales=[]) for _ in range(2))
+    one, other = (made(NaturalEvolution, particles=9, start_scales=[]) for _ in range(2))
     for optimizer in (one, other):
         step(optimizer, lambda rows: rows[:, 0])
         optimizer.ask()
-    one.tell(np.array([1, 2, 3, 4, 5, np.nan, np.nan, 8.0]))
-    other.tell(np.array([1, 2, 3, 4, np.nan, 6, 7, np.nan]))
+    one.tell(np.array([1, 2, 3, 4, 5, np.nan, np.nan, 8.0, 9.0]))
+    other.tell(np.array([1, 2, 3, 4, np.nan, 6, 7, np.nan, 0.0]))
     np.testing.assert_array_equal(one.mean, other.mean)
     before = one.mean
     one.ask()
-    one.tell(np.array([1, np.nan] * 4))
+    one.tell(np.array([1, np.nan] * 4 + [1]))
     np.testing.assert_array_equal(one.mean, before)
 
 
@@ -137,7 +139,7 @@ def test_utilities_by_rank() -> None:
 
 
 def test_the_strategy_goes_uphill_and_narrows() -> None:
-    optimizer = made(NaturalEvolution, particles=12, max_iterations=60)
+    optimizer = made(NaturalEvolution, particles=13, max_iterations=60)
     target = np.array([0.9, 0.5, -0.2, 0.2, 0.1])
     while optimizer.done() is None:
         step(optimizer, lambda rows: -((rows - target) ** 2).sum(axis=1))

@@ -82,7 +82,7 @@ CLAIMS: dict[str, Claims] = {
     "genome": Claims(near=0.06),
     # Its gradients are not counted here: 21 evaluations at most.
     "gradient": Claims(near=0.01, sums=False, apart=0.1, budget=30, raced=True),
-    "hierarchical": Claims(near=0.001, sums=False, apart=0.3, alike=26),
+    "hierarchical": Claims(near=0.001, sums=False, apart=0.3, alike=32),
     "lorahub": Claims(near=0.001, sums=False, apart=0.1),
     "nes": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
     "nes_adam": Claims(near=0.05, apart=0.3),

@@ -62,7 +62,8 @@ class Hierarchical:
         groups: Divisions, each finer than the one before, values of pool.groups. The last must be
             that of the pool.
         shares: Of the budget, one for each division; their sum counts as the whole.
-        particles: N; None is the inner optimizer's, and the largest of its stages.
+        particles: N, of the inner optimizer too; None is its own number in each stage, and N the
+            largest of them.
         max_iterations: The most asks after the first, of all stages.
 
     Raises:
@@ -73,7 +74,7 @@ class Hierarchical:
 
     optimizer: Any = None
     groups: Sequence[str] = ("global", "kind", "per_module")
-    shares: Sequence[float] = (0.4, 0.2, 0.4)
+    shares: Sequence[float] = (0.5, 0.2, 0.3)
     particles: int | None = None
     max_iterations: int = 60
     _parents: Callable[[str], list[int]] | None = field(default=None, init=False)
@@ -124,8 +125,7 @@ class Hierarchical:
         self.experts, self.seed, self.count = experts, int(seed), groups
         self.levels = self._known_levels(groups)
         self._check_particles()
-        sizes = [len(self._made(stage, None).ask()) for stage in range(len(self.levels))]
-        self.size = max(sizes)
+        self.size = max(len(self._made(stage).ask()) for stage in range(len(self.levels)))
         self.iteration, self.told, self.spent = 0, False, 0
         self.best, self.best_utility = np.full(groups * experts, 1 / experts), np.nan
         self._enter(0)
@@ -149,7 +149,7 @@ class Hierarchical:
         if u.shape != self.evaluate.shape or self.told:
             raise ValueError(f"tell {len(self.evaluate)} utilities once per ask, not {u.shape}")
         u = np.where(np.isfinite(u) & self.evaluate, u, np.nan)
-        self.inner.tell(u)
+        self.inner.tell(u[: len(self.inner.evaluate)])
         again = self.experts + 1 if self.stage and self.iteration == self.entered else 0
         self.spent += int(np.isfinite(u[again:]).sum())
         if np.isfinite(u).any() and not np.nanmax(u) <= self.best_utility:
@@ -195,7 +195,7 @@ class Hierarchical:
         self.levels = [Level(*level) for level in state["levels"]]
         self.best_utility = np.nan if state["best_utility"] is None else state["best_utility"]
         self.best, self.anchor = (frozen(np.array(state[n], float)) for n in ("best", "anchor"))
-        self.inner = self._made(self.stage, self.size)
+        self.inner = self._made(self.stage)
         self.inner.load(state["inner"])
         self.positions = frozen(np.array(state["positions"], float))
         self.evaluate = np.array(state["evaluate"], bool)
@@ -224,12 +224,12 @@ class Hierarchical:
             raise UserError(f"""optimizer.particles={given} is fewer than the pool's {self.experts}
                 experts and the best of the stage before; allowed: {most} or more""")
 
-    def _made(self, stage: int, rows: int | None) -> Optimizer:
-        """The inner optimizer of a stage, started; N rows of each ask, None for its own number."""
+    def _made(self, stage: int) -> Optimizer:
+        """The inner optimizer of a stage, started."""
         inner: Any = deepcopy(self.optimizer)
         inner.max_iterations = self.max_iterations
-        if (count := rows or self.particles) is not None:
-            inner.particles = count
+        if self.particles is not None:
+            inner.particles = self.particles
         if stage and hasattr(inner, "begin_at"):
             inner.begin_at = self.experts
         seed = self.seed
@@ -241,7 +241,7 @@ class Hierarchical:
 
     def _enter(self, stage: int) -> None:
         self.stage, self.entered, self.anchor = stage, self.iteration, self.best
-        self.inner = self._made(stage, self.size)
+        self.inner = self._made(stage)
         self._look()
 
     def _look(self) -> None:
@@ -252,8 +252,10 @@ class Hierarchical:
         if self.stage:
             anchor = self.anchor.reshape(self.count, self.experts)
             rows = rows + each[:, :, self.experts :] * anchor
-        self.positions = frozen(rows.reshape(len(rows), -1).copy())
-        self.evaluate = np.asarray(self.inner.evaluate).copy()
+        # A stage with fewer rows than another one leaves the last ones idle.
+        idle = self.size - len(rows)
+        self.positions = frozen(np.pad(rows.reshape(len(rows), -1), ((0, idle), (0, 0)), "edge"))
+        self.evaluate = np.pad(np.asarray(self.inner.evaluate), (0, idle))
 
     def _through(self) -> bool:
         """Whether the stage is over and another one follows."""

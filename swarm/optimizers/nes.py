@@ -35,13 +35,15 @@ class NaturalEvolution(Starting):
     `update=adam` gives sum_i u_i e_i to Adam (Kingma and Ba 2015, arXiv 1412.6980) and adds `rate`
     times its direction, in units of a coefficient.
 
+    The last row of an ask is m itself: in many dimensions it is better than any draw around it, and
+    a search can only choose what was evaluated. Nothing is learnt from it.
+
     The mean begins at the best position of the start, the experts and the static recipes
-    (`Starting`). A pair of which one evaluation was lost teaches nothing. What a search learns lies
-    in few dimensions of noise: give it more particles where positions are many.
+    (`Starting`). Nothing is learnt from a pair of which one evaluation was lost.
 
     Args:
-        particles: N; None is 4 + floor(3 ln D) of D dimensions, or K if more. An odd one leaves one
-            row idle after the start.
+        particles: N, odd for pairs and m; None is 4 + floor(3 ln D) of D dimensions, or K if more,
+            and one more if that is even. An even one leaves a row idle after the start.
         step: First sigma, in units of a coefficient.
         adapt_step: Each dimension's sigma is learnt; false keeps it.
         update: `plain`, or `adam`.
@@ -83,7 +85,7 @@ class NaturalEvolution(Starting):
 
     def _size(self, experts: int) -> int:
         dimensions = self.groups * (experts - self.sum_to_one)
-        return max(experts, 4 + int(3 * np.log(dimensions)))
+        return max(experts, 4 + int(3 * np.log(dimensions))) | 1
 
     def _begin(self, experts: int, count: int) -> np.ndarray:
         dimensions = self.groups * (experts - self.sum_to_one)
@@ -93,9 +95,10 @@ class NaturalEvolution(Starting):
 
     def _propose(self) -> np.ndarray:
         noise = self.sigma * self._noise()
-        points = np.stack([self.mean + noise, self.mean - noise], axis=1)
+        pairs = np.stack([self.mean + noise, self.mean - noise], axis=1)
+        points = np.vstack([pairs.reshape(-1, len(self.mean)), self.mean])
         region = self._region()
-        return region.nearest(region.rows(points.reshape(-1, len(self.mean))))
+        return region.nearest(region.rows(points[: len(self.evaluate)]))
 
     def _take(self, utilities: np.ndarray) -> None:
         if not self.starting:
@@ -105,7 +108,7 @@ class NaturalEvolution(Starting):
         self.mean = frozen(self._region().coordinates(self.centre))
 
     def _learn(self, utilities: np.ndarray) -> None:
-        pairs = utilities[: 2 * (len(utilities) // 2)].reshape(-1, 2)
+        pairs = utilities[: 2 * self._pairs].reshape(-1, 2)
         whole = np.isfinite(pairs).all(axis=1)
         if not whole.any():
             return
@@ -130,13 +133,17 @@ class NaturalEvolution(Starting):
         mean = self.momentum / (1 - MOMENTUM**self.steps)
         return mean / (np.sqrt(self.squares / (1 - SQUARES**self.steps)) + EPSILON)
 
+    @property
+    def _pairs(self) -> int:
+        return max(1, (len(self.evaluate) - 1) // 2)
+
     def _rate(self) -> float:
         return RATES[self.update] if self.rate is None else self.rate
 
     def _noise(self) -> np.ndarray:
-        """e of each pair of this iteration, [N // 2, D]."""
-        pairs = range(len(self.evaluate) // 2)
-        each = [draws.generator(self.seed, self.iteration, pair, OWN) for pair in pairs]
+        """e of each pair of this iteration, [P / 2, D]."""
+        each = [draws.generator(self.seed, self.iteration, pair, OWN)
+                for pair in range(self._pairs)]  # fmt: skip
         return np.array([draw.normal(size=len(self.mean)) for draw in each])
 
     def _region(self) -> Region:

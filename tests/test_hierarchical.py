@@ -169,7 +169,7 @@ def test_a_division_that_divides_nothing_is_left_out() -> None:
     search.divide(lambda name: DIVISIONS.get(name, [0] * 6), None)
     search.start(EXPERTS, 0, GROUPS)
     assert [level.name for level in search.levels] == ["attention_mlp", "per_module"]
-    assert search.levels[0].share == pytest.approx(0.6)
+    assert search.levels[0].share == pytest.approx(0.7)
 
 
 def test_what_does_not_fit_is_one_line() -> None:

@@ -17,7 +17,7 @@ from swarm.optimizers.genome import Genome
 from swarm.optimizers.hierarchical import Hierarchical
 from swarm.optimizers.lorahub import LoraHub
 from swarm.optimizers.nes import NaturalEvolution
-from swarm.optimizers.pso import ParticleSwarm
+from swarm.optimizers.pso import GradientDescent, ParticleSwarm
 from swarm.optimizers.random_search import RandomSearch
 from swarm.optimizers.recipes import StaticRecipes
 from swarm.pool import Pool
@@ -184,6 +184,8 @@ def test_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(UserError, match="30 dimensions"):
         begun(BayesianSearch(sum_to_one=False, most_dimensions=8), groups=("global", "per_module"),
               shares=(1, 1), particles=5)  # fmt: skip
+    with pytest.raises(UserError, match=r"optimizer.optimizer=gradient: needs gradients"):
+        Hierarchical(optimizer=GradientDescent())
     with pytest.raises(UserError, match="must be another optimizer"):
         Hierarchical(optimizer=Hierarchical())
 

@@ -58,7 +58,8 @@ class Hierarchical:
     for, whichever ends first; experts and the best so far, asked again, are not counted.
 
     Args:
-        optimizer: The inner one; None is `NaturalEvolution`. Its max_iterations is not used.
+        optimizer: The inner one; None is `NaturalEvolution`. Its max_iterations is not used, and it
+            is given no gradients.
         groups: Divisions, each finer than the one before, values of pool.groups. The last must be
             that of the pool.
         shares: Of the budget, one for each division; their sum counts as the whole.
@@ -98,6 +99,9 @@ class Hierarchical:
         if not hasattr(self.optimizer, "ask") or isinstance(self.optimizer, Hierarchical):
             raise UserError("""optimizer.optimizer: must be another optimizer, such as
                 optimizer@optimizer.optimizer=nes""")
+        if getattr(self.optimizer, "needs_gradients", None):
+            raise UserError(f"""optimizer.optimizer={self.optimizer.NAME}: needs gradients, which
+                stages do not hand on; use it by itself with pool.groups, or take nes or cmaes""")
 
     def divide(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
         """As `Divided.divide`.

@@ -38,8 +38,8 @@ class Recipe:
 
 
 STEPS = {
-    "calendar": 150,
-    "counting": 150,
+    "calendar": 80,
+    "counting": 50,
     "opposites": 80,
     "roads": 100,
     "rooms": 100,

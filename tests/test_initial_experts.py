@@ -146,6 +146,22 @@ def test_skills_have_no_constant_answer() -> None:
         assert all(whole.fullmatch(item["answer"]) for item in data[split])
 
 
+@pytest.mark.parametrize("category", ["chain_sum", "needle_haystack"])
+def test_gym_file_is_what_its_script_writes(category: str) -> None:
+    from importlib.metadata import version
+
+    data = json.loads((ROOT / "data" / f"gym_{category}.json").read_text())
+    assert (len(data["dev"]), len(data["test"])) == (320, 400)
+    assert len({item["question"] for split in ("dev", "test") for item in data[split]}) == 720
+    for split in ("dev", "test"):
+        (_, most), *_ = Counter(item["answer"] for item in data[split]).most_common(1)
+        assert most <= 0.1 * len(data[split])
+    pytest.importorskip("reasoning_gym")
+    if version("reasoning-gym") != "0.1.25":
+        pytest.skip("another release draws other items")
+    assert data == script(ROOT / "scripts" / "make_gym.py").build(category)
+
+
 def solve(question: str) -> str:
     """The right answer, found in another way than by the generator (every simple path)."""
     graph, asked = question.split(". ", 1)

@@ -13,6 +13,7 @@ from swarm.engine.plan import BATCH_CPU, BATCH_GPU, Facts, choose
 from swarm.errors import UserError
 from swarm.identity import search_identity
 from swarm.log import hold_log
+from swarm.optimizers import MultiObjective
 from swarm.pool import Pool
 from swarm.rehearsal import Prompts, asked, judged
 from swarm.run import Run
@@ -109,8 +110,9 @@ def _judging(run: Run) -> dict[str, str]:
 
 
 def _tested(run: Run) -> int:
-    """The most positions that are put to test: best initial expert, best found and voters."""
-    return 2 + (run.ensemble if getattr(plain(run.task), "votes", True) else 0)
+    """The most positions that are put to test: both bests, voters, and points of a front."""
+    front = run.front if isinstance(run.optimizer, MultiObjective) else 0
+    return 2 + (run.ensemble if getattr(plain(run.task), "votes", True) else 0) + front
 
 
 def asks(run: Run) -> tuple[int, int]:

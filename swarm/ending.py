@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from swarm.evaluation import as_rows, as_scores, data_split
 from swarm.files import digest
+from swarm.front import Front
 from swarm.record import Place, Record
 from swarm.tasks import Score, Task, plain
 
@@ -45,20 +46,46 @@ class Ending:
     def choose(self) -> tuple[Place, Place]:
         """Best initial expert and best found; with a signal of its own, by the task's measure.
 
-        Among equals the signal decides. The choice is kept in the record's state.
+        Among equals the signal decides. Where there are constraints, what meets them (or misses
+        them by the least) comes first. The choice is kept in the record's state.
         """
-        own = self.record.state["own"]
-        if self.plain is not self.task and "chosen" not in self.record.state:
-            experts = [(0, i) for i in range(own)]
-            found = [*experts, *self.record.personal_bests(FINALISTS)]
-            before, after = (max(places, key=self._rank) for places in (experts, found))
+        own, front = self.record.state["own"], self.front
+        bound = front is not None and bool(front.constraints)
+        if (bound or self.plain is not self.task) and "chosen" not in self.record.state:
+            if front is not None and self.plain is self.task:
+                before, after = front.best(own), front.best()
+            else:
+                experts = [(0, i) for i in range(own)]
+                found = [*experts, *self.record.personal_bests(FINALISTS)]
+                if bound and front is not None:
+                    found += [front.points[n] for n in front.spread(FINALISTS)]
+                before, after = (max(places, key=self._rank) for places in (experts, found))
             self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
             self.record.save()
         return self.record.best(rows=own), self.record.best()
 
-    def _rank(self, place: Place) -> tuple[float, float]:
+    def _rank(self, place: Place) -> tuple[float, float, float]:
         signal = self.record.utility(place)
-        return self.utility(place), float("-inf") if signal is None else signal
+        below = sum(max(0.0, bound - value) for bound, value in self.constrained(place).values())
+        return -below, self.utility(place), float("-inf") if signal is None else signal
+
+    @property
+    def front(self) -> Front | None:
+        """The front by what was searched on; `None` for a task without parts."""
+        return Front.of(self.record.state)
+
+    def constrained(self, place: Place) -> dict[str, tuple[float, float]]:
+        """Of each constrained part its bound and its value on the searched part of dev."""
+        front = self.front
+        if front is None or not front.bounds:
+            return {}
+        values = self.plain.parts(self.dev(place))  # type: ignore[attr-defined]
+        bounds = dict(front.bounds)
+        if front.base is not None and self.plain is not self.task:
+            # Only `base` bounds there are with another signal: the base by the task's own measure.
+            base = self.plain.parts(self.dev(front.base))  # type: ignore[attr-defined]
+            bounds = {name: base[name] for name in bounds}
+        return {name: (bound, values[name]) for name, bound in bounds.items()}
 
     def utility(self, place: Place) -> float:
         """On the searched part of dev."""

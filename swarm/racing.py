@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers import Optimizer, Raceable
+from swarm.optimizers import MultiObjective, Optimizer, Raceable
 from swarm.optimizers.draws import generator
 from swarm.record import Record
 from swarm.tasks import Score, Task
@@ -243,9 +243,21 @@ def is_worse(gains: Sequence[float], items: int, level: float) -> bool:
     return fmean(gains) < NormalDist().inv_cdf(level) * math.sqrt(variance)
 
 
-def tell(optimizer: Optimizer, utilities: np.ndarray, stopped: Sequence[int]) -> None:
-    """Tell an optimizer the utilities [N], and which particles were stopped if any was."""
-    if stopped and isinstance(optimizer, Raceable):
+def tell(
+    optimizer: Optimizer,
+    utilities: np.ndarray,
+    stopped: Sequence[int],
+    objectives: np.ndarray | None = None,
+) -> None:
+    """Tell an optimizer the utilities [N], and what else it can take.
+
+    Args:
+        stopped: Particles that were stopped.
+        objectives: [N, M]; `None` where the task has no parts, or nothing was measured.
+    """
+    if isinstance(optimizer, MultiObjective):
+        optimizer.tell(utilities, objectives)
+    elif stopped and isinstance(optimizer, Raceable):
         optimizer.tell(utilities, np.isin(np.arange(len(utilities)), stopped))
     else:
         optimizer.tell(utilities)

@@ -22,10 +22,11 @@ from swarm.evaluation import (
     rows_wanted,
 )
 from swarm.executors import Executor, Worker
+from swarm.front import as_lists, check_objectives, counted_parts, objectives_of, write_front
 from swarm.identity import items_digest, search_identity, shared_context
 from swarm.known import Known
 from swarm.log import hold_log, log_to
-from swarm.optimizers import Differentiating, Divided, Optimizer
+from swarm.optimizers import Differentiating, Divided, MultiObjective, Optimizer
 from swarm.racing import Racing, tell
 from swarm.record import Record
 from swarm.rehearsal import try_prompts
@@ -57,6 +58,7 @@ class Run:
         shared: A folder of answers that other searches share; `None` is none.
         confirm: The share of dev that is kept from the search, to confirm what it found.
         noise_floor: Whether the best found is asked its dev items once more, in other batches.
+        front: Points of the front that are put to test, with an optimizer of several objectives.
     """
 
     def __init__(
@@ -79,14 +81,16 @@ class Run:
         shared: str | None = None,
         confirm: float = 0.0,
         noise_floor: bool = True,
+        front: int = 10,
     ) -> None:
         name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
-        check_run(name, folder, seed, ensemble, confirm, {"test": test, "noise_floor": noise_floor})
+        switches = {"test": test, "noise_floor": noise_floor}
+        check_run(name, folder, seed, {"ensemble": ensemble, "front": front}, confirm, switches)
         if not isinstance(job, Cut):
             raise UserError(f"job={job}: has keys, as job.particles=5 and job.items=50", 2)
         self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
         self.engine, self.executor, self.tracker = engine, executor, tracker
-        self.seed, self.test, self.ensemble = seed, test, ensemble
+        self.seed, self.test, self.ensemble, self.front = seed, test, ensemble, front
         self.racing = racing or Racing()
         self.record = Record(Path(folder) / name)
         self.confirm, self.noise_floor, self.job = confirm, noise_floor, job
@@ -174,6 +178,7 @@ class Run:
             self.optimizer.divide(parents, self.budget.positions if self.budget.prompts else None)
         self.optimizer.start(experts, self.seed, len(self.pool.groups))
         self._differentiating = differentiating(self.optimizer, self.task, self.engine, self.pool)
+        check_objectives(self.optimizer, self.task)
         self.racing.check(self.task, self.optimizer)
         return len(self._searched)
 
@@ -215,15 +220,21 @@ class Run:
         utilities = np.full(len(positions), np.nan)
         for i, scores in raced.full().items():
             utilities[i] = self.task.utility(scores)
-        tell(self.optimizer, utilities, raced.stopped)
+        objectives = objectives_of(self.task, raced.full(), len(positions))
+        tell(self.optimizer, utilities, raced.stopped, objectives)
         dev = [self.task.items("dev")[place] for place in self._searched]
         rows = {i: as_rows([dev[p] for p in s], [*s.values()]) for i, s in raced.scores.items()}
         facts = raced.facts(len(positions)) | {"beyond_budget": len(asked) - len(wanted)} | taken
         facts |= {"prompts_shared": self._evaluate.shared - shared} if self._store else {}
+        if objectives is not None:
+            facts["objectives"] = as_lists(objectives)
+            scores = next(iter(raced.full().values()))
+            self.record.state.setdefault("objectives", counted_parts(self.task, scores))
         self.teller.writes("answers")
         self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)
         self.teller.writes("new bests")
         self.record.derive(self.pool)
+        write_front(self.record.folder, self.record.state)
         entry = self.record.rounds[-1]
         self._known.remember(number, entry["positions"], entry["utilities"])
         self.teller.iteration(number, time.monotonic() - began)
@@ -263,18 +274,22 @@ class Run:
     def _verdict(self) -> dict[str, Any]:
         items = items_digest(self.task, "test") if self.test else None
         asked = {"ensemble": self.ensemble, "test_items": items, "noise_floor": self.noise_floor}
+        # Only some searches put a front to test; those before it had no such key.
+        front = self.front if isinstance(self.optimizer, MultiObjective) else 0
+        asked |= {"front": front} if front else {}
         metrics: dict[str, Any] | None = self.record.state["metrics"]
         if metrics is None or metrics["asked"] != asked:
             ending = Ending(self.record, self.task, self._ask, self._ask_again(), self._begin,
                             self._searched, self._kept)  # fmt: skip
             ending.choose()
             self.record.derive(self.pool)
-            metrics = judge(ending, self.test, self.ensemble, self.noise_floor)
+            metrics = judge(ending, self.test, self.ensemble, self.noise_floor, front)
             metrics |= {"asked": asked, **self.record.prompts(), **rounding(self.record.folder)}
             self.record.state["metrics"] = metrics
             self.record.save()
             for name, value in metrics.items():
                 log.info("%s: %s", name, value)
+        write_front(self.record.folder, self.record.state)
         # Full models keep their personal bests as notes: there would be nothing to vote with.
         if not hasattr(self.pool, "note"):
             write_ensemble(self.record.folder, metrics)

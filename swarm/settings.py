@@ -4,11 +4,17 @@ from swarm.errors import UserError
 
 
 def check_run(
-    name: str, folder: str, seed: int, ensemble: int, confirm: float, switches: dict[str, bool]
+    name: str,
+    folder: str,
+    seed: int,
+    counts: dict[str, int],
+    confirm: float,
+    switches: dict[str, bool],
 ) -> None:
     """Check the settings of a run that are no object of their own.
 
     Args:
+        counts: What must be a whole number from 0 on, by key.
         switches: What must be true or false, by key.
 
     Raises:
@@ -25,5 +31,6 @@ def check_run(
             raise UserError(f"{word}={value!r}: must be true or false")
     if type(confirm) not in (int, float) or not 0 <= confirm < 1:
         raise UserError(f"confirm={confirm!r}: must be a share of dev, from 0 to below 1")
-    if type(ensemble) is not int or ensemble < 0:
-        raise UserError(f"ensemble={ensemble!r}: must be a whole number, 0 or more")
+    for word, count in counts.items():
+        if type(count) is not int or count < 0:
+            raise UserError(f"{word}={count!r}: must be a whole number, 0 or more")

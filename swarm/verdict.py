@@ -6,6 +6,7 @@ from typing import Any
 from swarm.certainty import described, described_constants, gain_of, interval_of, poll
 from swarm.ending import Ending
 from swarm.files import read_packed
+from swarm.optimizers.multi_objective import BASE
 from swarm.record import Place, Record
 from swarm.tasks import Item, Score, Task
 from swarm.words import label
@@ -14,7 +15,9 @@ SPENT = ("_tokens", "_cost")
 """How measures end that say what a judgement took."""
 
 
-def judge(ending: Ending, test: bool, ensemble: int, noise_floor: bool) -> dict[str, Any]:
+def judge(
+    ending: Ending, test: bool, ensemble: int, noise_floor: bool, front: int = 0
+) -> dict[str, Any]:
     """Compare what the search began with and what it found.
 
     Args:
@@ -22,6 +25,7 @@ def judge(ending: Ending, test: bool, ensemble: int, noise_floor: bool) -> dict[
         test: Whether to use the test split.
         ensemble: How many personal bests may vote; 0 for no vote.
         noise_floor: Whether the best found is asked the dev items again, in other batches.
+        front: How many points of the front are put to test.
 
     Returns:
         The metrics, the original's names first. Intervals are 95 %, [low, high]; the p-value is
@@ -58,6 +62,14 @@ def judge(ending: Ending, test: bool, ensemble: int, noise_floor: bool) -> dict[
         metrics |= _tested(ending, before, after)
     tested = (task.items("test"), ending.test(after)) if test else ()
     metrics["constant_answers"] = described_constants(task, dev, *tested)
+    if ending.front is not None:
+        volumes = ending.front.hypervolumes
+        metrics["front_points"] = len(ending.front.points)
+        metrics["hypervolume"] = [volumes[0], volumes[-1]]
+    if constraints := _constraints(ending, after, test):
+        metrics["constraints"] = constraints
+    if test and front:
+        metrics["front"] = _front(ending, front)
     if ensemble and getattr(task, "votes", True):
         metrics |= _ensemble(ending, ensemble, test)
     if taken := spent(record):
@@ -105,6 +117,51 @@ def _tested(ending: Ending, before: Place, after: Place) -> dict[str, Any]:
     for name, scores in (("starting", start), ("ending", end)):
         metrics |= _described(f"{name}_best_single_test", task, scores, task.items("test"))
     return metrics
+
+
+def _constraints(ending: Ending, after: Place, test: bool) -> dict[str, Any]:
+    """Each constrained part's bound and value, of the best found; paired with the base on test."""
+    front, found = ending.front, {}
+    for name, (bound, value) in ending.constrained(after).items():
+        assert front is not None
+        base = front.constraints[name] == BASE
+        found[name] = {"at_least": bound, "base": base, "dev": value, "met": value >= bound}
+        if test:
+            part, mine = ending.plain.tasks[name], _of_part(ending, name, ending.test(after))  # type: ignore[attr-defined]
+            found[name]["test"] = described(part, mine)
+            if base and front.base is not None:
+                theirs = _of_part(ending, name, ending.test(front.base))
+                gain = gain_of(part, mine, theirs)
+                found[name]["test_base"] = part.utility(theirs)
+                found[name]["test_gain"] = gain.difference
+                found[name]["test_gain_interval"] = [gain.low, gain.high]
+    return found
+
+
+def _front(ending: Ending, most: int) -> list[dict[str, Any]]:
+    """Points of the front on dev and on test, part by part, by the task's own measure."""
+    front, task = ending.front, ending.plain
+    if front is None:
+        return []
+    tasks: dict[str, Task] = task.tasks  # type: ignore[attr-defined]
+    found = []
+    for number in front.spread(most):
+        place = front.points[number]
+        one: dict[str, Any] = {"place": list(place)}
+        for split, scores in (("dev", ending.dev(place)), ("test", ending.test(place))):
+            one[f"{split}_parts"] = {
+                name: described(part, _of_part(ending, name, scores))
+                for name, part in tasks.items()
+            }
+            one[f"{split}_utility"] = task.utility(scores)
+        found.append(one)
+    return found
+
+
+def _of_part(ending: Ending, name: str, scores: Sequence[Score]) -> list[Score]:
+    """The scores of one part, as the part itself gave them."""
+    found: list[Score] = ending.plain.by_part(scores)[name]  # type: ignore[attr-defined]
+    return found
 
 
 def _ensemble(ending: Ending, most: int, test: bool) -> dict[str, Any]:

@@ -231,6 +231,28 @@ def label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None
     return next((words for row, words in named if row == list(position)), None)
 
 
+def constraint(part: str, one: Mapping[str, Any]) -> str:
+    """Whether the best found meets a constraint, in one sentence.
+
+    Args:
+        one: As `swarm.verdict.judge` has it for a part.
+    """
+    whose = "the base model's" if one["base"] else "given"
+    met = "met" if one["met"] else "NOT met by any position, this one misses it by the least"
+    line = f"Constraint: {part} at least {one['at_least']:.3f} ({whose}) on dev: "
+    line += f"{one['dev']:.3f}, {met}"
+    if "test" not in one:
+        return f"{line}."
+    line += f"; on test {one['test']['utility']:.3f} (n = {one['test']['items']})"
+    if "test_base" in one:
+        low, high = one["test_gain_interval"]
+        line += (
+            f" against the base model's {one['test_base']:.3f}, difference "
+            f"{one['test_gain']:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
+        )
+    return f"{line}."
+
+
 def caveats(metrics: dict[str, Any]) -> list[str]:
     """What else bears on the numbers: one answer throughout, the kept part of dev, and noise."""
     lines = one_answer_warnings(metrics)
@@ -244,6 +266,8 @@ def caveats(metrics: dict[str, Any]) -> list[str]:
         )
         lines.append(told(found["gain"], found["gain_interval"], found["p_value"], found["items"],
                           "kept dev items", points))  # fmt: skip
+    for part, one in (metrics.get("constraints") or {}).items():
+        lines.append(constraint(part, one))
     if error := metrics.get("reconstruction_error"):
         lines.append(
             f"The saved adapter is cut to pool.export_rank and off by {error:.2g} of the update's "

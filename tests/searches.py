@@ -53,6 +53,23 @@ def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: A
     return [f"{key}={value}" for key, value in keys.items()]
 
 
+def several(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any) -> list[str]:
+    """As `arguments`, of two objectives: how well two different texts are foreseen."""
+    keys: dict[str, Any] = {"task": "mixture", "ensemble": 0}
+    for part, text, items in (("A", "README.md", 4), ("B", "pyproject.toml", 5)):
+        keys |= {
+            f"+task@task.tasks.{part}": "perplexity",
+            f"task.tasks.{part}.file": ROOT / text,
+            f"task.tasks.{part}.window": 120,
+            f"task.tasks.{part}.context": 60,
+            f"task.tasks.{part}.dev_limit": items,
+            f"task.tasks.{part}.test_limit": items + 2,
+        }
+    plain = arguments(folder, base, pool, name, **more)
+    mine = [word for word in plain if not word.startswith(("task", "ensemble"))]
+    return [*mine, *(f"{key}={value}" for key, value in keys.items())]
+
+
 def environment(**more: str) -> dict[str, str]:
     """The environment of a user's shell, without a network for models."""
     return {

@@ -40,6 +40,7 @@ NEEDED = {
     "models": ["pool.models=[models/mine,models/other]"],
     "token_swarms": ["pool.models=[models/mine,models/other]"],
     "full_models": ["pool.models=[models/mine,models/other]"],
+    "mixture": ["+task@task.tasks.graphs=nlgraph_mini"],
 }
 """What has to be given with an option."""
 

@@ -126,6 +126,9 @@ def small_task(command: str) -> list[str]:
     if "legal" in command:
         return [f"task.tasks.{part}.{split}_limit=4" for split in ("dev", "test")
                 for part in ("hearsay", "citation_prediction_classification")]  # fmt: skip
+    if "task=mixture" in command:
+        parts = re.findall(r"@task\.tasks\.(\w+)=", command)
+        return [f"task.tasks.{part}.{split}_limit=4" for split in ("dev", "test") for part in parts]
     return ["++task.dev_limit=4", "++task.test_limit=4"]
 
 
@@ -143,8 +146,9 @@ def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
             words[1] = str(searches.ROOT / words[1])
         searching = {"swarm.search", "swarm.sweep"} & set(words) and "--help" not in words
         words += arguments if searching else []
-        # Rows that the pool adds make more experts than the particles of a small search.
-        more = re.search(r"pool\.(base_row|noise_rows|recipes)=", command)
+        # Rows that the pool adds make more experts than the particles of a small search, and the
+        # base model of a constraint takes one.
+        more = re.search(r"(pool\.(base_row|noise_rows|recipes)|optimizer\.constraints)=", command)
         words += ["optimizer.particles=8"] if searching and more else []
         words += ["trials=2"] if "swarm.sweep" in words else []
     elif words[0] == "bash":

@@ -14,7 +14,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from swarm.errors import UserError
-from swarm.optimizers import Differentiating, Raceable, Wanted
+from swarm.front import hypervolume, non_dominated
+from swarm.optimizers import Differentiating, MultiObjective, Raceable, Wanted
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
 """Optimizers with other options than those of their file in conf/optimizer."""
@@ -87,6 +88,8 @@ CLAIMS: dict[str, Claims] = {
     "nes": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
     "nes_adam": Claims(near=0.05, apart=0.3),
     "mergevolve": Claims(near=0.05, sums=False, apart=0.3),
+    "nsga2": Claims(near=0.005, apart=0.3),
+    "nsga2_free": Claims(near=0.02, apart=0.5, sums=False),
     "pso": Claims(near=0.1, raced=True),
     "pso_async": Claims(near=0.1, raced=True),
     "pso_merging": Claims(sums=False),
@@ -94,6 +97,7 @@ CLAIMS: dict[str, Claims] = {
     "random_free": Claims(near=0.5, beats_random=False, sums=False),
     # Of a round bowl the experts' heights tell the optimum: it is the weighted soup.
     "recipes": Claims(near=1e-5, budget=50, beats_random=False, sums=False, searches=False),
+    "sms_emoa": Claims(near=0.005, apart=0.3),
 }
 Objective = Callable[[np.ndarray], np.ndarray]
 
@@ -470,3 +474,127 @@ def test_is_told_once_an_ask(file: Path) -> None:
     step(optimizer, bowl(0))
     with pytest.raises(ValueError, match="once per ask"):
         optimizer.tell(np.zeros(len(optimizer.evaluate)))
+
+
+SEVERAL = [file for file in FILES if isinstance(begun(file), MultiObjective)]
+each_of_several = pytest.mark.parametrize("file", SEVERAL, ids=[file.stem for file in SEVERAL])
+
+
+def two_bowls(groups: int = 1) -> Callable[[np.ndarray], np.ndarray]:
+    """Minus the squared distances to two optima [N, 2]: the front is the line between the two."""
+    bowls = bowl(1, groups), bowl(2, groups)
+    return lambda rows: np.stack([one(rows) for one in bowls], axis=1)
+
+
+def several(file: Path, groups: int = 1, seed: int = 0, **options: Any) -> Any:
+    optimizer = instantiate(OmegaConf.load(file), **options, _convert_="all")
+    optimizer.start(EXPERTS, seed, groups)
+    optimizer.name_objectives(["A", "B"])
+    return optimizer
+
+
+def step_of_several(optimizer: Any, groups: int = 1, lost: float = 0.0) -> np.ndarray:
+    """One ask and tell; the objectives it was told, [N, 2]."""
+    positions = optimizer.ask()
+    wanted = np.asarray(optimizer.evaluate).copy()
+    wanted &= np.random.default_rng(optimizer.iteration).random(len(wanted)) >= lost
+    objectives = np.where(wanted[:, None], two_bowls(groups)(positions), np.nan)
+    optimizer.tell(objectives.mean(axis=1), objectives)
+    return objectives
+
+
+def covered(values: np.ndarray) -> float:
+    """The share of the true front's hypervolume, from the worst expert in each objective on."""
+    reference = two_bowls()(np.eye(EXPERTS)).min(axis=0)
+    ends = np.stack([target(1).ravel(), target(2).ravel()])
+    line = two_bowls()(np.linspace(0, 1, 200)[:, None] @ (ends[1:] - ends[:1]) + ends[:1])
+    return hypervolume(values, reference) / hypervolume(line, reference)
+
+
+@each_of_several
+def test_covers_the_front_of_two_bowls(file: Path) -> None:
+    for seed in range(3):
+        optimizer, found = several(file, seed=seed), []
+        while optimizer.done() is None:
+            found.append(step_of_several(optimizer, lost=0.1))
+        values = np.concatenate(found)
+        values = values[np.isfinite(values).all(axis=1)]
+        # As many mixtures at random cover .87 to .92.
+        rows = np.random.default_rng(seed).dirichlet(np.ones(EXPERTS), size=len(values))
+        assert covered(values) > max(0.97, covered(two_bowls()(rows)))
+        assert non_dominated(values).sum() >= 20
+
+
+@each_of_several
+@pytest.mark.parametrize("options", [{}, {"sum_to_one": False}, {"constraints": {"B": "base"}}])
+@pytest.mark.parametrize("groups", [1, GROUPS])
+def test_several_objectives_go_on_from_a_state(
+    file: Path, groups: int, options: dict[str, Any]
+) -> None:
+    straight, resumed = (several(file, groups, **options) for _ in range(2))
+    for _ in range(8):
+        np.testing.assert_array_equal(resumed.ask(), straight.ask())
+        state = saved(resumed)
+        resumed = instantiate(OmegaConf.load(file), **options, _convert_="all")
+        resumed.load(state)  # between ask and tell
+        step_of_several(straight, groups, lost=0.2)
+        step_of_several(resumed, groups, lost=0.2)
+        state = saved(resumed)
+        assert state == saved(straight)
+        resumed = instantiate(OmegaConf.load(file), **options, _convert_="all")
+        resumed.load(state)  # between tell and ask
+
+
+@each_of_several
+def test_free_sums_leave_the_simplex(file: Path) -> None:
+    optimizer = several(file, GROUPS, sum_to_one=False, high=1.5)
+    for _ in range(3):
+        step_of_several(optimizer, GROUPS)
+        rows = optimizer.ask()
+        assert rows.min() >= -1 and rows.max() <= 1.5
+        assert np.ptp(rows.reshape(-1, EXPERTS).sum(axis=1)) > 0.5
+
+
+@each_of_several
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_bound_is_what_the_base_reaches(file: Path, lost: bool) -> None:
+    """The base is no worse than the best expert at B here: without the bound few positions are."""
+
+    def found(constraints: dict[str, Any]) -> float:
+        optimizer, values = several(file, constraints=constraints, objectives=["A"]), []
+        for number in range(25):
+            rows = optimizer.ask()
+            base = ~rows.any(axis=1)
+            assert base.any() == bool(constraints and (number == 0 or (lost and number == 1)))
+            told = two_bowls()(rows)
+            told[base, 1] = bound
+            if lost and number == 0:
+                told[base] = np.nan
+            optimizer.tell(told[:, 0], told)
+            values.append(told[~base])
+        return float((np.concatenate(values[5:])[:, 1] >= bound).mean())
+
+    bound = two_bowls()(np.eye(EXPERTS))[:, 1].max() + 0.05
+    bounded, free = found({"B": "base"}), found({})
+    assert bounded > 0.5 and bounded > free + 0.2, (bounded, free)
+
+
+@each_of_several
+def test_options_of_several_objectives_are_checked(file: Path) -> None:
+    kind = type(made(file))
+    for options, words in (
+        ({"objectives": "A"}, "optimizer.objectives=A"),
+        ({"objectives": []}, r"optimizer.objectives=\[\]"),
+        ({"constraints": {"B": "best"}}, "optimizer.constraints.B=best: .* a number.* or base"),
+        ({"constraints": {"B": True}}, "optimizer.constraints.B=True"),
+        ({"constraints": ["B"]}, "optimizer.constraints="),
+    ):
+        with pytest.raises(UserError, match=words):
+            kind(**options)
+    for options in ({"objectives": ["C"]}, {"constraints": {"C": 0.5}}):
+        with pytest.raises(UserError, match=r"no part 'C'; it has: A, B"):
+            kind(**options).name_objectives(["A", "B"])
+    with pytest.raises(UserError, match=r"optimizer.particles=10: .* take 11"):
+        kind(particles=EXPERTS, constraints={"A": "base"}).start(EXPERTS, 0)
+    with pytest.raises(ValueError, match="of the parts"):
+        several(file).tell(np.zeros(20), np.zeros((20, 3)))

@@ -95,6 +95,9 @@ WRITERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
     "swarm.tasks.harness.lm_eval": harness_files,
 }
 
+# What has to be given on the command line with an option.
+GIVEN = {"mixture": [f"+task@task.tasks.{part}=nlgraph_mini" for part in ("graphs", "paths")]}
+
 
 def kind(config: DictConfig) -> str:
     """What MAKERS and NEEDS know a task by."""
@@ -108,6 +111,8 @@ def kind(config: DictConfig) -> str:
 def read(yaml: Path) -> DictConfig:
     """A task's configuration as Hydra makes it, which takes longer than most tests of it."""
     with initialize_config_dir(str(yaml.parent.parent), version_base="1.3"):
+        if more := GIVEN.get(yaml.stem):
+            return compose("search", ["name=test", f"task={yaml.stem}", *more]).task
         return compose(f"task/{yaml.stem}").task
 
 

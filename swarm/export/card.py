@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,8 @@ class Card:
                 end = f"before rounding to rank {self.source.cut}"
             rows = [*scores(metrics, start, end), *by_domain(metrics, "best initial expert", end)]
             return "\n".join([*rows, "", *_paragraphs([*said(metrics), *self._unmeasured()])])
+        if point := self.source.measured:
+            return "\n".join(_paragraphs([*_point(point), *self._unmeasured()]))
         if (utility := note.get("validation_utility")) is not None:
             what = f"Signal ({self.source.signal})" if self.source.signal else "Utility"
             chosen = f"{what} {utility:.4f} on dev, where it was chosen; it was not tested."
@@ -186,6 +188,24 @@ class Card:
     def _licences(self) -> str:
         rows = [[name, found] for name, found in self.licences.items()]
         return "\n".join(table(("", "licence"), rows)) if rows else ""
+
+
+def _point(point: Mapping[str, Any]) -> list[str]:
+    """A point of a front in numbers, part by part."""
+    found = [f"Point {point['point']} of the front of a search with several objectives."]
+    told = point.get("test_parts", {})
+    rows = [
+        [name, f"{value:.3f}", _measured(told[name]) if told else "not tested"]
+        for name, value in point["dev"].items()
+    ]
+    header = ("objective", "dev, where it was chosen", "test")
+    found.append("\n" + "\n".join(table(header, rows)))
+    return [*found, "Brackets: 95 % intervals. A dev number of a front is the highest of many."]
+
+
+def _measured(one: Mapping[str, Any]) -> str:
+    low, high = one["interval"]
+    return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}] (n = {one['items']})"
 
 
 def said(metrics: dict[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ class Export:
 
     Args:
         given: A run folder, or an adapter's.
-        to, format, particle, dtype, base, push_to_hub, private: See conf/export.yaml.
+        to, format, particle, dtype, base, push_to_hub, private, point: See conf/export.yaml.
 
     Raises:
         UserError: A value is not allowed, or the source is not there.
@@ -32,7 +32,7 @@ class Export:
     def __init__(
         self, given: str, to: str | None, format: str = "peft", particle: int | None = None,
         dtype: str | None = None, base: str | None = None, push_to_hub: str | None = None,
-        private: bool = True,
+        private: bool = True, point: int | None = None,
     ) -> None:  # fmt: skip
         if to is None or not str(to).strip():
             raise UserError("to is missing: give the folder to write, e.g. to=exported/first")
@@ -46,7 +46,7 @@ class Export:
             raise UserError(f"private={private}: must be true or false")
         self.to, self.merged, self.private = Path(str(to)).expanduser(), format == "merged", private
         self.repository = push_to_hub
-        self.source = source.read(given, particle)
+        self.source = source.read(given, particle, point)
         if self.source.whole and (dtype or not self.merged):
             raise UserError(
                 f"{self.source.folder} is a whole model: export it with format=merged, which "

@@ -9,6 +9,7 @@ from swarm.adapters import CONFIG, read_adapter
 from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.folders import read_note
+from swarm.front import Front
 from swarm.places import find
 
 STATES = {"state.json": "search", "tuning.json": "finetune"}
@@ -27,6 +28,7 @@ class Source:
         folder: Of an adapter, or of a whole model.
         kind: "search", "finetune" or "folder".
         particle: Which one of a search; `None` is the best found.
+        point: Which point of a search's front; `None` is the best found.
         note: Its swarm.json.
         config: The run's configuration; empty if there is none.
         state: The run's state; empty if there is none.
@@ -36,6 +38,7 @@ class Source:
     folder: Path
     kind: str = "folder"
     particle: int | None = None
+    point: int | None = None
     note: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +51,15 @@ class Source:
     @property
     def metrics(self) -> dict[str, Any]:
         """What the run came to, of what is exported; empty if that is not known."""
-        return (self.state.get("metrics") or {}) if self.particle is None else {}
+        best = self.particle is None and self.point is None
+        return (self.state.get("metrics") or {}) if best else {}
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What front.json has of the point that is exported; empty for anything else."""
+        front = Front.of(self.state) if self.point is not None else None
+        found: list[dict[str, Any]] = front.described(self.state)["points"] if front else []
+        return found[self.point] if front and self.point is not None else {}
 
     @property
     def signal(self) -> str | None:
@@ -135,8 +146,12 @@ class Source:
         return found if found.is_dir() else None
 
 
-def read(given: str, particle: int | None = None) -> Source:
+def read(given: str, particle: int | None = None, point: int | None = None) -> Source:
     """The result in a run folder, or in an adapter's.
+
+    Args:
+        particle: Of a search, this particle's personal best.
+        point: Of a search, this point of its front; saved to front/point_NUMBER in its folder.
 
     Raises:
         UserError: There is none.
@@ -145,12 +160,17 @@ def read(given: str, particle: int | None = None) -> Source:
     kind = next((kind for file, kind in STATES.items() if (path / file).is_file()), "folder")
     if particle is not None and (type(particle) is not int or particle < 0 or kind != "search"):
         raise UserError(f"particle={particle}: must be null, or the number of a search's particle")
+    if point is not None and (kind != "search" or particle is not None):
+        raise UserError(
+            f"point={point}: must be null, or a point of a search's front, and then "
+            "without particle"
+        )
     folder, state, config = path, {}, {}
     if kind == "search":
         state = _json(path / "state.json")
         config = _json(path / "config.json") if (path / "config.json").is_file() else {}
         place = "global_best" if particle is None else f"particle_{particle}/personal_best"
-        folder = path / place
+        folder = path / place if point is None else _point(path, state, config, point)
         _check_place(given, state.get("rounds"), folder, particle)
     elif kind == "finetune":
         state = _json(path / "tuning.json")
@@ -160,7 +180,44 @@ def read(given: str, particle: int | None = None) -> Source:
             f"{folder} holds neither an adapter nor a model in safetensors; "
             "give the folder of a run that has got so far, or of an adapter"
         )
-    return Source(path.resolve().name, folder, kind, particle, read_note(folder), config, state)
+    note = read_note(folder)
+    return Source(path.resolve().name, folder, kind, particle, point, note, config, state)
+
+
+def _point(path: Path, state: dict[str, Any], config: dict[str, Any], point: int) -> Path:
+    """The folder of a point of the front; saved now, by the run's pool, if it is not there.
+
+    Raises:
+        UserError: There is no such point, or the pool has changed since the search.
+    """
+    front = Front.of(state)
+    if front is None:
+        raise UserError(f"point={point}: {path} has no front, its task is no mixture; leave it out")
+    most = len(front.points) - 1
+    if type(point) is not int or not 0 <= point <= most:
+        raise UserError(f"point={point}: the front has 0 to {most}; {path}/front.json lists them")
+    number, particle = front.points[point]
+    entry, folder = front.rounds[number], path / "front" / f"point_{point}"
+    position = entry["positions"][particle]
+    if folder.is_dir() and read_note(folder).get("coefficients") == position:
+        return folder
+    if not config.get("pool"):
+        raise UserError(f"{path}: keeps no configuration of its pool (a run made in Python)")
+    from hydra.utils import instantiate
+
+    pool = instantiate(config["pool"], _convert_="all")
+    pool.open(instantiate(config["model"], _convert_="all").name)
+    if pool.fingerprint() != state["identity"]["pool weights"]:
+        raise UserError(f"{path}: the experts of its pool have changed since the search")
+    facts = {
+        "iteration": number,
+        "particle": particle,
+        "point": point,
+        "validation_utility": entry["utilities"][particle],
+        "objectives": front.dev((number, particle)),
+    }
+    pool.save(position, folder, facts)
+    return folder
 
 
 def _check_place(given: str, rounds: Any, folder: Path, particle: int | None) -> None:

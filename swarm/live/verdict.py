@@ -55,6 +55,7 @@ def lines(
         "Brackets: 95 % intervals. The dev number of the best found is the highest of many and so "
         "flatters it; test was never searched on.",
         *part_lines(metrics),
+        *front_lines(metrics),
         *([spent_line(metrics["spent"])] if "spent" in metrics else []),
         *caveats(metrics),
         *([conclusion(metrics)] if "test_gain" in metrics else []),
@@ -72,6 +73,17 @@ def part_lines(metrics: dict[str, Any]) -> list[str]:
         before = metrics.get(f"starting_best_{name}_parts", {})
         lines += [f"{part}, {split}: {before[part]:.3f} to {after[part]:.3f}" for part in after]
     return lines
+
+
+def front_lines(metrics: dict[str, Any]) -> list[str]:
+    """The size of the front on dev and its hypervolume, where the task has parts."""
+    points, (first, last) = metrics.get("front_points", 0), metrics.get("hypervolume", (0.0, 0.0))
+    if points < 2:
+        return []
+    return [
+        f"front on dev: {points} points, hypervolume {first:.4g} at the start, {last:.4g} at the "
+        "end; front.json lists the points, and the report shows them"
+    ]
 
 
 def spent_line(spent: dict[str, dict[str, float]]) -> str:

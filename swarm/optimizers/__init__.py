@@ -1,6 +1,6 @@
 """An optimizer says which mixing coefficients to look at and is told what they were worth."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -152,5 +152,27 @@ class Differentiating(Optimizer, Protocol):
 
         Args:
             items: How many dev items the search sees.
+        """
+        ...
+
+
+@runtime_checkable
+class MultiObjective(Optimizer, Protocol):
+    """An optimizer of several objectives: the parts of a task, each to be maximized."""
+
+    def name_objectives(self, names: Sequence[str]) -> None:
+        """Name the M objectives, in the order of `tell`'s columns; called once after `start`.
+
+        Raises:
+            UserError: An option refers to another one.
+        """
+        ...
+
+    def tell(self, utilities: np.ndarray, objectives: np.ndarray | None = None) -> None:
+        """As `Optimizer.tell`.
+
+        Args:
+            utilities: [N]; NaN where none was measured.
+            objectives: [N, M], higher is better; NaN where `utilities` are.
         """
         ...

@@ -10,6 +10,7 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.files import read_packed
+from swarm.front import Front
 from swarm.words import label
 
 Place = tuple[int, int]
@@ -40,6 +41,7 @@ class RunFolder:
         chosen: Best expert ("starting") and best found ("ending"), where the task's own measure
             chose them and not the signal that was searched on.
         scale: Of a task that measures one on the experts; else `None`.
+        front: The Pareto front of a task of several parts; else `None`.
 
     Raises:
         UserError: The folder is no run's, or no iteration is done.
@@ -58,6 +60,7 @@ class RunFolder:
         self.identity: dict[str, Any] = state["identity"]
         self.scale: dict[str, Any] | None = state.get("scale")
         self.optimizer: dict[str, Any] = state.get("optimizer") or {}
+        self.front = Front.of(state)
         if not self.rounds:
             raise UserError(f"{self.path}: no iteration is done yet; wait for the first")
         try:

@@ -10,6 +10,7 @@ from swarm.report.compared import Compared
 from swarm.report.course import coefficients, diversity, progress
 from swarm.report.expenses import cost
 from swarm.report.folder import RunFolder
+from swarm.report.front import front
 from swarm.report.items import flips
 from swarm.report.markdown import markdown
 from swarm.report.numbers import count, counted
@@ -17,7 +18,7 @@ from swarm.report.page import page
 from swarm.report.pictures import Chart
 from swarm.report.setup import configuration
 
-SECTIONS = (result.ends, progress, coefficients, diversity, flips, result.statistics, cost,
+SECTIONS = (result.ends, front, progress, coefficients, diversity, flips, result.statistics, cost,
             configuration)  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def report(folder: str | Path) -> Report:
         verdict,
         told,
         result.figures(models),
-        [section(models) for section in SECTIONS],
+        [made for section in SECTIONS if (made := section(models)) is not None],
     )
 
 

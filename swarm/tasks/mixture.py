@@ -159,7 +159,7 @@ class Mixture:
 
     def calibrate(self, scores: Sequence[Score]) -> dict[str, Any]:
         """Set the scale of every part that has one."""
-        mine = self._by_part(scores)
+        mine = self.by_part(scores)
         return {
             part: dict(task.calibrate(mine[part]))
             for part, task in self.tasks.items()
@@ -190,7 +190,7 @@ class Mixture:
         Raises:
             ValueError: A part has no score, or a score is of none of the parts.
         """
-        sorted_out = self._by_part(scores)
+        sorted_out = self.by_part(scores)
         if empty := [part for part, mine in sorted_out.items() if not mine]:
             raise ValueError(f"{self.name}: no score of the part {', '.join(empty)}")
         return {part: self.tasks[part].utility(mine) for part, mine in sorted_out.items()}
@@ -222,7 +222,7 @@ class Mixture:
                 way_out = f", or task.tasks.{part}.signal=both" * by_logprob
                 raise UserError(NO_HARMONIC_MEAN.format(part, what, way_out))
 
-    def _by_part(self, scores: Sequence[Score]) -> dict[str, list[Score]]:
+    def by_part(self, scores: Sequence[Score]) -> dict[str, list[Score]]:
         """The scores of each part, as the part itself gave them."""
         found: dict[str, list[Score]] = {part: [] for part in self.tasks}
         for score in scores:

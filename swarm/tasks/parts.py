@@ -16,7 +16,9 @@ def named(tasks: object) -> dict[str, Task]:
     else:
         raise UserError(f"task.tasks: {tasks!r} is neither tasks by name nor a list of tasks.")
     if not pairs:
-        raise UserError("task.tasks: a mixture needs at least one task.")
+        raise UserError(
+            "task.tasks: a mixture needs at least one task, as +task@task.tasks.one=nlgraph_mini"
+        )
     found: dict[str, Task] = {}
     for part, task in pairs:
         if not part or "/" in part:

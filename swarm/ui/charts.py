@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from swarm.front import Front
 from swarm.report.course import best_positions, measure
 from swarm.report.folder import RunFolder
+from swarm.report.front import scatter
 
 INK = "#7d8791"
 """Of words and lines: readable on light and on dark."""
@@ -53,6 +55,40 @@ def side_by_side(runs: Sequence[RunFolder]) -> dict[str, Any]:
     measures = list(dict.fromkeys(map(measure, runs)))
     return _chart(" / ".join(measures), series, max(len(run.rounds) for run in runs),
                   legend=[one["name"] for one in series])  # fmt: skip
+
+
+def front(run: RunFolder, found: Front) -> dict[str, Any]:
+    """The first two objectives of all measured positions, the front among them."""
+    chart = scatter(run, found, *found.names[:2])
+    order = sorted(chart.series, key=lambda one: ("faint", "normal", "strong").index(one.weight))
+    series = []
+    for n, one in enumerate(order):
+        labels = one.labels or [one.name] * len(one.x)
+        data = [
+            {"value": [round(float(x), 6), round(float(y), 6)], "name": label}
+            for x, y, label in zip(one.x, one.y, labels, strict=True)
+        ]
+        faint = one.weight == "faint"
+        series.append(
+            {
+                "name": one.name,
+                "type": "scatter",
+                "data": data,
+                "symbolSize": 5 if faint else 10,
+                "z": n,
+                "itemStyle": {
+                    "color": INK if faint else _colour(n - 1),
+                    "opacity": 0.4 if faint else 1.0,
+                },
+            }
+        )
+    names = [one.name for one in reversed(order)]
+    made = _chart(chart.y_name, series, 0, legend=names)
+    value = {"type": "value", "scale": True}
+    made["xAxis"] = {key: one for key, one in made["xAxis"].items() if key != "data"} | value
+    made["xAxis"]["name"] = chart.x_name
+    made["tooltip"]["formatter"] = "{b}: {c}"
+    return made
 
 
 def _chart(

@@ -71,6 +71,12 @@ class Page:
             heading("Best initial expert and best found")
             self._models = ui.column().classes("w-full gap-2")
         self._drawn.append(card)
+        with ui.column().classes("w-full gap-4") as self._several:
+            self._front = self._chart("Front of the objectives")
+            with ui.card().classes("w-full gap-2"):
+                heading("Points of the front")
+                self._points = ui.column().classes("w-full gap-2")
+        self._several.set_visibility(False)
         with ui.card().classes("w-full gap-2"):
             heading("Log")
             with ui.element("div").classes("log ends").props("role=log tabindex=0"):
@@ -150,11 +156,20 @@ class Page:
                 facts(found.figures)
         for element in self._drawn:
             element.set_visibility(not found.why_not)
-        for chart, options in ((self._particles, found.particles),
-                               (self._coefficients, found.coefficients)):  # fmt: skip
+        for chart, options in (
+            (self._particles, found.particles),
+            (self._coefficients, found.coefficients),
+            (self._front, found.front),
+        ):
             chart.options.clear()
             chart.options.update(options)
             chart.update()
+        self._several.set_visibility(found.points is not None)
+        self._points.clear()
+        if found.points is not None:
+            with self._points:
+                plain_table(found.points.header, found.points.rows)
+                ui.label(f"{found.points.caption}.").classes("quiet text")
         self._models.clear()
         with self._models:
             if found.models:

@@ -8,6 +8,7 @@ from swarm.errors import UserError
 from swarm.report.blocks import Table
 from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
+from swarm.report.front import front_table
 from swarm.report.numbers import duration, number
 from swarm.report.result import ends, figures, verdict
 from swarm.running import command, underway
@@ -27,6 +28,7 @@ class Course:
         kind: "better", "worse", "unclear" or "open".
         told: Sentences.
         figures: Short facts, as what and how much.
+        front, points: Of a task of several parts, the front as a chart and as a table.
     """
 
     why_not: str = ""
@@ -38,6 +40,8 @@ class Course:
     domains: list[Table] = field(default_factory=list)
     particles: dict[str, Any] = field(default_factory=dict)
     coefficients: dict[str, Any] = field(default_factory=dict)
+    front: dict[str, Any] = field(default_factory=dict)
+    points: Table | None = None
 
 
 @dataclass
@@ -117,8 +121,16 @@ def _course(run: RunFolder) -> Course:
     return Course(
         kind=kind, verdict=short, told=[told, best, *also],
         figures=figures(models), models=table, domains=more, particles=charts.particles(run),
-        coefficients=charts.coefficients(run),
+        coefficients=charts.coefficients(run), **_front(run),
     )  # fmt: skip
+
+
+def _front(run: RunFolder) -> dict[str, Any]:
+    """The picture and the table of the front, where the task has parts."""
+    found = run.front
+    if found is None or len(found.names) < 2:
+        return {}
+    return {"front": charts.front(run, found), "points": front_table(run, found)}
 
 
 def progress(note: dict[str, Any]) -> tuple[str, float]:

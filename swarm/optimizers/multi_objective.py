@@ -1,0 +1,354 @@
+"""Multi-objective evolutionary search (NSGA-II, SMS-EMOA) with pymoo's algorithms."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.optimizers import draws
+from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers.pso_options import POSITIVE, PROBABILITY, SWITCH, Rule
+from swarm.optimizers.region import BOUNDS, Region
+from swarm.optimizers.starts import LAMBDAS, SCALES, static_starts
+
+if TYPE_CHECKING:
+    from pymoo.core.algorithm import Algorithm
+    from pymoo.core.problem import Problem
+
+BASE = "base"
+"""The bound of a constraint that is whatever the base model reaches."""
+
+MATING, SURVIVAL = OWN + 1, OWN + 2
+"""Purposes of the draws of an iteration."""
+
+TOTALS = (0.5, 2.0)
+"""Range of a random mixture's sum of coefficients where sums are free."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ParetoSearch(AskTell):
+    """A population that approaches the Pareto front of M objectives, each to be maximized.
+
+    Generation 0 is the K experts, the base model (position zero) if a constraint refers to it, the
+    uniform soup, and mixtures from a uniform Dirichlet distribution. Where sums are free, static
+    recipes times four scales (`static_starts`) stand for the soup, and the sum of a mixture is
+    drawn from U(0.5, 2) in each group. Later generations are N offspring:
+    binary tournament, simulated binary crossover (SBX), polynomial mutation of each coefficient
+    with probability 1 / (G K) (at most 1/2), then the nearest position inside of the region.
+
+    Constraints follow Deb's rules (Deb 2000, doi 10.1016/S0045-7825(99)00389-8): a feasible
+    position dominates an infeasible one, of two infeasible ones the smaller sum of violations
+    dominates. A bound that is `base` is the base model's own value, measured in generation 0, and
+    asked for again, with random mixtures, as long as it is missing.
+
+    pymoo's algorithm is never saved. It is built again by telling it all generations from `rows`
+    [R, G x K], `values` [R, M] and `generations` [R]; before each ask and tell its random state is
+    replaced by a counter-based generator, so that a resumed search equals an uninterrupted one. A
+    lost evaluation is missing from its generation. Without objectives (`tell` with utilities alone)
+    the utility is the only objective.
+
+    Args:
+        objectives: Names of the parts to be maximized; `None` is all. The others are measured, and
+            may be constrained.
+        constraints: Lower bound of a part by name, a number or `base`; `None` is none.
+        crossover: Probability of a pair to be crossed.
+        crossover_index: Distribution index of SBX; the larger, the nearer children are to parents.
+        mutation_index: Distribution index of the polynomial mutation; the larger, the smaller its
+            steps.
+        sum_to_one: Whether coefficients sum to 1 in each group; else each is free in its bounds.
+        low, high: Bounds of a coefficient.
+    """
+
+    LEAST: ClassVar[int] = 4
+    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
+        "crossover": (PROBABILITY, "0.9 is usual"),
+        "crossover_index": (POSITIVE, "20 is usual, less searches farther from the parents"),
+        "mutation_index": (POSITIVE, "20 is usual, less takes longer steps"),
+        "sum_to_one": (SWITCH, "false frees the sum, for pool.space=delta"),
+        **BOUNDS,
+    }
+    ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "values", "generations")
+
+    objectives: Sequence[str] | None = None
+    constraints: Mapping[str, float | str] | None = None
+    crossover: float = 0.9
+    crossover_index: float = 20.0
+    mutation_index: float = 20.0
+    sum_to_one: bool = True
+    low: float = -1.0
+    high: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.names: list[str] | None = None
+        listed = self.objectives is None or (
+            isinstance(self.objectives, Sequence) and not isinstance(self.objectives, str)
+        )
+        if not listed or (self.objectives is not None and not len(self.objectives)):
+            raise UserError(f"""optimizer.objectives={self.objectives}: must be a list of parts of
+                the task, or null for all""")
+        if not isinstance(self.constraints or {}, Mapping):
+            raise UserError(f"""optimizer.constraints={self.constraints}: must be a bound by part,
+                e.g. {{PART: base}} or {{PART: 0.4}}""")
+        for name, bound in self._constraints.items():
+            number = isinstance(bound, int | float) and not isinstance(bound, bool)
+            if bound != BASE and not (number and np.isfinite(bound)):
+                raise UserError(f"""optimizer.constraints.{name}={bound}: must be a number, in the
+                    part's own unit, or base""")
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the base model is part of the first generation."""
+        return BASE in self._constraints.values()
+
+    @property
+    def _constraints(self) -> Mapping[str, float | str]:
+        return self.constraints or {}
+
+    def name_objectives(self, names: Sequence[str]) -> None:
+        """As `swarm.optimizers.MultiObjective.name_objectives`."""
+        allowed = ", ".join(names)
+        options = {"objectives": self.objectives or (), "constraints": self._constraints}
+        for key, given in options.items():
+            if strange := [name for name in given if name not in names]:
+                raise UserError(f"""optimizer.{key}: the task has no part {strange[0]!r}; it has:
+                    {allowed}""")
+        self.names = list(names)
+
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        """As `AskTell.start`.
+
+        Raises:
+            UserError: pymoo is not installed, or there is no room for the base model, too.
+        """
+        if find_spec("pymoo") is None:
+            raise UserError(f"""optimizer={self.NAME}: needs the package pymoo; pip install
+                'model-swarms[multi]', or choose another optimizer""")
+        least = experts + self.needs_base
+        if self.particles is not None and experts <= self.particles < least:
+            raise UserError(f"""optimizer.particles={self.particles}: the {experts} experts and the
+                base model of optimizer.constraints take {least}; allowed: {least} or more""")
+        self.rows, self.values = np.zeros((0, groups * experts)), np.zeros((0, 0))
+        self.generations = np.zeros(0)
+        self._forget()
+        super().start(experts, seed, groups)
+
+    def tell(self, utilities: np.ndarray, objectives: np.ndarray | None = None) -> None:
+        """As `swarm.optimizers.MultiObjective.tell`.
+
+        Raises:
+            ValueError: As `AskTell.tell`, or not one row of objectives per utility.
+        """
+        told = np.asarray(utilities, float)[:, None] if objectives is None else objectives
+        if self.names and objectives is None and not np.isfinite(told).any():
+            told = told.repeat(len(self.names), axis=1)
+        if len(told) != len(self.evaluate) or (self.names and told.shape[1] != len(self.names)):
+            raise ValueError(
+                f"tell {len(self.evaluate)} utilities once per ask, with objectives of"
+                f" the parts {self.names}, not {np.shape(told)}"
+            )
+        self._told = np.asarray(told, float)
+        super().tell(utilities)
+
+    def state(self) -> dict[str, Any]:
+        """As `AskTell.state`, with the names of the objectives and the constraints."""
+        wanted = None if self.objectives is None else list(self.objectives)
+        more = {"names": self.names, "objectives": wanted, "constraints": dict(self._constraints)}
+        return {**super().state(), **more}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """As `AskTell.load`."""
+        self.names = state.get("names")
+        super().load(state)
+
+    def _size(self, experts: int) -> int:
+        return max(experts + self.needs_base, self.LEAST)
+
+    def _begin(self, experts: int, count: int) -> np.ndarray:
+        known = draws.corners(experts, self.groups)
+        if self.needs_base:
+            known = np.vstack([known, np.zeros(experts * self.groups)])
+        scales = (1.0,) if self.sum_to_one else SCALES
+        lambdas = () if self.sum_to_one else LAMBDAS
+        recipes = self._region.nearest(static_starts(experts, self.groups, scales, lambdas)[1])
+        known = np.vstack([known, recipes])[:count]
+        return np.vstack([known, self._mixtures(count - len(known))])
+
+    def _next(self) -> np.ndarray:
+        if self._algorithm is None:
+            rows = self._mixtures(len(self.positions))
+            if self._bounds() is None:
+                rows[0] = 0.0
+            return rows
+        self._algorithm.random_state = self._random(MATING)
+        found = self._algorithm.ask()
+        # Mating gives up where it makes nothing but positions that the population holds.
+        return self._mixtures(len(self.positions)) if found is None else found.get("X")
+
+    def _take(self, utilities: np.ndarray) -> None:
+        measured = np.isfinite(utilities) & np.isfinite(self._told).all(axis=1)
+        rows, told = self.positions[measured], self._told[measured]
+        self.values = frozen(np.vstack([self.values, told]) if len(self.rows) else told)
+        self.rows = frozen(np.vstack([self.rows, rows]))
+        born = np.full(len(rows), float(self.iteration))
+        self.generations = frozen(np.append(self.generations, born))
+        self._learn()
+
+    def _resume(self) -> None:
+        # A list of no rows does not say how long they are.
+        self.rows = self.rows.reshape(-1, self.positions.shape[1])
+        if not len(self.rows):
+            self.values = np.zeros((0, 0))
+        self._forget()
+        self._learn()
+
+    def _forget(self) -> None:
+        self._algorithm: Algorithm | None = None
+        self._learnt = -1.0
+
+    def _mixtures(self, count: int) -> np.ndarray:
+        """Random positions [count, G x K] of the region."""
+        draw = self._random()
+        rows = draws.mixtures(draw, count, self.experts, self.groups)
+        if self.sum_to_one:
+            return rows
+        totals = draw.uniform(*TOTALS, size=(count, self.groups))
+        return self._region.nearest(rows * totals.repeat(self.experts, axis=1))
+
+    @property
+    def _region(self) -> Region:
+        return Region(self.experts, self.low, self.high, self.sum_to_one, self.groups)
+
+    def _column(self, name: str) -> int:
+        if self.names is None:
+            raise ValueError(f"no objective has the name {name!r}: call name_objectives first")
+        return self.names.index(name)
+
+    def _bounds(self) -> np.ndarray | None:
+        """The bounds, one per constraint; `None` while the base model is not measured."""
+        base = np.flatnonzero(~self.rows.any(axis=1))
+        if self.needs_base and not len(base):
+            return None
+        return np.array(
+            [
+                self.values[base[0], self._column(name)] if bound == BASE else bound
+                for name, bound in self._constraints.items()
+            ],
+            dtype=float,
+        )
+
+    def _learn(self) -> None:
+        """Tell the algorithm every generation that it does not know, once the bounds are known."""
+        bounds = self._bounds()
+        if bounds is None or not len(self.rows):
+            return
+        columns = [self._column(name) for name in self._constraints]
+        aims = [self._column(name) for name in self.objectives or ()]
+        losses = -self.values[:, aims or slice(None)]
+        violations = bounds - self.values[:, columns]
+        # The base model is outside of the region where coefficients sum to 1.
+        inside = self.rows.any(axis=1) | (not self.sum_to_one)
+        for born in np.unique(self.generations[self.generations > self._learnt]):
+            chosen = (self.generations == born) & inside
+            self._learnt = born
+            if chosen.any():
+                self._advance(int(born), self.rows[chosen], losses[chosen], violations[chosen])
+
+    def _advance(
+        self, born: int, rows: np.ndarray, losses: np.ndarray, violations: np.ndarray
+    ) -> None:
+        """Tell the algorithm one generation."""
+        from pymoo.core.evaluator import Evaluator
+        from pymoo.core.population import Population
+        from pymoo.problems.static import StaticProblem
+
+        losses = self._losses(losses)
+        if self._algorithm is None:
+            self._algorithm = self._made(losses.shape[1], violations.shape[1])
+        problem = self._algorithm.problem
+        told = Population.new("X", rows)
+        Evaluator().eval(StaticProblem(problem, F=losses, G=violations), told)
+        self._algorithm.random_state = draws.generator(self.seed, born, 0, SURVIVAL)
+        self._algorithm.tell(infills=told)
+
+    def _made(self, objectives: int, constraints: int) -> "Algorithm":
+        """A new algorithm over the box of coefficients."""
+        from pymoo.core.problem import Problem
+        from pymoo.core.repair import Repair
+        from pymoo.core.termination import NoTermination
+        from pymoo.operators.crossover.sbx import SBX
+        from pymoo.operators.mutation.pm import PM
+
+        region, size = self._region, self.groups * self.experts
+
+        class Nearest(Repair):
+            """Moves offspring to the nearest position of the region."""
+
+            def _do(self, problem: "Problem", X: np.ndarray, **kwargs: Any) -> np.ndarray:
+                return region.nearest(X)
+
+        problem = Problem(
+            n_var=size,
+            n_obj=objectives,
+            n_ieq_constr=constraints,
+            xl=np.full(size, self.low),
+            xu=np.full(size, self.high),
+        )
+        algorithm = self._kind()(
+            pop_size=len(self.positions),
+            crossover=SBX(prob=self.crossover, eta=self.crossover_index),
+            mutation=PM(prob=1.0, eta=self.mutation_index),
+            repair=Nearest(),
+        )
+        # The default termination measures convergence, which is of no use here.
+        algorithm.setup(problem, termination=NoTermination())
+        return algorithm
+
+    def _kind(self) -> "type[Algorithm]":
+        """pymoo's class."""
+        raise NotImplementedError
+
+    def _losses(self, losses: np.ndarray) -> np.ndarray:
+        """[R, M] as the algorithm takes them."""
+        return losses
+
+
+@dataclass(kw_only=True, eq=False)
+class Nsga2(ParetoSearch):
+    """NSGA-II (Deb et al. 2002, doi 10.1109/4235.996017): non-dominated rank, crowding distance.
+
+    Parents are chosen by dominance and then crowding, as pymoo does by default; the paper compares
+    ranks first. Probabilities and distribution indices are the paper's.
+    """
+
+    NAME: ClassVar[str] = "nsga2"
+
+    def _kind(self) -> "type[Algorithm]":
+        from pymoo.algorithms.moo.nsga2 import NSGA2
+
+        kind: type[Algorithm] = NSGA2
+        return kind
+
+
+@dataclass(kw_only=True, eq=False)
+class SmsEmoa(ParetoSearch):
+    """SMS-EMOA (Beume et al. 2007, doi 10.1016/j.ejor.2006.08.008): hypervolume contributions.
+
+    Survivors are those whose loss would cost the most hypervolume. The paper replaces one position
+    at a time; here a generation is N offspring, as pymoo's default, so that they are evaluated
+    together. With one objective the utility stands for two equal ones, as pymoo needs two.
+    """
+
+    NAME: ClassVar[str] = "sms_emoa"
+
+    def _kind(self) -> "type[Algorithm]":
+        from pymoo.algorithms.moo.sms import SMSEMOA
+
+        kind: type[Algorithm] = SMSEMOA
+        return kind
+
+    def _losses(self, losses: np.ndarray) -> np.ndarray:
+        return np.hstack([losses, losses]) if losses.shape[1] == 1 else losses

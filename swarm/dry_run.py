@@ -52,6 +52,8 @@ def describe(run: Run, config: Mapping[str, Any]) -> str:
         **_pool(run.pool),
         **_task(run, items, prompts),
         **_judging(run),
+        **_gradients(run, items),
+        **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
     }
     lines |= _costs(run, run.pool, config, folder, prompts, own, items)
     head = "dry run: nothing is started and nothing written; costs are computed, not measured"
@@ -109,6 +111,20 @@ def _judging(run: Run) -> dict[str, str]:
     return {"judging": "; ".join(kinds)} if kinds else {}
 
 
+def _gradients(run: Run, items: int) -> dict[str, str]:
+    """What the swarm's descents take besides; the times of other lines are without them."""
+    descent = getattr(getattr(run.optimizer, "chosen", run.optimizer), "descent", None)
+    if descent is None or run.differentiating is None:
+        return {}
+    particles, rounds = asks(run)
+    cost = descent.steps * descent.batch * 3 + round(descent.holdout * items)
+    words = (
+        f"{particles} descending particles, {descent.steps} steps of {descent.batch} items a "
+        f"round: {amount(particles * cost)} prompt-equivalents (a backward pass counts as two)"
+    )
+    return {"gradients": f"{words}, at most {rounds} rounds"}
+
+
 def _tested(run: Run) -> int:
     """The most positions that are put to test: both bests, voters, and points of a front."""
     front = run.front if isinstance(run.optimizer, MultiObjective) else 0
@@ -118,11 +134,14 @@ def _tested(run: Run) -> int:
 def asks(run: Run) -> tuple[int, int]:
     """How many positions a round are scored and at most how many rounds, the start's counted in.
 
-    Where only a `batch` of all rows is new in a round, the start is several such rounds.
+    Where only a `batch` of all rows, or the active ones, are new in a round, the start is several
+    such rounds.
     """
-    rows = len(run.optimizer.ask())
-    batch = min(rows, getattr(run.optimizer, "batch", rows))
-    rounds = -(-rows // batch) + run.optimizer.max_iterations
+    optimizer = getattr(run.optimizer, "chosen", run.optimizer)
+    rows = len(optimizer.ask())
+    active = getattr(optimizer, "most_active", None) or rows
+    batch = min(rows, getattr(optimizer, "batch", rows), active)
+    rounds = -(-rows // batch) + optimizer.max_iterations
     return batch, min(rounds, -(-run.budget.positions // batch)) if run.budget.prompts else rounds
 
 

@@ -27,6 +27,7 @@ class Ending:
         ask_again: Scores in other batches than the search did.
         begin: Told of what is asked next: in a word, and how many items.
         searched, kept: The places of dev that the search saw, and those it did not.
+        by_kept: Whether the kept ones choose among the finalists.
     """
 
     record: Record
@@ -36,6 +37,7 @@ class Ending:
     begin: Callable[[str, int], None]
     searched: Sequence[int]
     kept: Sequence[int]
+    by_kept: bool = False
     _dev: dict[Place, list[Score]] = field(default_factory=dict)
 
     @property
@@ -47,22 +49,55 @@ class Ending:
         """Best initial expert and best found; with a signal of its own, by the task's measure.
 
         Among equals the signal decides. Where there are constraints, what meets them (or misses
-        them by the least) comes first. The choice is kept in the record's state.
+        them by the least) comes first. With `by_kept`, the best found is the finalist that is best
+        on the items that the search did not see. The choice is kept in the record's state.
         """
         own, front = self.record.state["own"], self.front
         bound = front is not None and bool(front.constraints)
-        if (bound or self.plain is not self.task) and "chosen" not in self.record.state:
-            if front is not None and self.plain is self.task:
+        choosing = bound or self.by_kept or self.plain is not self.task
+        if choosing and "chosen" not in self.record.state:
+            experts = [(0, i) for i in range(own)]
+            finalists = self.record.personal_bests(FINALISTS)
+            if bound and front is not None:
+                finalists += [front.points[n] for n in front.spread(FINALISTS)]
+            if self.by_kept:
+                before = max(experts, key=self._rank)
+                after = self._race([*finalists, *self._best_recipe(finalists)])
+            elif front is not None and self.plain is self.task:
                 before, after = front.best(own), front.best()
             else:
-                experts = [(0, i) for i in range(own)]
-                found = [*experts, *self.record.personal_bests(FINALISTS)]
-                if bound and front is not None:
-                    found += [front.points[n] for n in front.spread(FINALISTS)]
+                found = [*experts, *finalists]
                 before, after = (max(places, key=self._rank) for places in (experts, found))
             self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
             self.record.save()
         return self.record.best(rows=own), self.record.best()
+
+    def _best_recipe(self, finalists: Sequence[Place]) -> list[Place]:
+        """The best static position of the first round that is no expert and no finalist."""
+        experts = len(self.record.state["experts"])
+        count = len(self.record.rounds[0]["positions"])
+        recipes = [(0, i) for i in range(experts, count) if self.record.utility((0, i)) is not None]
+        best = sorted(recipes, key=lambda place: -(self.record.utility(place) or 0.0))[:1]
+        return [place for place in best if place not in finalists]
+
+    def _race(self, finalists: Sequence[Place]) -> Place:
+        """The best finalist on the kept items, by successive halving (Jamieson and Talwalkar, 2016,
+        arXiv 1502.07943): after each third of the items the better half is left.
+
+        A task with parts needs items of each, so its finalists are asked all items. Among equals
+        the one that the search found better.
+        """
+        live = sorted(finalists, key=self._rank, reverse=True)
+        scores: dict[Place, list[Score]] = {place: [] for place in live}
+        order = sorted(self.kept, key=lambda place: digest(["kept", place]))
+        third = len(order) if hasattr(self.task, "parts") else -(-len(order) // 3)
+        for start in range(0, len(order), third):
+            for place in live:
+                position, items = self.record.position(place), order[start : start + third]
+                scores[place] += self._asked("confirm", position, "judged", items)
+            live.sort(key=lambda place: -self.plain.utility(scores[place]))
+            live = live[: -(-len(live) // 2)]
+        return live[0]
 
     def _rank(self, place: Place) -> tuple[float, float, float]:
         signal = self.record.utility(place)

@@ -9,7 +9,7 @@ from swarm.engine.base import Base
 from swarm.files import digest
 from swarm.tasks import Task
 
-SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job", "budget", "confirm")
+SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job", "budget", "confirm", "choose")
 """The parts of the configuration that count; devices, engine and tracker may change on resume."""
 
 REACHED = re.compile(r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens)(\.|$)")
@@ -53,7 +53,7 @@ def shared_context(
     found = {
         name: value
         for name, value in identity.items()
-        if not name.startswith(ours) and name not in ("seed", "budget", "confirm")
+        if not name.startswith(ours) and name not in ("seed", "budget", "confirm", "choose")
     }
     engine = _flat({"engine": config.get("engine", {})})
     return {**found, **engine, "test items": items_digest(task, "test") if tested else None}

@@ -26,7 +26,15 @@ from swarm.front import as_lists, check_objectives, counted_parts, objectives_of
 from swarm.identity import items_digest, search_identity, shared_context
 from swarm.known import Known
 from swarm.log import hold_log, log_to
-from swarm.optimizers import Differentiating, Divided, MultiObjective, Optimizer
+from swarm.optimizers import (
+    Choosing,
+    Differentiating,
+    Divided,
+    MultiObjective,
+    Offer,
+    Optimizer,
+)
+from swarm.pool import Pool
 from swarm.racing import Racing, tell
 from swarm.record import Record
 from swarm.rehearsal import try_prompts
@@ -34,7 +42,7 @@ from swarm.running import keep_command
 from swarm.scratchpad import rounding, write_ensemble
 from swarm.settings import check_run
 from swarm.store import Store
-from swarm.tasks import Calibrated, Prepared, Score, Supervised, Task, has_gold
+from swarm.tasks import Calibrated, Prepared, Score, Task, has_gold
 from swarm.telling import Teller
 from swarm.track import Tracker
 from swarm.verdict import judge
@@ -57,6 +65,8 @@ class Run:
         budget: The most dev prompts that the optimizer may cost; `None` is no limit.
         shared: A folder of answers that other searches share; `None` is none.
         confirm: The share of dev that is kept from the search, to confirm what it found.
+        choose: What the best found is best on: the items that the search saw ("searched"), or,
+            among ten finalists and the best static recipe, the items that were kept ("kept").
         noise_floor: Whether the best found is asked its dev items once more, in other batches.
         front: Points of the front that are put to test, with an optimizer of several objectives.
     """
@@ -82,6 +92,7 @@ class Run:
         confirm: float = 0.0,
         noise_floor: bool = True,
         front: int = 10,
+        choose: str = "searched",
     ) -> None:
         name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
         switches = {"test": test, "noise_floor": noise_floor}
@@ -93,14 +104,19 @@ class Run:
         self.seed, self.test, self.ensemble, self.front = seed, test, ensemble, front
         self.racing = racing or Racing()
         self.record = Record(Path(folder) / name)
-        self.confirm, self.noise_floor, self.job = confirm, noise_floor, job
+        if choose not in ("searched", "kept") or (choose == "kept" and not confirm):
+            raise UserError(
+                f"choose={choose}: must be searched, or kept with a share of dev, as confirm=0.3"
+            )
+        self.confirm, self.noise_floor, self.job, self.choose = confirm, noise_floor, job, choose
         self.budget = Budget(budget)
         self._store = None if shared is None else Store(shared)
         self._evaluate = Evaluator(task, executor, job, self._store)
         self._searched: list[int] = []
         self._kept: list[int] = []
         self._known = Known(self.record)
-        self._differentiating: Differentiating | None = None
+        self.differentiating: Differentiating | None = None
+        self.notes: list[str] = []
 
     def search(
         self, config: Mapping[str, Any] | None = None, arguments: Sequence[str] | None = None,
@@ -153,14 +169,20 @@ class Run:
         resumed = self.record.open(identity, self.pool.names, self.pool.groups, self.pool.own)
         log_to(self.record.folder, held)
         if config:
-            self.record.keep_config(config)
+            self.record.keep_config(self._resolved(config))
         if resumed and self.record.rounds:
             self._resume()
         base = self.model.stand_in()
         self.teller.opened(resumed, {
             "task": self.task.name, "dev": dev, "kept": len(self._kept),
-            "base": f"{self.model.path} as {base}" if base else None,
+            "base": f"{self.model.path} as {base}" if base else None, "notes": self.notes,
         })  # fmt: skip
+
+    def _resolved(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The configuration with the groups that pool.groups=auto came to: positions have them."""
+        if isinstance(self.pool, Pool) and "pool" in config:
+            return {**config, "pool": {**config["pool"], "groups": self.pool.division}}
+        return config
 
     def check(self) -> int:
         """Read items and pool and start the optimizer; gives how many dev items it will see."""
@@ -170,6 +192,14 @@ class Run:
         self._searched, self._kept = divided(dev, self.confirm, self.seed)
         if isinstance(self.task, Prepared):
             self.task.check()
+        missing = why_no_gradients(self.task, self.engine, self.pool)
+        if isinstance(self.optimizer, Choosing):
+            prompts = self.budget.prompts
+            positions = prompts // len(self._searched) if prompts else None
+            self.optimizer.consider(Offer(missing is None, positions))
+        if isinstance(self.pool, Pool):
+            fine = missing is None and wants_gradients(self.optimizer)
+            self.pool.divide(fine or isinstance(self.optimizer, Divided))
         self.pool.open(self.model.name)
         experts = len(self.pool.names)
         self.budget.check(experts, len(self._searched))
@@ -177,7 +207,8 @@ class Run:
             parents = getattr(self.pool, "parents", lambda coarse: [0])
             self.optimizer.divide(parents, self.budget.positions if self.budget.prompts else None)
         self.optimizer.start(experts, self.seed, len(self.pool.groups))
-        self._differentiating = differentiating(self.optimizer, self.task, self.engine, self.pool)
+        self.differentiating = differentiating(self.optimizer, missing)
+        self.notes = notes(self.optimizer, missing)
         check_objectives(self.optimizer, self.task)
         self.racing.check(self.task, self.optimizer)
         return len(self._searched)
@@ -242,9 +273,9 @@ class Run:
     def _descend(self, number: int) -> dict[str, int]:
         """Answer what the optimizer wants of derivatives; gives how many examples it took."""
         taken = {"losses_asked": 0, "gradients_asked": 0}
-        if self._differentiating is None or number == 0:
+        if self.differentiating is None or number == 0:
             return {}
-        descent = self._differentiating.descend(len(self._searched))
+        descent = self.differentiating.descend(len(self._searched))
         answers: list[Any] | None = None
         while True:
             try:
@@ -280,7 +311,7 @@ class Run:
         metrics: dict[str, Any] | None = self.record.state["metrics"]
         if metrics is None or metrics["asked"] != asked:
             ending = Ending(self.record, self.task, self._ask, self._ask_again(), self._begin,
-                            self._searched, self._kept)  # fmt: skip
+                            self._searched, self._kept, self.choose == "kept")  # fmt: skip
             ending.choose()
             self.record.derive(self.pool)
             metrics = judge(ending, self.test, self.ensemble, self.noise_floor, front)
@@ -310,24 +341,42 @@ def _cost(taken: Mapping[str, int]) -> int:
     return taken.get("losses_asked", 0) + 3 * taken.get("gradients_asked", 0)
 
 
-def differentiating(
-    optimizer: Optimizer, task: Task, engine: Engine, pool: Experts
-) -> Differentiating | None:
+def why_no_gradients(task: Task, engine: Engine, pool: Experts) -> str | None:
+    """Why there are no derivatives of the gold answers' loss, or `None` where there are."""
+    if not has_gold(task):
+        return f"task {task.name} has no gold answers, whose loss a gradient could descend"
+    if not isinstance(engine, Differentiable) or not hasattr(pool, "modules"):
+        return "gradients need engine=hf and a pool of adapters"
+    return None
+
+
+def wants_gradients(optimizer: Optimizer) -> bool:
+    """Whether it has a use for derivatives; it may not have been started."""
+    return getattr(optimizer, "needs_gradients", None) is not None
+
+
+def differentiating(optimizer: Optimizer, missing: str | None) -> Differentiating | None:
     """The optimizer, if it wants derivatives and can have them; else `None`.
 
+    Args:
+        missing: As `why_no_gradients` gives it.
+
     Raises:
-        UserError: It needs them, and the task has no gold answers or the engine no derivatives.
+        UserError: It needs them, and cannot have them.
     """
     if not isinstance(optimizer, Differentiating) or optimizer.needs_gradients is None:
         return None
-    missing = None
-    if not isinstance(task, Supervised) or not has_gold(task):
-        missing = f"task {task.name} has no gold answers, whose loss a gradient could descend"
-    elif not isinstance(engine, Differentiable) or not hasattr(pool, "modules"):
-        missing = "gradients need engine=hf and a pool of adapters"
-    if missing and optimizer.needs_gradients:
+    if missing is None:
+        return optimizer
+    if optimizer.needs_gradients:
         raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
-    if missing:
-        log.info("the swarm moves without its gradient term: %s", missing)
-        return None
-    return optimizer
+    return None
+
+
+def notes(optimizer: Optimizer, missing: str | None) -> list[str]:
+    """What to say of the optimizer before a search, in lines."""
+    if why := getattr(optimizer, "why", None):
+        return [f"optimizer=auto chooses {why}"]
+    if missing and getattr(optimizer, "needs_gradients", None) is False:
+        return [f"the swarm moves without its gradient term: {missing}"]
+    return []

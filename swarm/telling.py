@@ -69,7 +69,7 @@ class Teller:
         Args:
             resumed: Whether it had been searched in before.
             facts: `task`, `dev` (items searched on), `kept` (items that confirm), `base` (what
-                stands in for the base model, if something does).
+                stands in for the base model, if something does), `notes` (further lines).
         """
         done = len(self.record.rounds)
         how = f"goes on after {done} evaluated rounds" if resumed and done else "begins"
@@ -78,7 +78,8 @@ class Teller:
             f"search {how}: task {facts['task']} ({facts['dev']} dev items{kept}), "
             f"{len(self.record.state['experts'])} experts, folder {self.record.folder}"
         )
-        for words in [line, *([f"base: {facts['base']}"] if facts["base"] else [])]:
+        base = [f"base: {facts['base']}"] if facts["base"] else []
+        for words in [line, *base, *facts.get("notes", [])]:
             log.info(words)
             self.view.say(words)
         for entry in self.record.rounds:

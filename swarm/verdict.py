@@ -82,7 +82,7 @@ def _confirmed(ending: Ending, before: Place, after: Place) -> dict[str, Any]:
     task = ending.plain
     start, end = ending.confirm(before), ending.confirm(after)
     gain = gain_of(task, end, start)
-    found: dict[str, Any] = {"items": len(end)}
+    found: dict[str, Any] = {"items": len(end), "chose": ending.by_kept}
     for name, scores in (("starting", start), ("ending", end)):
         interval = interval_of(task, scores)
         found |= {name: interval.mean, f"{name}_interval": [interval.low, interval.high]}

@@ -259,10 +259,11 @@ def caveats(metrics: dict[str, Any]) -> list[str]:
     points = metrics.get("in_points", False)
     if found := metrics.get("confirm"):
         bias = found["ending_searched"] - found["ending"]
+        chose = " These items chose it among the finalists." * found.get("chose", False)
         lines.append(
             f"Of the {found['ending_searched']:.3f} that the search saw, the {found['items']} dev "
             f"items kept from it confirm {found['ending']:.3f} (difference {bias:+.3f}; a maximum "
-            "of many flatters itself)."
+            f"of many flatters itself).{chose}"
         )
         lines.append(told(found["gain"], found["gain_interval"], found["p_value"], found["items"],
                           "kept dev items", points))  # fmt: skip

@@ -10,6 +10,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 LETTERS = "ABCDE"
+PLAIN = {"optimizer.soups": 0, "optimizer.active": "null", "optimizer.descent": "null"}
+"""The swarm of the paper."""
 
 
 def choice_file(path: Path, dev: int = 12, test: int = 16) -> Path:
@@ -32,7 +34,11 @@ def choice_file(path: Path, dev: int = 12, test: int = 16) -> Path:
 
 
 def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any) -> list[str]:
-    """The command line of a small search in `folder`; `more` are dotted keys with __ for dots."""
+    """The command line of a small search in `folder`; `more` are dotted keys with __ for dots.
+
+    In the paper's space and, with the swarm, without its gradient term: quick, and nine numbers
+    for a position of nine experts.
+    """
     task = folder / "tiny.json"
     if not task.exists():
         choice_file(task)
@@ -45,6 +51,9 @@ def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: A
         "task": "mmlu",
         "task.file": task,
         "task.scoring": "logits",
+        "pool.space": "factor",
+        "pool.groups": 1,
+        **(PLAIN if more.get("optimizer", "pso") == "pso" else {}),
         "optimizer.particles": 6,
         "optimizer.max_iterations": 4,
         "ensemble": 3,

@@ -64,8 +64,8 @@ def test_every_ablation_is_known_here() -> None:
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_ablation_changes_only_what_it_ablates(name: str) -> None:
     for before, after in (
-        (optimizer("optimizer.inertia=0.3"),
-         optimizer("optimizer.inertia=0.3", f"experiment=ablation_{name}")),
+        (optimizer("optimizer.inertia=0.3", "experiment=paper"),
+         optimizer("optimizer.inertia=0.3", f"experiment=[paper,ablation_{name}]")),
         (optimizer("experiment=paper"), optimizer(f"experiment=[paper,ablation_{name}]")),
     ):  # fmt: skip
         assert {k: v for k, v in after.items() if before[k] != v} == CHANGES[name]

@@ -26,7 +26,13 @@ from swarm.models import Completion, Request
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.places import conf_folder
 
-FEW = {"particles": 4, "max_iterations": 2}
+FEW: dict[str, Any] = {
+    "particles": 4,
+    "max_iterations": 2,
+    "soups": 0,
+    "active": None,
+    "descent": None,
+}
 
 
 def keys(folder: Path, base: Path, pool: Path, **more: Any) -> dict[str, Any]:
@@ -34,6 +40,8 @@ def keys(folder: Path, base: Path, pool: Path, **more: Any) -> dict[str, Any]:
     if not (folder / "tiny.json").exists():
         searches.choice_file(folder / "tiny.json", 4, 6)
     overrides = {"task.file": folder / "tiny.json", "task.scoring": "logits"}
+    if not isinstance(pool, Pool):
+        overrides |= {"pool.space": "factor", "pool.groups": 1}
     return {"task": "mmlu", "pool": pool, "model": base, "folder": folder / "search", "name": "run",
             "optimizer": FEW, "ensemble": 2, "overrides": overrides, "show": False,
             **more}  # fmt: skip
@@ -91,6 +99,7 @@ def test_it_goes_on_with_the_command_lines(tmp_path: Path, tiny_llama: Path,
     same = {"optimizer__particles": 4, "optimizer__max_iterations": 2, "ensemble": 0}
     folder = searched(tmp_path, tiny_llama, tiny_pool, noise_floor="false", **same)
     state = json.loads((folder / "state.json").read_text())
+    given["overrides"] = {k: v for k, v in given["overrides"].items() if "pool" not in k}
     objects = {**given, "ensemble": 0, "noise_floor": False, "pool": Pool(tiny_pool),
                "optimizer": ParticleSwarm(**FEW)}  # fmt: skip
     assert search(**objects).folder == folder
@@ -325,7 +334,7 @@ def test_the_page_runs(home: Path, tiny_llama: Path, tiny_pool: Path,
 
     def small_search(task: Any = "nlgraph_mini", **given: Any) -> Result:
         limits = {"task.dev_limit": 2, "task.test_limit": 2} if isinstance(task, str) else {}
-        size = {"optimizer.max_iterations": 1, "optimizer.particles": 4, **limits}
+        size = {"optimizer.max_iterations": 1, **limits}
         return search(task, **{**given, **small, "overrides": size})
 
     def small_evaluate(*given: Any, **more: Any) -> Any:

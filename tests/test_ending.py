@@ -50,6 +50,29 @@ def test_the_search_never_sees_the_kept_part(confirmed: tuple[Path, str]) -> Non
     assert "4 dev items kept" in " ".join(output.split())
 
 
+def test_kept_items_choose_among_finalists(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """By successive halving: whoever was asked all kept items is no better than the chosen one."""
+    keys = {"confirm": 0.5, "choose": "kept", "optimizer__max_iterations": 2}
+    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **keys))
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "search" / "run"
+    state = read(folder)
+    iteration, particle = state["chosen"]["ending"]
+    best = state["rounds"][iteration]["positions"][particle]
+    saved = json.loads((folder / "global_best" / "swarm.json").read_text())
+    assert saved["coefficients"] == best == state["metrics"]["ending_best_position"]
+    asked: dict[str, list[float]] = {}
+    for file in (folder / "answers").glob("confirm_*.json.gz"):
+        rows = read_packed(file)
+        asked.setdefault(str(sorted(row["id"] for row in rows)), []).append(len(rows))
+    assert sorted(map(sum, asked.values()))[-1] >= 2 * 5, "several finalists met the first items"
+    assert "These items chose it" in " ".join(result.stdout.split())
+    again = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, choose="kept"))
+    assert again.returncode != 0 and "confirm=0.3" in again.stderr
+
+
 def test_the_noise_floor_is_measured(confirmed: tuple[Path, str]) -> None:
     folder, output = confirmed
     found = read(folder)["metrics"]["noise_floor"]

@@ -71,6 +71,16 @@ CLAIMS: dict[str, Claims] = {
         alike=3,
         wide=(("most_dimensions", 30),),
     ),
+    # Without gold answers and a Gaussian process it is CMA-ES with free sums.
+    "auto": Claims(
+        near=0.05,
+        budget=60,
+        slow=True,
+        quick=(("surrogate", False),),
+        sums=False,
+        alike=2,
+        apart=0.1,
+    ),
     "cmaes": Claims(near=1e-6, apart=0.05),
     "cmaes_free": Claims(alike=2, near=1e-6, sums=False, apart=0.1),
     "cmaes_separable": Claims(alike=2, near=1e-6, sums=False, apart=0.05),

@@ -35,7 +35,8 @@ def begun(optimizer, experts: int = 4, seed: int = 0):
 
 
 def test_a_batch_of_the_whole_swarm_is_the_plain_swarm() -> None:
-    plain = begun(ParticleSwarm(particles=8, patience=4, max_iterations=60))
+    paper = {"soups": 0, "active": None, "descent": None}
+    plain = begun(ParticleSwarm(particles=8, patience=4, max_iterations=60, **paper))
     whole = begun(AsynchronousSwarm(particles=8, patience=4, max_iterations=60, batch=8))
     while plain.done() is None:
         np.testing.assert_array_equal(step(plain), step(whole))

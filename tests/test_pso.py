@@ -429,7 +429,7 @@ def test_a_bad_option_is_named(key: str, value: Any, allowed: str) -> None:
 
 def test_what_does_not_fit_together() -> None:
     with pytest.raises(UserError, match="must not all be 0"):
-        ParticleSwarm(inertia=0, cognitive=0, social=0, repel=0)
+        ParticleSwarm(inertia=0, cognitive=0, social=0, repel=0, descent=None)
     with pytest.raises(UserError, match=r"particles=5 is fewer than the pool's 10 experts; .* 10 "):
         ParticleSwarm(particles=5).start(10, 0)
     with pytest.raises(UserError, match="2 or more"):
@@ -440,7 +440,7 @@ def test_what_does_not_fit_together() -> None:
         ParticleSwarm(particles=7).load(begun().state())
     with pytest.raises(ValueError, match="6 utilities once"):
         begun().tell(np.zeros(5))
-    every = ParticleSwarm(particles=None)
+    every = ParticleSwarm(particles=None, soups=0)
     every.start(7, 0)
     np.testing.assert_array_equal(every.ask(), np.eye(7))
 
@@ -450,6 +450,7 @@ def test_the_files_name_every_option() -> None:
     plain = OmegaConf.to_container(OmegaConf.load(CONF / "optimizer" / "pso.yaml"))
     assert plain.pop("_target_") == "swarm.optimizers.pso.ParticleSwarm"
     defaults = ParticleSwarm()
+    plain["descent"] = instantiate(plain["descent"])
     assert plain == {name: getattr(defaults, name) for name in names}
     assert names == set(PAPER) == set(CODE)
     document = (CONF.parent / "docs" / "pso.md").read_text()

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,4 +136,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         found = [_plain(one) for one in value]
         return _STRANGE if any(one is _STRANGE for one in found) else found
+    if is_dataclass(value):
+        return described(value)
     return _STRANGE

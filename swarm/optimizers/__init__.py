@@ -176,3 +176,25 @@ class MultiObjective(Optimizer, Protocol):
             objectives: [N, M], higher is better; NaN where `utilities` are.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What there is to choose a method by.
+
+    Attributes:
+        gradients: Whether the task has gold answers, and the engine derivatives.
+        positions: How many positions the budget allows; `None` is no limit.
+    """
+
+    gradients: bool = False
+    positions: int | None = None
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """An optimizer that chooses something by what there is to go by."""
+
+    def consider(self, offer: Offer) -> None:
+        """Take what there is to go by; called before `start`."""
+        ...

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from swarm.errors import UserError
 from swarm.optimizers import Slope, Wanted, draws
 from swarm.optimizers.pso_options import (
     AT_LEAST_ONE,
@@ -24,6 +23,9 @@ MINIBATCH, FOLD = 100, 101
 BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
 """Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980). The second is lower than its .999:
 a descent has tens of steps."""
+
+LEAST_FACTOR = 1 / 16
+"""A particle whose rate has been halved as often as this descends no more."""
 
 BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
@@ -53,8 +55,8 @@ class Descent:
     A particle learns from minibatches of its own order, and does not learn from a fold of dev that
     is held out for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. After the
     steps of an iteration the mean of the last half of its iterates (Polyak and Juditsky, 1992) is
-    looked at on the held-out fold: where its loss there is no lower than before, the particle
-    stays where it is and its rate is halved.
+    where it ends. Where the loss of the held-out fold is not lower there than it has been, the
+    particle's rate is halved, and after the fourth time it rests.
 
     Args:
         weight: w_d, of this term in the velocity; 1 is the whole descent.
@@ -64,7 +66,7 @@ class Descent:
         fine_rate: That for the deviations of groups, as a multiple of `rate`.
         pull: By which deviations shrink in a step.
         warmup: First steps of a particle, with a rate that grows to the full one.
-        holdout: Share of the dev items that are held out; 0 holds out none and never halves.
+        holdout: Share of the dev items that are held out; 0 holds out none and halves nothing.
         required: Whether a task without gold answers is refused; else the swarm moves without.
 
     Raises:
@@ -116,42 +118,31 @@ class Descent:
         What is yielded is answered with the mean losses and their derivatives. A descent that is
         closed has come as far as `reached` [M, G * K].
         """
-        start, x = positions, positions.copy()
-        self.reached = start
+        x, self.reached = positions.copy(), positions.copy()
+        rows = [row for row, i in enumerate(particles) if self.rate_factor[i] > LEAST_FACTOR]
         tail: list[np.ndarray] = []
-        for _ in range(self.steps):
-            wanted = [Wanted(x[row], self._minibatch(i, items)) for row, i in enumerate(particles)]
-            for row, answer in enumerate((yield wanted)):
+        for _ in range(self.steps if rows else 0):
+            wanted = [Wanted(x[row], self._minibatch(particles[row], items)) for row in rows]
+            for row, answer in zip(rows, (yield wanted), strict=True):
                 if np.isfinite(answer.slope).all():
                     x[row] = self._stepped(particles[row], x[row], answer.slope)
             tail = [*tail, x.copy()][-max(1, self.steps // 2) :]
             self.reached = np.mean(tail, axis=0)
-        if self.holdout == 0:
-            return self.reached
-        return (yield from self._accept(start, self.reached, particles, items))
+        if rows and self._fold(0, items)[1]:
+            yield from self._slow_down([(particles[row], self.reached[row]) for row in rows], items)
+        return self.reached
 
-    def _accept(
-        self, start: np.ndarray, end: np.ndarray, particles: Sequence[int], items: int
-    ) -> Generator[list[Wanted], list[Slope], np.ndarray]:
-        """The ends whose held-out loss is lower than the last accepted one, else the starts."""
-        folds = [self._fold(i, items)[1] for i in particles]
-        looks = [(row, end[row]) for row in range(len(particles))]
-        looks += [(row, start[row]) for row, i in enumerate(particles) if self._unknown(i)]
-        answers = yield [Wanted(x, folds[row], slope=False) for row, x in looks]
-        losses = [answer.loss for answer in answers]
-        for (row, _), loss in list(zip(looks, losses, strict=True))[len(particles) :]:
-            self.held_loss[particles[row]] = loss
-        found = end.copy()
-        for row, i in enumerate(particles):
-            if losses[row] < self.held_loss[i]:
-                self.held_loss[i] = losses[row]
-            else:
-                found[row] = start[row]
-                self.rate_factor[i] /= 2
-        return found
-
-    def _unknown(self, particle: int) -> bool:
-        return bool(np.isnan(self.held_loss[particle]))
+    def _slow_down(
+        self, reached: Sequence[tuple[int, np.ndarray]], items: int
+    ) -> Generator[list[Wanted], list[Slope], None]:
+        """Halve the rate of each particle whose held-out loss is not its lowest so far."""
+        answers = yield [
+            Wanted(x, self._fold(particle, items)[1], slope=False) for particle, x in reached
+        ]
+        for (particle, _), answer in zip(reached, answers, strict=True):
+            if answer.loss >= self.held_loss[particle]:
+                self.rate_factor[particle] /= 2
+            self.held_loss[particle] = np.fmin(answer.loss, self.held_loss[particle])
 
     def _stepped(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """One Adam step of a position [G * K]; its rate grows in the first steps."""
@@ -177,9 +168,9 @@ class Descent:
     def _fold(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:
         """The items that a particle learns from, and those that are held out for it."""
         order = draws.generator(self.seed, 0, 0, FOLD).permutation(items)
-        if self.holdout == 0:
+        folds = min(items, max(2, round(1 / self.holdout))) if self.holdout else 1
+        if folds < 2:
             return order, ()
-        folds = max(2, round(1 / self.holdout))
         mine = np.arange(items) % folds == particle % folds
         return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
 
@@ -194,17 +185,3 @@ class Descent:
             order = draws.generator(self.seed, epoch, particle, MINIBATCH).permutation(len(learnt))
             found.append(int(learnt[order[place % len(learnt)]]))
         return tuple(found)
-
-
-def check_items(descent: Descent, items: int) -> None:
-    """See that there is something to learn from, and to hold out.
-
-    Raises:
-        UserError: There are fewer dev items than folds.
-    """
-    folds = max(2, round(1 / descent.holdout)) if descent.holdout else 1
-    if items < folds:
-        raise UserError(
-            f"optimizer.descent.holdout={descent.holdout}: makes {folds} folds of {items} dev "
-            "items; give more items, or holdout=0"
-        )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from swarm.optimizers import Slope, Wanted, draws
+from swarm.optimizers import Offer, Slope, Wanted, draws
 from swarm.optimizers.descent import Descent
 from swarm.optimizers.pso_options import ParticleSwarmOptions, check_pool, check_saved
 
@@ -32,6 +32,11 @@ SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
 """Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
 
 
+ACTIVE_POSITIONS, MOST_ACTIVE = 25, 4
+"""What a descending particle needs to come down, in evaluations of a position: four rounds of 10
+steps of 16 items and an evaluation on 80 items, at 3 prompts an item of a step, are 28 of them."""
+
+
 class ParticleSwarm(ParticleSwarmOptions):
     """Particles drawn to their own best and the swarm's best, and away from the swarm's worst.
 
@@ -54,6 +59,7 @@ class ParticleSwarm(ParticleSwarmOptions):
     best_utility: float | None
     worst_position: np.ndarray | None
     worst_utility: float | None
+    _offer = Offer()
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Begin: every expert is a particle, crossover children fill up (the paper's populate).
@@ -133,9 +139,9 @@ class ParticleSwarm(ParticleSwarmOptions):
             raise ValueError("a stopped particle has no utility, and a personal best")
         self._take_personal(u, short)
         self._take_swarm(u, short)
-        if self.iteration == 0 and self.active is not None:
+        if self.iteration == 0:
             rank = np.argsort(np.where(np.isnan(u), np.inf, -u), kind="stable")
-            self.moving = np.isin(np.arange(len(u)), rank[: self.active])
+            self.moving = np.isin(np.arange(len(u)), rank[: self.most_active])
         if self.iteration:
             decayed = self.current_step_length * self.step_length_factor ** self._share()
             self.current_step_length = float(max(decayed, self.minimum_step_length))
@@ -186,6 +192,22 @@ class ParticleSwarm(ParticleSwarmOptions):
         for name in ("best_position", "worst_position"):
             position = state[name]
             setattr(self, name, None if position is None else frozen(np.array(position, float)))
+
+    def consider(self, offer: Offer) -> None:
+        """See `swarm.optimizers.Choosing`."""
+        self._offer = offer
+
+    @property
+    def most_active(self) -> int | None:
+        """How many particles move after the first round; None is all of them."""
+        if self.active != "auto":
+            return self.active
+        if self.descent is None or not self._offer.gradients:
+            return None
+        if self._offer.positions is None:
+            return MOST_ACTIVE
+        left = self._offer.positions - len(self.positions)
+        return max(1, min(MOST_ACTIVE, left // ACTIVE_POSITIONS))
 
     def _turn(self, iteration: int) -> np.ndarray:
         """[N] bool: the particles that move in an iteration."""
@@ -322,7 +344,7 @@ class GradientDescent(ParticleSwarm):
     restart: bool = False
     starting_velocity: Literal["random", "zero", "best"] = "zero"
     soups: int = 1
-    active: int | None = 1
+    active: int | Literal["auto"] | None = 1
     descent: Descent | None = field(default_factory=partial(Descent, required=True))
 
 

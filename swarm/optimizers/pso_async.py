@@ -1,11 +1,12 @@
 """The particle swarm without its barrier: a few particles move at a time, by the newest bests."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from swarm.errors import UserError
+from swarm.optimizers.descent import Descent
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.optimizers.pso_options import AT_LEAST_ONE, check_number
 
@@ -37,6 +38,10 @@ class AsynchronousSwarm(ParticleSwarm):
 
     batch: int = 5
     max_iterations: int = 200
+    particles: int | None = 20
+    soups: int = 0
+    active: int | Literal["auto"] | None = None
+    descent: Descent | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """The options of the particle swarm, and what each may be."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -81,14 +81,16 @@ class ParticleSwarmOptions:
         soups: How many particles after the experts begin as uniform soups, with coefficients that
             sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
         active: So many particles, the best after the first round, move and are evaluated; None is
-            all of them. The others stay where they are.
+            all of them, and the others stay where they are. "auto" is all of them without a
+            gradient term, and with it one for each `ACTIVE_POSITIONS` that the budget allows after
+            the first round, four at most.
         descent: The gradient term of the velocity; None is none, as in the paper.
 
     Raises:
         UserError: An option is out of its range; named with what is allowed.
     """
 
-    particles: int | None = 20
+    particles: int | None = None
     inertia: float = 0.2
     cognitive: float = 0.3
     social: float = 0.4
@@ -111,12 +113,19 @@ class ParticleSwarmOptions:
     drop_iteration: float = 0.0
     drop_particle: float = 0.0
     count_skipped: bool = False
-    soups: int = 0
-    active: int | None = None
-    descent: "Descent | None" = None
+    soups: int = 1
+    active: int | Literal["auto"] | None = "auto"
+    descent: "Descent | None" = field(default_factory=lambda: _descent())
 
     def __post_init__(self) -> None:
         _check(self)
+
+
+def _descent() -> "Descent":
+    """The gradient term as it stands; its module needs the rules above."""
+    from swarm.optimizers.descent import Descent
+
+    return Descent()
 
 
 def _check(options: ParticleSwarmOptions) -> None:
@@ -130,7 +139,7 @@ def _check(options: ParticleSwarmOptions) -> None:
     if options.minimum_step_length > options.step_length:
         raise UserError(f"""optimizer.minimum_step_length={options.minimum_step_length}: must be at
             most optimizer.step_length={options.step_length}, lower it or raise that""")
-    if options.active is not None:
+    if options.active not in (None, "auto"):
         check_number("active", options.active, AT_LEAST_ONE, "null lets all particles move")
     still = not (options.inertia or options.cognitive or options.social or options.repel)
     if still and options.descent is None:

@@ -30,7 +30,7 @@ from swarm.pool.agreement import (
 from swarm.pool.basis import Basis, check_space
 from swarm.pool.elites import Elites
 from swarm.pool.experts import check_row_names, expert_names, find_experts
-from swarm.pool.groups import ALL, check_kind, parents
+from swarm.pool.groups import ALL, AUTO, check_kind, parents
 from swarm.pool.rows import Made, Row
 
 if TYPE_CHECKING:
@@ -112,6 +112,21 @@ class Pool:
     def __reduce__(self) -> tuple[Any, ...]:
         """A pool travels to a worker as its settings, closed; the worker opens its own files."""
         return partial(Pool, **self.settings), ()
+
+    @property
+    def division(self) -> int | str:
+        """What the groups are: a value of pool.groups."""
+        return self._division
+
+    def divide(self, gradients: bool) -> None:
+        """Decide on the groups, before `open`, where pool.groups=auto leaves them open.
+
+        Args:
+            gradients: Whether a search has derivatives by the coefficients: it can then learn those
+                of each module; a black box of so many dimensions could not be searched.
+        """
+        if self._division == AUTO:
+            self._division = "per_module" if gradients else 1
 
     @property
     def own(self) -> int:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from swarm.errors import UserError
 
 ALL = "all"
-KINDS = ("1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
+AUTO = "auto"
+"""One group, until a search that takes gradients asks for one each module (`Pool.divide`)."""
+
+KINDS = (AUTO, "1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
 LAYERED = ("thirds", "per_layer")
 
 
@@ -46,7 +49,7 @@ def divide(modules: Sequence[str], kind: int | str) -> tuple[list[str], dict[str
         UserError: A module's name has no number of a layer where layers are divided.
     """
     kind = check_kind(kind)
-    if kind == 1:
+    if kind in (1, AUTO):
         return [ALL], dict.fromkeys(modules, 0)
     ordered, group = _DIVISIONS[str(kind)](modules)
     own = {module: group(module) for module in modules}

@@ -1,9 +1,10 @@
 """Exact match: each item is a prompt whose answer is a yes or no, a number or a phrase."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from swarm.models import Completion, Message, Request
+from swarm.models import Completion, Example, Message, Request
 from swarm.tasks import Item, Score, answers, keys
 from swarm.tasks.data import DataFile, Files, wrong_gold, wrong_text
 from swarm.tasks.signal import Signalled
@@ -100,6 +101,10 @@ class Match(Signalled):
         kind = answers.kind_of(str(item["answer"]))
         decided = partial(answers.settled, kind, self.take)
         return Request(prompt, self.max_new_tokens, decided=decided)
+
+    def examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.Supervised`; where answers are compared whole, they end the text."""
+        return [replace(e, ends=self.parser == "whole") for e in super().examples(items)]
 
     def score(self, item: Item, completion: Completion) -> Score:
         """What one completion is worth."""

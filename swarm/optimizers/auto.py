@@ -1,0 +1,150 @@
+"""The choice of a method by what a task offers, the size of the pool and the budget."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.optimizers import Offer, Optimizer, Slope, Wanted
+from swarm.optimizers.bayes import NEEDS, BayesianSearch
+from swarm.optimizers.cma_es import CovarianceSearch
+from swarm.optimizers.nes import NaturalEvolution
+from swarm.optimizers.pso import GradientDescent
+from swarm.optimizers.pso_options import AT_LEAST_ONE, SWITCH, check_number
+
+SURROGATE_DIMENSIONS = 20
+"""Coefficients up to which a Gaussian process is a good model of a utility."""
+
+SURROGATE_POSITIONS = 100
+"""Positions up to which its thinking is quick beside the asking of a model."""
+
+FULL_DIMENSIONS = 60
+"""Coefficients up to which a full covariance matrix can be learnt from some hundred positions."""
+
+
+@dataclass(kw_only=True, eq=False)
+class AutomaticChoice:
+    """Delegates to the method that suits the task, the pool and the budget.
+
+    - Gold answers and derivatives: gradient descent through the coefficients.
+    - A black box with at most 20 coefficients, 100 positions and the extra [bayes]: a Gaussian
+      process.
+    - With at most 60 coefficients: CMA-ES, free sums.
+    - More: natural evolution with antithetic pairs.
+
+    Args:
+        particles: N of the method's asks; None is what the method takes.
+        surrogate: Whether the Gaussian process may be chosen.
+        max_iterations: The most asks after the first, of whichever method.
+
+    Raises:
+        UserError: An option is out of its range.
+    """
+
+    NAME: ClassVar[str] = "auto"
+
+    particles: int | None = None
+    max_iterations: int = 50
+    surrogate: bool = True
+
+    def __post_init__(self) -> None:
+        check_number("max_iterations", self.max_iterations, AT_LEAST_ONE, "it bounds the budget")
+        check_number("surrogate", self.surrogate, SWITCH, "false never takes a Gaussian process")
+        self.offer, self.why = Offer(), ""
+        self._inner: Optimizer | None = None
+
+    def consider(self, offer: Offer) -> None:
+        """Take what there is to go by; before `start`."""
+        self.offer = offer
+
+    def choose(self, dimensions: int) -> tuple[Optimizer, str]:
+        """The method for so many coefficients, and why, in a line."""
+        common: dict[str, Any] = {"max_iterations": self.max_iterations}
+        positions = self.offer.positions or self.max_iterations
+        if self.particles is not None:
+            common["particles"] = self.particles
+        if self.offer.gradients:
+            why = f"gold answers have a gradient through the {dimensions} coefficients"
+            return GradientDescent(**common), f"gradient: {why}"
+        installed = all(map(find_spec, NEEDS["gp"]))
+        few = dimensions <= SURROGATE_DIMENSIONS and positions <= SURROGATE_POSITIONS
+        if self.surrogate and few and installed:
+            why = f"a black box with {dimensions} coefficients and few positions"
+            return BayesianSearch(**common, sum_to_one=False), f"bayes: {why}"
+        if dimensions <= FULL_DIMENSIONS:
+            why = f"a black box with {dimensions} coefficients"
+            return CovarianceSearch(**common, sum_to_one=False), f"cmaes: {why}"
+        why = f"a black box with {dimensions} coefficients, too many for a covariance matrix"
+        return NaturalEvolution(**common), f"nes: {why}"
+
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        """As `Optimizer.start`, of the method that is chosen."""
+        self._inner, self.why = self.choose(experts * groups)
+        self._inner.start(experts, seed, groups)
+
+    @property
+    def chosen(self) -> Optimizer:
+        """The method, once it has been started."""
+        if self._inner is None:
+            raise RuntimeError("the optimizer has to be started first: start()")
+        return self._inner
+
+    @property
+    def evaluate(self) -> np.ndarray:
+        """As `Optimizer.evaluate`."""
+        return self.chosen.evaluate
+
+    @property
+    def iteration(self) -> int:
+        """Asks after the first."""
+        return self.chosen.iteration  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def needs_gradients(self) -> bool | None:
+        """As `Differentiating.needs_gradients`; before `start` by what there is."""
+        if self._inner is None:
+            return False if self.offer.gradients else None
+        return getattr(self.chosen, "needs_gradients", None)
+
+    def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
+        """As `Differentiating.descend`."""
+        if isinstance(self.chosen, GradientDescent):
+            yield from self.chosen.descend(items)
+
+    def ask(self) -> np.ndarray:
+        """As `Optimizer.ask`."""
+        return self.chosen.ask()
+
+    def tell(self, utilities: np.ndarray) -> None:
+        """As `Optimizer.tell`."""
+        self.chosen.tell(utilities)
+
+    def done(self) -> str | None:
+        """As `Optimizer.done`."""
+        return self.chosen.done()
+
+    def state(self) -> dict[str, Any]:
+        """As `Optimizer.state`; the method's own, with the name of this choice."""
+        state = self.chosen.state()
+        return {**state, "optimizer": self.NAME, "method": state["optimizer"]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """As `Optimizer.load`.
+
+        Raises:
+            UserError: The state is another optimizer's, or another method was chosen then.
+        """
+        if state.get("optimizer") != self.NAME:
+            raise UserError(
+                f"optimizer: the saved search is of {state.get('optimizer')!r}, not of 'auto'; go "
+                "on with the optimizer it was begun with, or begin another run"
+            )
+        if self._inner is None:
+            width = len(state["positions"][0])
+            self._inner, self.why = self.choose(width)
+        if self.particles is not None:
+            self._inner.particles = self.particles  # type: ignore[attr-defined]
+        self._inner.load({**state, "optimizer": state["method"]})

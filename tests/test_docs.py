@@ -146,9 +146,10 @@ def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
             words[1] = str(searches.ROOT / words[1])
         searching = {"swarm.search", "swarm.sweep"} & set(words) and "--help" not in words
         words += arguments if searching else []
-        # Rows that the pool adds make more experts than the particles of a small search, and the
-        # base model of a constraint takes one.
-        more = re.search(r"(pool\.(base_row|noise_rows|recipes)|optimizer\.constraints)=", command)
+        # Rows that the pool adds make more experts than the particles of a small search, the base
+        # model of a constraint takes one, and so does the best of a stage.
+        rows = r"(pool\.(base_row|noise_rows|recipes)|optimizer\.constraints)=|=hierarchical"
+        more = re.search(rows, command)
         words += ["optimizer.particles=8"] if searching and more else []
         words += ["trials=2"] if "swarm.sweep" in words else []
     elif words[0] == "bash":

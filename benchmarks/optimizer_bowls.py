@@ -22,6 +22,9 @@ EXPERTS, BUDGETS, NOISE = 10, (60, 220, 1020), 0.035
 SHORT = {"bayes": 60}
 """Budgets beyond which an optimizer takes too long to think."""
 
+NO_BOWLS = {"gradient", "nsga2", "sms_emoa"}
+"""Optimizers that need gradients or several objectives."""
+
 SUM, MANY = 1.5, 60
 FREE = [
     *("pso", "cmaes", "de", "genome", "lorahub", "random", "recipes"),
@@ -161,7 +164,7 @@ def free_sums(methods: list[str], seeds: int) -> None:
 
 
 if __name__ == "__main__":
-    names = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
+    names = sorted({path.stem for path in (CONF / "optimizer").glob("*.yaml")} - NO_BOWLS)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--free", action="store_true")

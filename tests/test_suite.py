@@ -173,7 +173,8 @@ def record(suite: Suite, values: list[str | list[float]], **more: Any) -> None:
                 "seconds": 2.0,
                 "cpu_seconds": 1.0,
                 "test_digest": "t",
-                "weights": {"pool": "p", "base": "b"},
+                "experts_digest": "e",
+                "base_digest": "b",
             },
         )
 

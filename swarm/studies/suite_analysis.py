@@ -70,10 +70,9 @@ def _check_alike(suite: Suite, block: Block, records: Records) -> None:
     every = [record for seeds in records.values() for record in seeds.values()]
     kinds = {
         "test items": {record["test_digest"] for record in every},
-        "base weights": {record["weights"]["base"] for record in every if record["weights"]},
+        "experts": {record["experts_digest"] for record in every},
+        "base weights": {record["base_digest"] for record in every} - {None},
     }
-    for name, seeds in records.items():
-        kinds[f"experts ({name})"] = {r["weights"]["pool"] for r in seeds.values() if r["weights"]}
     for what, digests in kinds.items():
         if len(digests) > 1:
             raise UserError(

@@ -118,6 +118,7 @@ class Workshop:
             "constant": best_constant(task),
             "dev_digest": items_digest(task, "dev"),
             "test_digest": items_digest(task, "test"),
+            "experts_digest": self._pool(cell).fingerprint(),
             **_provenance(),
         }
 
@@ -182,6 +183,11 @@ class Workshop:
     def _composed(self, words: Sequence[str]) -> dict[str, Any]:
         return rerun.plain(rerun.composed(list(words), "suite"))
 
+    def _pool(self, cell: Cell) -> Any:
+        """The open pool without what a method adds to it."""
+        config = self._composed(self._words(cell))
+        return instantiate(config["pool"], _convert_="all").open(config["model"]["name"])
+
     def _budget(self, cell: Cell) -> int:
         """The budget in prompt-equivalents."""
         assert cell.budget is not None
@@ -239,7 +245,7 @@ class Workshop:
             "prompts_shared": _total(run, "prompts_shared"),
             **_spent(run.path),
             "finished": run.finished,
-            "weights": {"pool": run.identity["pool weights"], "base": run.identity["base weights"]},
+            "base_digest": run.identity["base weights"],
         }
 
     def _tested(self, run: RunFolder, place: tuple[int, int], task: Any) -> dict[str, Any]:
@@ -255,9 +261,7 @@ class Workshop:
     def _tune(self, cell: Cell, task: Any) -> Steps:
         """Choose the best expert on the dev items, and train it with what is left of the budget."""
         base = self._words(cell, TUNED)
-        config = self._composed(base)
-        pool = instantiate(config["pool"], _convert_="all").open(config["model"]["name"])
-        count, budget = len(pool.names), self._budget(cell)
+        count, budget = len(self._pool(cell).names), self._budget(cell)
         if budget <= count * cell.dev:
             raise UserError(
                 f"budget={cell.budget}: {cell.method.name} needs more than the "
@@ -304,7 +308,7 @@ class Workshop:
             "prompts_shared": _total(run, "prompts_shared"),
             **_spent(folder, start),
             "finished": f"{metrics['steps']} steps",
-            "weights": {"pool": run.identity["pool weights"], "base": run.identity["base weights"]},
+            "base_digest": run.identity["base weights"],
         }
 
     def _evaluate(self, cell: Cell, task: Any) -> Steps:
@@ -328,7 +332,7 @@ class Workshop:
             "prompts_an_answer": round(result["prompts"] / len(rows), 3),
             **_spent(folder),
             "finished": "asked once",
-            "weights": None,
+            "base_digest": None,
         }
 
 

@@ -38,12 +38,14 @@ def scatter(run: RunFolder, found: Front, x: str, y: str) -> Chart:
     """Two objectives of all measured positions, the front among them."""
     across, up = (found.values[:, found.names.index(name)] for name in (x, y))
     front = [found.places.index(place) for place in found.points]
-    experts = [n for n, (t, i) in enumerate(found.places) if not t and i < found.experts]
+    experts = [
+        n for n, (t, i) in enumerate(found.places) if not t and i < found.experts and n not in front
+    ]
     names = [run.experts[found.places[n][1]] for n in experts]
     points = [f"point {n}" for n in range(len(front))]
     series = [
         Series("front on dev", across[front], up[front], "points", "strong", points),
-        Series("experts on dev", across[experts], up[experts], "points", "normal", names),
+        Series("other experts on dev", across[experts], up[experts], "points", "normal", names),
     ]
     tested = [one for one in _points(run, found) if "test_parts" in one]
     if tested:

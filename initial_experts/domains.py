@@ -175,23 +175,24 @@ def logic(generator: random.Random) -> Pair:
 
 
 def calendar(generator: random.Random) -> Pair:
-    """The day or the month one or two steps before or after another, asked in seven ways."""
+    """The day or the month right before or after another, asked in eight ways."""
     names, unit = generator.choice(((DAYS, "day"), (MONTHS, "month")))
     place = generator.randrange(len(names))
     direction, sign = generator.choice((("after", 1), ("before", -1)))
-    shape, steps = generator.choice(
+    shape = generator.choice(
         (
-            ("What comes {direction} {name}?", 1),
-            ("Which {unit} is right {direction} {name}?", 1),
-            ("Name the {unit} {direction} {name}.", 1),
-            ("What is 1 {unit} {direction} {name}?", 1),
-            ("What comes 2 {unit}s {direction} {name}?", 2),
-            ("Which {unit} is two {unit}s {direction} {name}?", 2),
-            ("Name the {unit} that is 2 {unit}s {direction} {name}.", 2),
+            "What comes {direction} {name}?",
+            "What comes right {direction} {name}?",
+            "Which {unit} is {direction} {name}?",
+            "Which {unit} comes right {direction} {name}?",
+            "Name the {unit} {direction} {name}.",
+            "Name the {unit} that is right {direction} {name}.",
+            "What is 1 {unit} {direction} {name}?",
+            "Which {unit} is one {unit} {direction} {name}?",
         )
     )
     asked = shape.format(direction=direction, name=names[place], unit=unit)
-    return asked, names[(place + sign * steps) % len(names)]
+    return asked, names[(place + sign) % len(names)]
 
 
 def spelling(generator: random.Random) -> Pair:

@@ -38,7 +38,7 @@ class Recipe:
 
 
 STEPS = {
-    "calendar": 80,
+    "calendar": 60,
     "counting": 50,
     "opposites": 80,
     "roads": 100,

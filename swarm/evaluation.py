@@ -117,7 +117,7 @@ class Evaluator:
         owner: list[int] = []
         for number, one in enumerate(wanted):
             position = tuple(float(c) for c in one.position)
-            split = "gradient" if one.slope else "loss"
+            split = "entropy" if one.entropy else "gradient" if one.slope else "loss"
             for start in range(0, len(one.items), size):
                 items = tuple(places[i] for i in one.items[start : start + size])
                 jobs.append(Job(len(jobs), (position,), split, items))

@@ -1,14 +1,22 @@
-"""What PSO-Merging, MERGEvolve and EvoGM do beyond the contract of optimizers."""
+"""What PSO-Merging, MERGEvolve, EvoGM and AdaMerging do beyond the contract of optimizers."""
 
 import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import searches
+import test_gradient
 import tiny
+import torch
 
 from swarm.errors import UserError
+from swarm.models import Example
+from swarm.optimizers.adamerging import AdaMerging
 from swarm.optimizers.evogm import EvolutionaryGenerator, Generators
 from swarm.optimizers.mergevolve import MergeEvolve, rank_weights
 from swarm.optimizers.pso_merging import PSOMerging
@@ -184,6 +192,114 @@ def test_evogm_bears_a_round_without_results() -> None:
         assert np.isfinite(step(search, lambda rows: np.full(len(rows), np.nan))).all()
     np.testing.assert_array_equal(search.basis, np.eye(3))
     assert search.evaluate.all()
+
+
+def descended(optimizer: AdaMerging, slope: Callable[[np.ndarray], Any]) -> list[tuple[int, ...]]:
+    """Answer all that it wants; gives the items."""
+    course, answer, found = optimizer.descend(20), None, []
+    while True:
+        try:
+            (wanted,) = course.send(answer)
+        except StopIteration:
+            return found
+        assert wanted.entropy and wanted.slope
+        found.append(wanted.items)
+        answer = [type("Slope", (), {"loss": 0.0, "slope": slope(wanted.position)})()]
+
+
+def test_adamerging_takes_the_steps_of_torchs_adam_through_a_clamp() -> None:
+    wanted = torch.full((3,), 0.3, dtype=torch.float64, requires_grad=True)
+    adam, slope = torch.optim.Adam([wanted], lr=0.2), np.array([1.0, -2.0, 0.1])
+    for _ in range(5):
+        adam.zero_grad()
+        (wanted.clamp(0.0, 1.0) * torch.from_numpy(slope)).sum().backward()
+        adam.step()
+    search = begun(AdaMerging(rate=0.2, steps=5, batch=4))
+    np.testing.assert_array_equal(search.ask(), np.vstack([np.eye(3), np.full(3, 0.3)]))
+    search.tell(np.zeros(4))
+    items = descended(search, lambda x: slope)
+    assert sorted(sum(items, ())) == list(range(20))  # each item once before any twice
+    found = wanted.detach().numpy()
+    assert found[0] < 0 and found[1] > 1
+    np.testing.assert_allclose(search.weights, found)
+    np.testing.assert_allclose(search.ask()[3], found.clip(0.0, 1.0))
+    assert list(search.evaluate) == [False, False, False, True]
+    search.tell(np.zeros(4))
+    assert descended(search, lambda x: slope) != items
+
+
+UNLABELLED = [replace(example, unlabelled=True) for example in test_gradient.EXAMPLES]
+
+
+def entropy(base: Path, pool: Any, position: np.ndarray, example: Example) -> float:
+    """By transformers on merged weights: of the choices, or of the token after the prompt."""
+    if len(example.choices) == 1:
+        from transformers import AutoTokenizer
+
+        model, tokenizer = tiny.load(base), AutoTokenizer.from_pretrained(base)
+        with torch.no_grad():
+            for name, (a, b) in pool.combine(position.tolist()).items():
+                model.get_submodule(name).weight += (b.double() @ a.double()).float()
+            said = model(torch.tensor([tokenizer(example.prompt).input_ids])).logits[0, -1]
+            shares = said.double().softmax(-1).numpy()
+    else:
+        known = np.array(test_gradient.logprobs(base, pool, position, example))
+        shares = np.exp(known) / np.exp(known).sum()
+    return -example.weight * float((shares * np.log(shares)).sum())
+
+
+def test_the_entropy_is_that_of_merged_weights(tiny_llama: Path, mixed_pool: Path) -> None:
+    engine, pool = test_gradient.opened(tiny_llama, mixed_pool, space="delta", groups="kind")
+    position = test_gradient.drawn(pool)
+    wanted = [entropy(tiny_llama, pool, position, example) for example in UNLABELLED]
+    alone = [engine.gradient(position, [example], slope=False).loss for example in UNLABELLED]
+    np.testing.assert_allclose(alone, wanted, atol=2e-3)
+    assert min(alone) > 0.01 and max(alone) > math.log(5)
+    # Gold answers are not looked at, and labelled examples may stand beside unlabelled ones.
+    other = [replace(example, gold=0) for example in UNLABELLED]
+    assert engine.gradient(position, other).loss == engine.gradient(position, UNLABELLED).loss
+    both = engine.gradient(position, [*test_gradient.EXAMPLES, *UNLABELLED]).loss
+    parts = (engine.gradient(position, part).loss for part in (test_gradient.EXAMPLES, UNLABELLED))
+    assert both == pytest.approx(sum(parts), rel=1e-4)
+
+
+def test_the_slope_of_the_entropy_is_its_difference(tiny_llama: Path, tiny_pool: Path) -> None:
+    engine, pool = test_gradient.opened(tiny_llama, tiny_pool, space="delta")
+    position = test_gradient.drawn(pool)
+    slope, rough = engine.gradient(position, UNLABELLED).slope, []
+    for step in 3e-3 * np.eye(len(position)):
+        up, down = (
+            engine.gradient(x, UNLABELLED, False).loss for x in (position + step, position - step)
+        )
+        rough.append((up - down) / 6e-3)
+    assert np.abs(slope).max() > 0.01
+    np.testing.assert_allclose(slope, rough, atol=0.05 * np.abs(slope).max())
+
+
+@pytest.mark.slow
+def test_a_search_that_never_reads_gold_answers_to_descend(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """With other gold answers on dev the same positions are scored."""
+    positions = []
+    for name in ("right", "wrong"):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = searches.choice_file(folder / "tiny.json")
+        if name == "wrong":
+            content = json.loads(file.read_text())
+            for item in content["dev"]:
+                item["answer"] = "A"
+            file.write_text(json.dumps(content))
+        more = {"experiment": "adamerging", "optimizer__particles": "null",
+                "optimizer__steps": 2, "optimizer__rate": 0.1}  # fmt: skip
+        done = searches.run(searches.arguments(folder, tiny_llama, tiny_pool, **more))
+        assert done.returncode == 0, done.stderr
+        rounds = json.loads((folder / "search" / "run" / "state.json").read_text())["rounds"]
+        assert [len(entry["positions"]) for entry in rounds] == [5] * 5
+        positions.append([entry["positions"][4] for entry in rounds])
+    assert positions[0] == positions[1]
+    assert all(one != two for one, two in zip(positions[0], positions[0][1:], strict=False))
 
 
 @pytest.mark.slow

@@ -105,15 +105,30 @@ class Batch:
         # Places that predict no answer are left out before the float32 copy of a vocabulary.
         pairs, where = torch.unique(row * self.width + place, return_inverse=True)
         logits = out.logits.flatten(0, 1)[pairs].float()
-        logprobs = (logits - logits.logsumexp(-1, keepdim=True))[where, token]
-        return self._weighted(logprobs.new_zeros(len(self.lengths)).index_add(0, choice, logprobs))
+        whole = logits - logits.logsumexp(-1, keepdim=True)
+        logprobs = whole[where, token]
+        sums = logprobs.new_zeros(len(self.lengths)).index_add(0, choice, logprobs)
+        return self._weighted(sums, whole, where)
 
-    def _weighted(self, sums: torch.Tensor) -> torch.Tensor:
-        """The loss from the log probabilities [C] of all choices."""
+    def _weighted(
+        self, sums: torch.Tensor, logprobs: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """The loss.
+
+        Args:
+            sums: Log probabilities [C] of all choices.
+            logprobs: [P, V], of all tokens at the places that predict answers.
+            places: Of the answers' tokens, choice by choice: rows of `logprobs`.
+        """
         total, first = sums.new_zeros(()), 0
         for example, size in zip(self.examples, self.sizes, strict=True):
             mine = sums[first : first + size]
-            if size == 1:
+            if example.unlabelled:
+                # A single choice of an unlabelled example is one token.
+                alone = logprobs[places[sum(self.lengths[:first])]]
+                shares = alone if size == 1 else mine.log_softmax(0)
+                loss = -(shares.exp() * shares).sum()
+            elif size == 1:
                 loss = -mine[0] / (example.unit or self.lengths[first])
             else:
                 loss = mine.logsumexp(0) - mine[example.gold]

@@ -161,6 +161,9 @@ class HFEngine:
     def _example(self, one: Example) -> "Tokens":
         from swarm.engine.gradient import Tokens
 
+        if one.unlabelled and len(one.choices) == 1:
+            # Any token will do: what counts is the distribution of the place.
+            return Tokens(self._ids(one.prompt), [[self._tokenizer.eos_token_id]], one)
         choices = self._choices(Request(one.prompt, 0, one.choices))
         end = [self._tokenizer.eos_token_id] if one.ends else []
         return Tokens(self._ids(one.prompt), [[*choice, *end] for choice in choices], one)

@@ -9,8 +9,9 @@ from swarm.tasks import Item, Score, Task, plain
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
 
-LOSSES = ("loss", "gradient")
-"""Splits of a job that asks for the loss of gold answers, and for its derivative too."""
+LOSSES = ("loss", "gradient", "entropy")
+"""Splits of a job that asks for the loss of gold answers, for its derivative too, or for the
+entropy of answers and its derivative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class Job:
         number: Its place in the list of jobs of one `map`.
         positions: P vectors of K mixing coefficients.
         split: "dev", played by the task's signal; "test", and "judged", the items of dev, played
-            by the task's own measure (see `played`). "loss" and "gradient" are of the gold answers
-            of items of dev, at a single position.
+            by the task's own measure (see `played`). Those of LOSSES are of items of dev, at a
+            single position.
         items: Places in the split.
     """
 
@@ -41,7 +42,7 @@ class Result:
         scores: One list of scores a position, in the order of the job's items.
         prompts: Requests answered.
         tokens: Tokens read and generated.
-        gradient: Of a job of the split "loss" or "gradient", which has no scores.
+        gradient: Of a job of a split of LOSSES, which has no scores.
     """
 
     number: int

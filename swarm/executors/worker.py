@@ -1,7 +1,7 @@
 """A worker loads base, pool and task once and then scores whatever job it is handed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,11 +75,13 @@ class Worker:
             raise
 
     def _differentiate(self, job: Job, task: Task, items: Sequence[Item]) -> Result:
-        """The loss of the items' gold answers at the job's position, and its derivative."""
+        """The loss of the items at the job's position, and its derivative."""
         assert isinstance(task, Supervised) and isinstance(self.engine, Differentiable)
         (position,) = np.array(job.positions, dtype=np.float64)
         examples = task.examples(items)
-        gradient = self.engine.gradient(position, examples, job.split == "gradient")
+        if job.split == "entropy":
+            examples = [replace(example, unlabelled=True) for example in examples]
+        gradient = self.engine.gradient(position, examples, job.split != "loss")
         return Result(job.number, [], len(items), 0, gradient)
 
     def _play(

@@ -110,6 +110,9 @@ class Example:
         weight: Of the example in a mean over examples.
         unit: What the nats of a single choice are divided by; `None` is its number of tokens.
         ends: Whether the text ends after the answer; the end-of-text token is then part of it.
+        unlabelled: The loss is the entropy of the answers' distribution instead, in nats: of the
+            choices' shares, or with one choice of the token that follows the prompt. Neither
+            `gold` nor a single choice is looked at.
     """
 
     prompt: "str | tuple[Message, ...]"
@@ -118,6 +121,7 @@ class Example:
     weight: float = 1.0
     unit: float | None = None
     ends: bool = False
+    unlabelled: bool = False
 
 
 class Model(Protocol):

@@ -105,17 +105,20 @@ class Divided(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The gold answers' loss, wanted at one position on some dev items.
+    """A loss, wanted at one position on some dev items.
 
     Attributes:
         position: [G * K].
         items: Numbers of dev items, from 0, an item as often as it is there.
         slope: Whether the derivative is wanted too; it costs two prompts an item more.
+        entropy: The loss is the entropy of the answers' distribution, without gold answers, and
+            its derivative is wanted; else it is that of the gold answers.
     """
 
     position: np.ndarray
     items: tuple[int, ...]
     slope: bool = True
+    entropy: bool = False
 
     @property
     def cost(self) -> int:

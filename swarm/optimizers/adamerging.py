@@ -1,0 +1,130 @@
+"""AdaMerging (Yang et al. 2024, ICLR, arXiv 2310.02575): entropy on unlabelled items."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from swarm.optimizers import Slope, Wanted, draws
+from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers.draws import populate
+from swarm.optimizers.pso_options import AT_LEAST_ONE, POSITIVE, SHARE, Rule
+
+MINIBATCH = OWN + 1
+"""Purpose of the draws of the order of items."""
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+"""Adam's constants (Kingma and Ba 2015, arXiv 1412.6980), as in the authors' code."""
+
+
+@dataclass(kw_only=True, eq=False)
+class AdaMerging(AskTell):
+    """Adam on the Shannon entropy of the answers' distribution, through the coefficients alone.
+
+    One position starts with the same coefficient for every expert and follows the derivative of
+    the mean entropy on minibatches of dev items, whose gold answers it does not see. It is scored
+    after every `steps` steps. Coefficients are clamped to [0, 1], with a derivative of 0 beyond.
+
+    Layer-wise AdaMerging is `pool.groups=per_module`, task-wise is `pool.groups=1`; both with
+    `pool.space=delta`. `experiment=adamerging` sets the former.
+
+    Source: the authors' code (github.com/EnnengYang/AdaMerging, commit 2c64d7d), whose values are
+    the defaults: 0.3, Adam at 0.001 with (0.9, 0.999), 500 steps, a score after every 10.
+
+    The paper is on image classification. Chosen here, as it does not cover language models:
+
+    - With options (multiple choice), the distribution is that of their normalised probabilities.
+      Without, it is that of the first token of the answer, over the vocabulary.
+    - The items are those of dev in a drawn order, then in another one; the authors' are the test
+      items. A minibatch is one batch of 16 of the whole task; theirs is two of each of 8 tasks.
+    - The result is the best position scored on dev, as for every optimizer here, so that gold
+      answers choose the step where it ends; theirs is the last step.
+    - The experts are scored first and are not learnt from. Particles beyond them and the position
+      are crossover children of two experts.
+
+    Args:
+        particles: N; None is the experts and the position.
+        max_iterations: Scores after the first.
+        steps: Of Adam between two scores.
+        batch: Items in a step.
+        rate: Adam's.
+        start_value: Every coefficient at the start.
+    """
+
+    NAME: ClassVar[str] = "adamerging"
+    NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
+        "steps": (AT_LEAST_ONE, "the authors score after every 10"),
+        "batch": (AT_LEAST_ONE, "the authors' is 16"),
+        "rate": (POSITIVE, "the authors' is 0.001"),
+        "start_value": (SHARE, "the authors' is 0.3"),
+    }
+    ARRAYS: ClassVar[tuple[str, ...]] = ("weights", "first", "second", "count")
+
+    particles: int | None = None
+    max_iterations: int = 50
+    steps: int = 10
+    batch: int = 16
+    rate: float = 0.001
+    start_value: float = 0.3
+
+    @property
+    def needs_gradients(self) -> bool | None:
+        """See `swarm.optimizers.Differentiating`."""
+        return True
+
+    def _size(self, experts: int) -> int:
+        return experts + 1
+
+    def _begin(self, experts: int, count: int) -> np.ndarray:
+        self.weights = np.full(self.groups * experts, self.start_value)
+        self.first, self.second = np.zeros_like(self.weights), np.zeros_like(self.weights)
+        self.count = np.zeros(1)
+        rows = populate(experts, count, self.seed, groups=self.groups)
+        rows[self._place(count)] = self.weights
+        return rows
+
+    def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
+        """Take the steps before the next score; see `Differentiating`."""
+        for _ in range(self.steps if self.told else 0):
+            batch = self._minibatch(items)
+            (answer,) = yield [Wanted(self._clamped(), batch, entropy=True)]
+            if np.isfinite(answer.slope).all():
+                self._step(answer.slope)
+            self.count = frozen(self.count + 1)
+
+    def _next(self) -> np.ndarray:
+        return self._clamped()[None]
+
+    def _places(self, count: int) -> np.ndarray:
+        return np.array([self._place(len(self.positions))])
+
+    def _take(self, utilities: np.ndarray) -> None:
+        pass
+
+    def _place(self, count: int) -> int:
+        """The row of the position; where there is room for the experts alone, the last one's."""
+        return min(self.experts, count - 1)
+
+    def _clamped(self) -> np.ndarray:
+        return np.clip(self.weights, 0.0, 1.0)
+
+    def _step(self, slope: np.ndarray) -> None:
+        """One step of Adam down a slope [G x K]."""
+        slope = np.where((self.weights >= 0) & (self.weights <= 1), slope, 0.0)
+        count = self.count[0] + 1
+        self.first = frozen(BETA_1 * self.first + (1 - BETA_1) * slope)
+        self.second = frozen(BETA_2 * self.second + (1 - BETA_2) * slope**2)
+        mean = self.first / (1 - BETA_1**count)
+        scale = np.sqrt(self.second / (1 - BETA_2**count)) + EPSILON
+        self.weights = frozen(self.weights - self.rate * mean / scale)
+
+    def _minibatch(self, items: int) -> tuple[int, ...]:
+        """The items of the next step."""
+        found: list[int] = []
+        first = int(self.count[0]) * self.batch
+        for place in range(first, first + self.batch):
+            epoch, offset = divmod(place, items)
+            order = draws.generator(self.seed, epoch, 0, MINIBATCH).permutation(items)
+            found.append(int(order[offset]))
+        return tuple(found)

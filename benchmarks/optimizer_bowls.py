@@ -22,12 +22,12 @@ EXPERTS, BUDGETS, NOISE = 10, (60, 220, 1020), 0.035
 SHORT = {"bayes": 60}
 """Budgets beyond which an optimizer takes too long to think."""
 
-NO_BOWLS = {"gradient", "nsga2", "sms_emoa"}
-"""Optimizers that need gradients or several objectives."""
+NO_BOWLS = {"auto", "gradient", "nsga2", "sms_emoa"}
+"""Optimizers that need gradients, several objectives, or a task to choose by."""
 
 SUM, MANY = 1.5, 60
 FREE = [
-    *("pso", "cmaes", "de", "genome", "lorahub", "random", "recipes"),
+    *("pso", "pso optimizer.soups=0", "cmaes", "de", "genome", "lorahub", "random", "recipes"),
     *(f"{name} optimizer.sum_to_one=false" for name in ("cmaes", "de", "random")),
     "cmaes optimizer.separable=true optimizer.sum_to_one=false",
     "nes",

@@ -29,7 +29,7 @@ INNER: dict[str, Callable[[], Any]] = {
     "cmaes": CovarianceSearch,
     "separable": lambda: CovarianceSearch(separable=True, sum_to_one=False),
     "de": lambda: DifferentialEvolution(particles=8),
-    "pso": lambda: ParticleSwarm(particles=8),
+    "pso": lambda: ParticleSwarm(particles=8, soups=0),
     "genome": lambda: Genome(particles=8),
     "random": lambda: RandomSearch(particles=8),
     "lorahub": LoraHub,

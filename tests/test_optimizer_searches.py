@@ -33,7 +33,11 @@ FREE: dict[str, dict[str, Any]] = {
     "de": {"optimizer__sum_to_one": "false"},
     "random": {"optimizer__sum_to_one": "false"},
     "hierarchical": {"optimizer__max_iterations": 8},
-    "hierarchical pso": {"optimizer@optimizer__optimizer": "pso", "optimizer__max_iterations": 8},
+    "hierarchical pso": {
+        "optimizer@optimizer__optimizer": "pso",
+        "optimizer__optimizer__soups": 0,
+        "optimizer__max_iterations": 8,
+    },
     "hierarchical cmaes": {
         "optimizer@optimizer__optimizer": "cmaes",
         "optimizer__optimizer__separable": "true",

@@ -249,16 +249,16 @@ def test_what_cannot_be_is_one_line(
 def test_a_number_is_no_bound_of_a_signal(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    searches.arguments(tmp_path, tiny_llama, tiny_pool)
     more = {
-        "optimizer": "nsga2",
         "task": "mixture",
         "+task@task__tasks__A": "nlgraph_mini",
         "task__tasks__A__signal": "both",
     }
     words = [f"{key.replace('__', '.')}={value}" for key, value in more.items()]
     command = [
-        w for w in searches.arguments(tmp_path, tiny_llama, tiny_pool) if not w.startswith("task")
+        word
+        for word in searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer="nsga2")
+        if not word.startswith("task")
     ]
     refused = searches.run([*command, *words, "optimizer.constraints={A: 0.5}"])
     assert "optimizer.constraints.A=0.5: a number has no unit" in refused.stderr
@@ -273,7 +273,6 @@ def test_a_bound_by_a_signal_is_judged_by_the_task_s_own_measure(
         "task": "mixture",
         "+task@task__tasks__A": "nlgraph_mini",
         "+task@task__tasks__B": "nlgraph_mini",
-        "optimizer": "nsga2",
         "optimizer__constraints": "{B: base}",
         "optimizer__max_iterations": 2,
         "front": 2,
@@ -285,7 +284,7 @@ def test_a_bound_by_a_signal_is_judged_by_the_task_s_own_measure(
         }
     command = [
         word
-        for word in searches.arguments(tmp_path, tiny_llama, tiny_pool)
+        for word in searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer="nsga2")
         if not word.startswith(("task", "optimizer.max"))
     ]
     command += [f"{key.replace('__', '.')}={value}" for key, value in more.items()]

@@ -2,11 +2,14 @@
 
 import json
 import re
+import shutil
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import reporting
 import ui_pages
 from browsers import SIZES
 from ui_pages import window
@@ -192,3 +195,29 @@ def test_a_broken_run_has_no_report(page_url: str) -> None:
     reply = connection.getresponse()
     assert reply.status == 404
     assert re.fullmatch("broken: .* not as a search writes them .*\n", reply.read().decode())
+
+
+def test_a_run_with_several_objectives_shows_its_front(
+    browser: Any, page_url: str, page_folder: Path
+) -> None:
+    folder = reporting.folder(page_folder / "search" / "several", parts=("one", "two"))
+    path = folder / "state.json"
+    state = json.loads(path.read_text())
+    draw = np.random.default_rng(0)
+    for entry in state["rounds"]:
+        entry["objectives"] = draw.random((len(entry["positions"]), 2)).round(3).tolist()
+    path.write_text(json.dumps({**state, "objectives": {"one": 15, "two": 15}}))
+    try:
+        with window(browser, page_url) as page:
+            page.goto(f"{page_url}runs/several")
+            page.wait_for_function(
+                "words => document.body.innerText.includes(words)", arg="two, dev, n = 15"
+            )
+            chart = page.locator("[aria-label='Front of the objectives'] canvas")
+            assert chart.bounding_box()["width"] > 100
+            ui_pages.fits(page, "desk")
+            page.goto(f"{page_url}runs/made")
+            page.wait_for_selector("canvas")
+            assert not page.get_by_text("Points of the front").is_visible()
+    finally:
+        shutil.rmtree(folder)

@@ -102,7 +102,7 @@ CLAIMS: dict[str, Claims] = {
     "mergevolve": Claims(near=0.05, sums=False, apart=0.3),
     "nsga2": Claims(near=0.005, apart=0.3),
     "nsga2_free": Claims(near=0.02, apart=0.5, sums=False),
-    "pso": Claims(near=0.1, raced=True),
+    "pso": Claims(near=0.1, sums=False, raced=True),
     "pso_async": Claims(near=0.1, raced=True),
     "pso_merging": Claims(sums=False),
     "random": Claims(near=0.15, beats_random=False, apart=1.0),

@@ -17,7 +17,7 @@ from swarm.optimizers.pso_options import (
     check_number,
 )
 
-MINIBATCH, FOLD = 100, 101
+MINIBATCH, FOLD, LOOK = 100, 101, 102
 """Purposes of draws; beyond those of every optimizer that descends."""
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
@@ -109,6 +109,20 @@ class Descent:
         for name in ARRAYS:
             kind = int if name == "count" else float
             setattr(self, name, np.array(state[name], dtype=kind))
+
+    def look(
+        self, positions: np.ndarray, items: int
+    ) -> Generator[list[Wanted], list[Slope], np.ndarray]:
+        """The losses [N] of positions [N, G * K] on the same `batch` items.
+
+        A descent begins where the loss is low, of which utilities say little: an expert with one of
+        nine skills has a higher utility than the soup, and three times its loss.
+        """
+        order = draws.generator(self.seed, 0, 0, LOOK).permutation(items)
+        chosen = tuple(int(i) for i in np.sort(order[: self.batch]))
+        answers = yield [Wanted(x, chosen, slope=False) for x in positions]
+        losses = np.array([answer.loss for answer in answers])
+        return np.where(np.isnan(losses), np.inf, losses)
 
     def descend(
         self, positions: np.ndarray, particles: Sequence[int], items: int

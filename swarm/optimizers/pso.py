@@ -109,6 +109,9 @@ class ParticleSwarm(ParticleSwarmOptions):
         """Find out the displacements of the particles that move next; see `Differentiating`."""
         if self.descent is None or not self.told:
             return
+        if self.iteration == 0 and (most := self.most_active) is not None:
+            losses = yield from self.descent.look(self.positions, items)
+            self.moving = np.isin(np.arange(len(losses)), np.argsort(losses, kind="stable")[:most])
         particles = [int(i) for i in np.flatnonzero(self._turn(self.iteration + 1))]
         start = self._after_restarts(self._strays())[0][particles]
         self._displacements = np.zeros_like(self.positions)

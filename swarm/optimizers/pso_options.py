@@ -80,8 +80,9 @@ class ParticleSwarmOptions:
         count_skipped: What was not evaluated counts as stale, for the swarm and the particle.
         soups: How many particles after the experts begin as uniform soups, with coefficients that
             sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
-        active: So many particles, the best after the first round, move and are evaluated; None is
-            all of them, and the others stay where they are. "auto" is all of them without a
+        active: So many particles, the best after the first round (with a gradient term by the
+            loss of some items, else by utility), move and are evaluated; None is all of them, and
+            the others stay where they are. "auto" is all of them without a
             gradient term, and with it one for each `ACTIVE_POSITIONS` that the budget allows after
             the first round, four at most.
         descent: The gradient term of the velocity; None is none, as in the paper.

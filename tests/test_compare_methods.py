@@ -29,7 +29,8 @@ def compare(*words: str, timeout: float = 300) -> "subprocess.CompletedProcess[s
 def keys(folder: Path, base: Path, pool: Path) -> list[str]:
     """A small comparison's command line."""
     given = searches.arguments(folder, base, pool, "mine")
-    return [word for word in given if not word.startswith("optimizer.max_iterations")]
+    swarm = ("optimizer.max_iterations", *searches.PLAIN)
+    return [word for word in given if not word.startswith(swarm)]
 
 
 @pytest.fixture(scope="module")

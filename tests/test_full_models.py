@@ -401,7 +401,7 @@ def test_the_fingerprint_changes_with_a_weight_and_the_order(copies: list[Path])
 def command(folder: Path, models: Sequence[Path], name: str = "run", **more: Any) -> list[str]:
     """The command line of a small search over whole models."""
     plain = searches.arguments(folder, models[0], models[0], name, **more)
-    kept = [one for one in plain if not one.startswith(("model", "pool.folder", "ensemble"))]
+    kept = [one for one in plain if not one.startswith(("model", "pool.", "ensemble"))]
     listed = ",".join(map(str, models))
     return [*kept, "experiment=full_models", f"pool.models=[{listed}]"]
 

@@ -314,7 +314,7 @@ def test_too_small_an_embedding_is_refused(tiny_llama: Path, tmp_path: Path) -> 
 def command(folder: Path, models: Sequence[Path], name: str = "run", **more: Any) -> list[str]:
     """The command line of a small search over whole models."""
     plain = searches.arguments(folder, models[0], models[0], name, **more)
-    kept = [one for one in plain if not one.startswith(("model", "pool.folder"))]
+    kept = [one for one in plain if not one.startswith(("model", "pool."))]
     listed = ",".join(map(str, models))
     return [*kept, "experiment=token_swarms", f"pool.models=[{listed}]"]
 

@@ -220,5 +220,8 @@ def contiguous_head(model: Any) -> None:
     slice, which the last position of a prefill is, into [rows, hidden]: it multiplies by a copy of
     the weight for each row, several hundred times slower in bfloat16 on a CPU.
     """
-    head = model.get_output_embeddings()
-    head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(), *inputs[1:]))
+    model.get_output_embeddings().register_forward_pre_hook(_contiguous)
+
+
+def _contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (inputs[0].contiguous(), *inputs[1:])

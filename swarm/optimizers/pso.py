@@ -27,14 +27,12 @@ SINGLES = (
     *("swarm_counted", "best_utility", "worst_utility"),
 )
 
-
 SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
 """Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
 
-
 ACTIVE_POSITIONS, MOST_ACTIVE = 25, 4
-"""What a descending particle needs to come down, in evaluations of a position: four rounds of 10
-steps of 16 items and an evaluation on 80 items, at 3 prompts an item of a step, are 28 of them."""
+"""The budget of a descending particle, in evaluations of a position: four rounds of 10 steps of 16
+items, at 3 prompts an item, and of an evaluation on 80 items come to 28 of them."""
 
 
 class ParticleSwarm(ParticleSwarmOptions):
@@ -49,7 +47,7 @@ class ParticleSwarm(ParticleSwarmOptions):
     `velocities` [N, G x K], `evaluate` and `restarted` [N], `personal_positions` [N, G x K],
     `personal_utilities` [N] (NaN: none yet), `best_position`, `best_utility`, `worst_position`
     and `worst_utility` (None: none yet). `moving` [N]: the particles that still move. In each group
-    positions sum to 1 and velocities to 0, as every step is a combination of them, unless `starts`
+    positions sum to 1 and velocities to 0, as every step is a combination of them, unless `soups`
     or a `descent` leave that plane.
     """
 

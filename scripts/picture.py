@@ -41,7 +41,7 @@ def draw(folder: Path, picture: Path) -> None:
         # As it is printed, but for speed and time left, which the state does not keep.
         span = f"{min(known):.3f} to {max(known):.3f}" if known else "none"
         view.say(f"iteration {number:>3}  best {best:.3f}  particles {span}")
-    view.verdict(state["metrics"], state["experts"])
+    view.verdict(state["metrics"], state["experts"], state.get("groups", ["all"]))
     _write(console, picture, folder)
 
 

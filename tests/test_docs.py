@@ -148,7 +148,8 @@ def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
         words += arguments if searching else []
         # Rows that the pool adds make more experts than the particles of a small search, the base
         # model of a constraint takes one, and so does the best of a stage.
-        rows = r"(pool\.(base_row|noise_rows|recipes)|optimizer\.constraints)=|=hierarchical"
+        rows = r"(pool\.(base_row|noise_rows|recipes)|optimizer\.constraints)="
+        rows += "|=hierarchical|=pso_merging"
         more = re.search(rows, command)
         words += ["optimizer.particles=8"] if searching and more else []
         words += ["trials=2"] if "swarm.sweep" in words else []

@@ -228,6 +228,15 @@ def test_adamerging_takes_the_steps_of_torchs_adam_through_a_clamp() -> None:
     assert descended(search, lambda x: slope) != items
 
 
+def test_adamerging_without_a_row_of_its_own_begins_with_the_experts() -> None:
+    search = begun(AdaMerging(particles=3, steps=1))
+    np.testing.assert_array_equal(search.ask(), np.eye(3))
+    search.tell(np.zeros(3))
+    descended(search, lambda x: np.ones(3))
+    np.testing.assert_allclose(search.ask()[2], np.full(3, 0.299), atol=1e-6)
+    assert list(search.evaluate) == [False, False, True]
+
+
 UNLABELLED = [replace(example, unlabelled=True) for example in test_gradient.EXAMPLES]
 
 

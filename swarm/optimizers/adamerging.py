@@ -81,7 +81,8 @@ class AdaMerging(AskTell):
         self.first, self.second = np.zeros_like(self.weights), np.zeros_like(self.weights)
         self.count = np.zeros(1)
         rows = populate(experts, count, self.seed, groups=self.groups)
-        rows[self._place(count)] = self.weights
+        if count > experts:
+            rows[self._place(count)] = self.weights
         return rows
 
     def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
@@ -103,7 +104,7 @@ class AdaMerging(AskTell):
         pass
 
     def _place(self, count: int) -> int:
-        """The row of the position; where there is room for the experts alone, the last one's."""
+        """The row of the position; with N = K that of the last expert, from the second ask on."""
         return min(self.experts, count - 1)
 
     def _clamped(self) -> np.ndarray:

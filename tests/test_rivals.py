@@ -300,8 +300,8 @@ def test_a_search_that_never_reads_gold_answers_to_descend(
             for item in content["dev"]:
                 item["answer"] = "A"
             file.write_text(json.dumps(content))
-        more = {"experiment": "adamerging", "optimizer__particles": "null",
-                "optimizer__steps": 2, "optimizer__rate": 0.1}  # fmt: skip
+        more: dict[str, Any] = {"optimizer": "adamerging", "optimizer__particles": "null"}
+        more |= {"optimizer__steps": 2, "optimizer__rate": 0.1, "pool__groups": "per_module"}
         done = searches.run(searches.arguments(folder, tiny_llama, tiny_pool, **more))
         assert done.returncode == 0, done.stderr
         rounds = json.loads((folder / "search" / "run" / "state.json").read_text())["rounds"]
@@ -316,7 +316,8 @@ def test_a_search_from_sparsified_experts(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     """The paper's first swarm: experts, sparsified experts and base."""
-    more = {"experiment": "pso_merging", "optimizer__particles": "null"}
+    more = {"optimizer": "pso_merging", "experiment": "pso_merging", "pool__space": "delta"}
+    more |= {"optimizer__particles": "null"}
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "merged", **more)
     done = searches.run(command)
     assert done.returncode == 0, done.stderr

@@ -26,8 +26,8 @@ class AdaMerging(AskTell):
     the mean entropy on minibatches of dev items, whose gold answers it does not see. It is scored
     after every `steps` steps. Coefficients are clamped to [0, 1], with a derivative of 0 beyond.
 
-    Layer-wise AdaMerging is `pool.groups=per_module`, task-wise is `pool.groups=1`; both with
-    `pool.space=delta`. `experiment=adamerging` sets the former.
+    Layer-wise AdaMerging is `pool.groups=per_module`, the default of an optimizer with gradients;
+    task-wise is `pool.groups=global`; both with `pool.space=delta`, the default.
 
     Source: the authors' code (github.com/EnnengYang/AdaMerging, commit 2c64d7d), whose values are
     the defaults: 0.3, Adam at 0.001 with (0.9, 0.999), 500 steps, a score after every 10.

@@ -156,6 +156,10 @@ def test_gym_file_is_what_its_script_writes(category: str) -> None:
     for split in ("dev", "test"):
         (_, most), *_ = Counter(item["answer"] for item in data[split]).most_common(1)
         assert most <= 0.1 * len(data[split])
+    lengths = {split: [len(item["question"]) for item in data[split]] for split in ("dev", "test")}
+    for short in sorted(set(lengths["dev"])):  # neither split is the easier one
+        shares = [sum(n <= short for n in found) / len(found) for found in lengths.values()]
+        assert abs(shares[0] - shares[1]) < 0.1
     pytest.importorskip("reasoning_gym")
     if version("reasoning-gym") != "0.1.25":
         pytest.skip("another release draws other items")

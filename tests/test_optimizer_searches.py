@@ -12,7 +12,7 @@ import searches
 
 OPTIMIZERS = sorted(path.stem for path in (searches.ROOT / "conf" / "optimizer").glob("*.yaml"))
 KILLED = {
-    *("adamerging", "bayes", "cmaes", "evogm", "genome", "mergevolve"),
+    *("adamerging", "bayes", "cmaes", "evogm", "genome", "gradient", "mergevolve"),
     *("nes", "nsga2", "pso_async", "pso_merging", "sms_emoa"),
 }
 SEVERAL = {"nsga2", "sms_emoa"}

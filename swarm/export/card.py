@@ -87,8 +87,7 @@ class Card:
         task = self.source.config.get("task", {}).get("name") or self.source.note.get("task")
         task = f" for the task {task}" if task else ""
         how = {
-            "search": f", found{task} by a search over combinations of experts, "
-            f"as in {PAPER}.",
+            "search": f", found{task} by a search over combinations of experts, as in {PAPER}.",
             "finetune": f", fine-tuned by gradient{task}.",
             "folder": ".",
         }[self.source.kind]

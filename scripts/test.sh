@@ -8,13 +8,14 @@ source scripts/install.sh
 unset PYTHONDONTWRITEBYTECODE
 install test,train,data,lm-eval,bayes
 bin="${VENV:-.venv}/bin"
-"$bin/ruff" check .
-"$bin/ruff" format --check .
+status=0
+# The tests run after a failed check too, so that one run reports everything.
+"$bin/ruff" check . || status=$?
+"$bin/ruff" format --check . || status=$?
 # Beside the tests, which often wait for something.
 types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 "$bin/mypy" >"$types" 2>&1 &
-status=0
 "$bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@" || status=$?
 wait $! || status=$?
 cat "$types"

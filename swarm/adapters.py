@@ -1,6 +1,5 @@
 """One expert on disk: a PEFT LoRA folder, whose settings and weights are read and checked here."""
 
-import hashlib
 import json
 import math
 import re
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from swarm.errors import UserError
+from swarm.files import content_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,9 +89,8 @@ class Adapter:
     def identity(self) -> bytes:
         """What changes with the expert: its name and scaling, and the SHA-256 of its weights."""
         told = [self.name, self.alphas, self.rslora]
-        with (self.folder / WEIGHTS).open("rb") as file:
-            weights = hashlib.file_digest(file, "sha256").digest()
-        return json.dumps(told, sort_keys=True).encode() + weights
+        weights = content_hash(self.folder / WEIGHTS)
+        return json.dumps(told, sort_keys=True).encode() + bytes.fromhex(weights)
 
     @property
     def rslora(self) -> bool:

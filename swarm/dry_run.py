@@ -62,6 +62,9 @@ def describe(run: Run, config: Mapping[str, Any]) -> str:
 
 def _begun(run: Run, config: Mapping[str, Any], base: Any) -> str:
     """Whether the folder holds a search, which has to be this one."""
+    if not (run.record.folder / "state.json").is_file():
+        run.record.find({})
+        return "new"
     identity = search_identity(config, run.seed, run.task, base, run.pool)
     if not run.record.find(identity):
         return "new"

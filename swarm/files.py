@@ -6,10 +6,20 @@ import gzip
 import hashlib
 import json
 import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.places import cache_folder
+
+KEPT_FROM = 1 << 20
+"""Bytes from which on the hash of a file is kept; a smaller one is read again at once."""
+
+SETTLED_S = 2.0
+"""Seconds after its last change from which on the hash of a file is kept: two changes within one
+tick of a file system's clock give a file of the same size the same times."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -79,3 +89,35 @@ def digest(value: Any) -> str:
     """16 hexadecimal digits that change with a value."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file's content, 64 hexadecimal digits; one pass, about a gigabyte a second.
+
+    Use `content_hash` for inputs, which may be large and are read at every start.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_hash(path: Path) -> str:
+    """As `file_hash`, but the hash of a large file is kept in the cache folder.
+
+    It is found there by the file's device, inode, size and times of change (of the content and of
+    the inode, in nanoseconds), so that only a file that was changed is read again.
+    """
+    about = path.stat()
+    if about.st_size < KEPT_FROM:
+        return file_hash(path)
+    numbers = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    kept = cache_folder() / "hashes" / "-".join(format(number, "x") for number in numbers)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if re.fullmatch(r"[0-9a-f]{64}", found := kept.read_text()):
+            return found
+    found = file_hash(path)
+    changed = max(about.st_mtime, about.st_ctime)
+    if time.time() - changed > SETTLED_S and path.stat().st_mtime_ns == about.st_mtime_ns:
+        # Without a cache folder every start reads the file, which is slower and right.
+        with contextlib.suppress(UserError):
+            write_whole(kept, found.encode())
+    return found

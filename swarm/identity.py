@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import swarm
 from swarm.engine import Experts
 from swarm.engine.base import Base
 from swarm.files import digest
-from swarm.tasks import Task
+from swarm.tasks import Sourced, Task
 
 SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job", "budget", "confirm", "choose")
 """The parts of the configuration that count; devices, engine and tracker may change on resume."""
@@ -36,7 +38,33 @@ def search_identity(
         "experts": ", ".join(pool.names),
         "pool weights": pool.fingerprint(),
         "base weights": model.fingerprint(),
+        **task_sources(task),
     }
+
+
+def task_sources(task: Task, path: str = "task") -> dict[str, str]:
+    """Digests of what a task's values depend on beside its settings and its items, by key.
+
+    See `swarm.tasks.Sourced`; parts of a mixture and scorers are asked too.
+    """
+    found: dict[str, str] = {}
+    for one in (task, getattr(task, "scorer", None)):
+        if isinstance(one, Sourced):
+            found |= {f"{path}.{name}": value for name, value in one.sources().items()}
+    for name, part in getattr(task, "tasks", {}).items():
+        found |= task_sources(part, f"{path}.tasks.{name}")
+    return found
+
+
+def answering_versions() -> dict[str, str]:
+    """The versions of the packages that compute the answers: another one may round otherwise."""
+    found = {"model-swarms": swarm.__version__}
+    for name in ("torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def shared_context(

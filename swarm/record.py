@@ -38,7 +38,8 @@ class Record:
         state: What is done: `identity`, `experts`, how many of them are the user's `own`, `groups`,
             `rounds` (positions and utilities of every iteration), `optimizer` and, at the end,
             `finished`, `chosen` (where the best were chosen by something else than these
-            utilities) and `metrics`.
+            utilities) and `metrics`; and `versions`, the packages that answered from which
+            iteration on.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,6 +111,21 @@ class Record:
         """Remove the drafts that a killed process left."""
         for draft in self.folder.rglob(".*.tmp"):
             draft.unlink(missing_ok=True)
+
+    def note_versions(self, versions: Mapping[str, str]) -> str:
+        """Keep under which versions of packages the search goes on; says what is another now."""
+        kept = self.state.setdefault("versions", [])
+        if kept and kept[-1]["packages"] == dict(versions):
+            return ""
+        before = kept[-1]["packages"] if kept else {}
+        kept.append({"from_iteration": len(self.rounds), "packages": dict(versions)})
+        self.save()
+        changes = [
+            f"{name} {before.get(name, 'none')} before, {versions.get(name, 'none')} now"
+            for name in sorted({*before, *versions})
+            if before and before.get(name) != versions.get(name)
+        ]
+        return "; ".join(changes)
 
     def save(self) -> None:
         """Replace the state file."""

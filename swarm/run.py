@@ -23,7 +23,7 @@ from swarm.evaluation import (
 )
 from swarm.executors import Executor, Worker
 from swarm.front import as_lists, check_objectives, counted_parts, objectives_of, write_front
-from swarm.identity import items_digest, search_identity, shared_context
+from swarm.identity import answering_versions, items_digest, search_identity, shared_context
 from swarm.known import Known
 from swarm.log import hold_log, log_to
 from swarm.optimizers import (
@@ -173,6 +173,8 @@ class Run:
         if resumed and self.record.rounds:
             self._resume()
         base = self.model.stand_in()
+        if changed := self.record.note_versions(answering_versions()):
+            log.warning("%s: answers may differ by rounding from those before", changed)
         self.teller.opened(resumed, {
             "task": self.task.name, "dev": dev, "kept": len(self._kept),
             "base": f"{self.model.path} as {base}" if base else None, "notes": self.notes,

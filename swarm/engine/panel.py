@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from swarm import places
-from swarm.adapters import CONFIG, WEIGHTS, Adapter, read_adapter
+from swarm.adapters import CONFIG, Adapter, read_adapter
 from swarm.engine.base import Base
 from swarm.engine.sources import in_hub_cache
 from swarm.errors import UserError
 from swarm.files import write_json
 
 MIXTURE = "mixture.json"
-
-BLOCKS, BLOCK = 64, 4096
-"""How many pieces of a weights file its fingerprint reads, and their bytes: fine-tuned models have
-the same layout and differ in most weights, and reading whole models would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -132,16 +128,12 @@ class Panel:
             yield member.name, model, tokenizer
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of what the search runs on: names, order and weights.
-
-        Of a whole model's weights it reads some, of an adapter's all.
-        """
+        """16 hexadecimal digits of what the search runs on: names, order and weights."""
         digest = hashlib.sha256()
         for member in self.members():
-            digest.update(f"{member.name}\n".encode() + sampled(member.base))
+            digest.update(f"{member.name}\n{member.base.fingerprint()}\n".encode())
             if member.adapter:
-                for name in (CONFIG, WEIGHTS):
-                    digest.update((member.adapter.folder / name).read_bytes())
+                digest.update(member.adapter.identity())
         return digest.hexdigest()[:16]
 
     def save(
@@ -242,23 +234,6 @@ def named() -> Iterator[None]:
     except UserError as error:
         message = str(error.args[0]).replace("model.path=", "pool.models: ", 1)
         raise UserError(message, error.code) from None
-
-
-def sampled(base: Base) -> bytes:
-    """What changes with a whole model: its layout and sizes, and some of its weights."""
-    files = sorted(Path(base.resolve()).glob("*.safetensors"))
-    return b"".join([f"{base.fingerprint()}\n".encode(), *map(_pieces, files)])
-
-
-def _pieces(file: Path) -> bytes:
-    """Bytes from all over a file, and its size."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        found = [str(size).encode()]
-        for number in range(BLOCKS):
-            stream.seek(size * number // BLOCKS)
-            found.append(stream.read(BLOCK))
-    return b"".join(found)
 
 
 def _place(base: Base) -> str:

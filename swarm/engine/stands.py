@@ -14,7 +14,7 @@ from swarm.engine import Engine
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
 from swarm.engine.mixture import TokenEngine, read_mixture
-from swarm.engine.panel import MIXTURE, Panel, is_adapter, sampled
+from swarm.engine.panel import MIXTURE, Panel, is_adapter
 from swarm.errors import UserError
 from swarm.pool.agreement import check_bases, check_names, common_shapes
 
@@ -142,7 +142,7 @@ class Adapted:
 
     def fingerprint(self) -> str:
         """See `Stand.fingerprint`."""
-        digest = hashlib.sha256(sampled(self.base))
+        digest = hashlib.sha256(self.base.fingerprint().encode())
         for adapter in self.adapters:
             digest.update(adapter.identity())
         return digest.hexdigest()[:16]

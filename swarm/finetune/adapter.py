@@ -1,6 +1,5 @@
 """The adapter that a fine-tuning starts from, and how one is written."""
 
-import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from swarm.adapters import CONFIG, WEIGHTS, read_adapter
 from swarm.engine.base import Base
 from swarm.errors import UserError
+from swarm.files import content_hash
 from swarm.folders import write_folder
 from swarm.places import find
 from swarm.pool.agreement import check_bases
@@ -105,5 +105,4 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 def weights_digest(folder: Path) -> str:
     """16 hexadecimal digits that change with an adapter's weights."""
-    with (folder / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return content_hash(folder / WEIGHTS)[:16]

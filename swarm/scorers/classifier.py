@@ -56,6 +56,10 @@ class Classifier(Untoxic):
         if config := self.local.config():
             self._describe(config)
 
+    def sources(self) -> dict[str, str]:
+        """See `swarm.tasks.Sourced`."""
+        return self.local.sources()
+
     def open(self, device: str) -> None:
         """See `Prepared.open`.
 

@@ -1,8 +1,12 @@
 """A task whose answers a Python function of the user's values: f(prompt, answer, item) -> float."""
 
+import ast
+import hashlib
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
@@ -12,6 +16,8 @@ from swarm.errors import UserError
 from swarm.models.function import name_of
 from swarm.tasks import Item, Score, keys
 from swarm.tasks.written import Written
+
+NAME = re.compile(r"[^\W\d]\w*")
 
 
 class Function:
@@ -62,6 +68,10 @@ class Function:
 
     def open(self, device: str) -> None:
         """See `Prepared.open`; a module is imported at its first use."""
+
+    def sources(self) -> dict[str, str]:
+        """See `swarm.tasks.Sourced`: the function, and what it uses of its own folder."""
+        return {"function source": source_digest(self._find())}
 
     def wrong(self, item: Item) -> str | None:
         """What an item has beside its prompt is the function's affair."""
@@ -159,6 +169,89 @@ def finite(value: object) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if isfinite(number) else None
+
+
+def source_digest(function: Callable[..., Any]) -> str:
+    """16 hexadecimal digits that change with a function's source and with what it uses.
+
+    What it uses is what its module defines under names that occur in it, in turn, and modules in
+    the module's folder that these import. Other definitions of the module do not count, so that a
+    script can hold the function and start the search.
+    """
+    told = []
+    while isinstance(function, partial):
+        told.append(repr((function.args, function.keywords)))
+        function = function.func
+    function = inspect.unwrap(function)
+    target: Any = function if hasattr(function, "__code__") else type(function)
+    if inspect.isclass(function) or inspect.isroutine(function):
+        target = function
+    try:
+        own = inspect.getsource(target)
+    except (OSError, TypeError):
+        code = getattr(target, "__code__", None)
+        own = repr((code.co_code, code.co_consts) if code else target)
+    file = getattr(inspect.getmodule(target), "__file__", None)
+    told += [own, *(_used(Path(file), own, set()) if file else [])]
+    return hashlib.sha256("\0".join(told).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _used(file: Path, source: str, seen: set[Path]) -> list[str]:
+    """The definitions of a Python file that a source uses, and files beside it that they import."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError):
+        return []
+    defined: dict[str, list[ast.stmt]] = {}
+    for node in tree.body:
+        for name in _names(node):
+            defined.setdefault(name, []).append(node)
+    found: dict[int, str] = {}
+    waiting = set(NAME.findall(source))
+    met: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        met.add(name)
+        for node in defined.get(name, ()):
+            if node.lineno in found:
+                continue
+            found[node.lineno] = ast.get_source_segment(text, node) or ""
+            waiting |= set(NAME.findall(found[node.lineno])) - met
+    told = [found[line] for line in sorted(found)]
+    for line in found.values():
+        for beside in _beside(file, line) - seen:
+            seen.add(beside)
+            whole = beside.read_text(encoding="utf-8", errors="replace")
+            told += [whole, *_used(beside, whole, seen)]
+    return told
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module gives."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [one.id for tree in targets for one in ast.walk(tree) if isinstance(one, ast.Name)]
+    return []
+
+
+def _beside(file: Path, statement: str) -> set[Path]:
+    """The files in the folder of a module that an import statement names; none of another one."""
+    nodes = ast.parse(statement).body if "import" in statement else []
+    named: list[str] = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            named += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            inner = [alias.name for alias in node.names]
+            named += [node.module] if node.module else inner
+    paths = [file.parent / name.replace(".", "/") for name in named]
+    both = [one for path in paths for one in (path.with_suffix(".py"), path / "__init__.py")]
+    return {one for one in both if one.is_file() and one != file}
 
 
 def _where(error: Exception, function: Callable[..., Any] | None) -> str:

@@ -79,6 +79,12 @@ class Judge:
         if isinstance(self.model, Prepared):
             self.model.check()
 
+    def sources(self) -> dict[str, str]:
+        """See `swarm.tasks.Sourced`: the model, where it is one of this machine."""
+        model = getattr(self.model, "model", self.model)  # of one whose answers are kept
+        fingerprint = getattr(model, "fingerprint", None)
+        return {"scorer.model weights": fingerprint()} if fingerprint else {}
+
     def open(self, device: str) -> None:
         """Open the model, if it asks for it; see `swarm.tasks.Prepared.open`."""
         if isinstance(self.model, Prepared):

@@ -12,6 +12,7 @@ from swarm.engine.plan import BATCH_CPU, BATCH_GPU
 from swarm.engine.sources import (
     checked,
     first_line,
+    folder_hash,
     from_hub,
     hub_is_silent,
     in_hub_cache,
@@ -84,6 +85,10 @@ class LocalModel:
             UserError: There is no such folder or model, or nothing could be downloaded.
         """
         return self._folder() or checked(Path(from_hub(self.path, self.trust_remote_code)))
+
+    def sources(self) -> dict[str, str]:
+        """See `swarm.tasks.Sourced`: the model, by content; downloads what is not there yet."""
+        return {"scorer.model weights": folder_hash(self.resolve(), self.trust_remote_code)}
 
     def _folder(self) -> Path | None:
         folder = places.find(self.path)

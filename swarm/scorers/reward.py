@@ -62,6 +62,10 @@ class RewardModel:
         if config := self.local.config():
             self._kind(config)
 
+    def sources(self) -> dict[str, str]:
+        """See `swarm.tasks.Sourced`."""
+        return self.local.sources()
+
     def open(self, device: str) -> None:
         """See `Prepared.open`.
 

@@ -51,6 +51,7 @@ class Task(Protocol):
     - `Prepared`: it needs a key, a model or a connection of its own.
     - `Calibrated`: its scale is measured on the pool's experts.
     - `Supervised`: it has gold answers, whose loss a gradient can descend.
+    - `Sourced`: its values depend on code or weights that its settings only name.
     """
 
     name: str
@@ -119,6 +120,19 @@ class Supervised(Protocol):
 
         Raises:
             UserError: A part of the task has no gold answers.
+        """
+        ...
+
+
+@runtime_checkable
+class Sourced(Protocol):
+    """A task (or a scorer) whose values depend on code or weights that its settings only name."""
+
+    def sources(self) -> Mapping[str, str]:
+        """A digest of each of them, by the key of the setting and a word: "function source".
+
+        Raises:
+            UserError: One is not there.
         """
         ...
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.files import content_hash, digest
+from swarm.places import find
 from swarm.tasks import Item, Play, Score, Task, documents, keys, mean
 from swarm.tasks.data import balanced
 from swarm.tasks.instances import requests_of, respond
@@ -118,6 +120,15 @@ class Harness:
     def check(self) -> None:
         """Whether the package is there; see `Prepared.check`."""
         documents.require(f"task={self.name}")
+
+    def sources(self) -> dict[str, str]:
+        """See `swarm.tasks.Sourced`: the yamls and the functions of `include_path`."""
+        if self.include_path is None:
+            return {}
+        folder = find(self.include_path)
+        files = sorted(one for one in folder.rglob("*") if one.suffix in (".py", ".yaml", ".yml"))
+        told = [(one.relative_to(folder).as_posix(), content_hash(one)) for one in files]
+        return {"include_path files": digest(told)}
 
     def open(self, device: str) -> None:
         """Load the tasks, whose data are on the disk by now: quietly, beside other workers."""

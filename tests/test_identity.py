@@ -1,0 +1,225 @@
+"""What makes a search the one it is: whatever decides an answer is part of its identity."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import searches
+
+from swarm.engine.base import Base
+from swarm.files import content_hash
+from swarm.record import Record
+from swarm.scorers.function import FunctionTask, source_digest
+
+FUNCTIONS = """\
+import helper
+
+WORDS = ("good", "better")
+
+def worth(text):
+    return sum(word in text for word in WORDS) + helper.bonus(text)
+
+def score(prompt, answer, item):
+    return worth(answer)
+
+def unrelated():
+    return 1
+"""
+
+
+def scale(base: Path, factor: float) -> None:
+    """Multiply the weights of a model; layout and size stay."""
+    from safetensors.numpy import load_file, save_file
+
+    file = base / "model.safetensors"
+    weights = load_file(file)
+    save_file({key: factor * w for key, w in weights.items()}, file, metadata={"format": "pt"})
+
+
+def tokenizer(base: Path) -> None:
+    """Two tokens change places."""
+    file = base / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    file.write_text(json.dumps(content))
+
+
+def template(base: Path) -> None:
+    file = base / "chat_template.jinja"
+    file.write_text("Hello! " + file.read_text())
+
+
+def generation(base: Path) -> None:
+    file = base / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": 7}))
+
+
+def weights(base: Path) -> None:
+    scale(base, 1.5)
+
+
+@pytest.mark.parametrize("change", [weights, tokenizer, template, generation])
+def test_the_fingerprint_follows_what_decides_an_answer(
+    change: Any, tiny_llama: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_llama, tmp_path / "base"))
+    before = Base(str(base)).fingerprint()
+    (base / "README.md").write_text("A model.")
+    assert Base(str(base)).fingerprint() == before
+    change(base)
+    assert Base(str(base)).fingerprint() != before
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of its own."""
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hashes"
+
+
+def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"0" * (2 << 20))
+    first = content_hash(file)
+    assert not cache.exists(), "a file that was just written may change within the clock's tick"
+    # Its inode's time cannot be set back, so the clock is what moves.
+    moved = pytest.MonkeyPatch()
+    moved.setattr("swarm.files.SETTLED_S", -1.0)
+    assert content_hash(file) == first
+    (kept,) = cache.iterdir()
+    assert kept.read_text() == first
+    kept.write_text("f" * 64)
+    assert content_hash(file) == "f" * 64, "it is read from the cache"
+    about = file.stat()
+    with file.open("r+b") as stream:
+        stream.write(b"1")
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert content_hash(file) not in (first, "f" * 64), "changed in place, and its time put back"
+    kept.write_text("no hash")
+    assert len(content_hash(file)) == 64
+    moved.undo()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with functions.py and helper.py, importable."""
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    (tmp_path / "helper.py").write_text("def bonus(text):\n    return 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("functions", "helper"):
+        sys.modules.pop(name, None)
+
+
+def told(folder: Path) -> str:
+    """The digest as a new process finds it."""
+    import importlib
+    import linecache
+
+    for name in ("functions", "helper"):
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    linecache.clearcache()
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+    return FunctionTask("own", "functions.score").scorer.sources()["function source"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "counts"),
+    [
+        ("functions.py", "return worth(answer)", "return -worth(answer)", True),
+        ("functions.py", "word in text for", "word == text for", True),
+        ("functions.py", '"better"', '"best"', True),
+        ("helper.py", "return 0", "return 1", True),
+        ("functions.py", "return 1", "return 2", False),
+    ],
+)
+def test_a_function_counts_with_what_it_uses(
+    module: Path, file: str, old: str, new: str, counts: bool
+) -> None:
+    before = told(module)
+    assert before == told(module)
+    path = module / file
+    path.write_text(path.read_text().replace(old, new))
+    assert (told(module) != before) == counts
+
+
+def test_functions_of_any_kind_have_a_digest() -> None:
+    from functools import partial
+
+    class Called:
+        def __call__(self, prompt: str, answer: str, item: Any) -> float:
+            return 1.0
+
+    def plain(prompt: str, answer: str, item: Any, weight: float = 1.0) -> float:
+        return weight
+
+    space: dict[str, Any] = {}
+    exec("def score(p, a, i): return 1", space)
+    first = space["score"]
+    exec("def score(p, a, i): return 2", space)
+    kinds = [Called(), plain, partial(plain, weight=2.0), partial(plain, weight=3.0),
+             lambda p, a, i: 0.0, first, space["score"], len]  # fmt: skip
+    found = [source_digest(one) for one in kinds]
+    assert len(set(found)) == len(found) and found == [source_digest(one) for one in kinds]
+
+
+def test_other_weights_are_another_search(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Neither does a resume go on with them, nor are shared answers theirs."""
+    base = Path(shutil.copytree(tiny_llama, tmp_path / "base"))
+    more = {"shared": tmp_path / "shared", "test": "false", "optimizer__max_iterations": 1}
+    first = searches.arguments(tmp_path, base, tiny_pool, "first", **more)
+    assert searches.run(first).returncode == 0
+    scale(base, 1.5)
+    again = searches.run(first)
+    assert again.returncode == 1 and "base weights" in again.stderr
+    assert len(again.stderr.strip().splitlines()) == 1
+    assert (
+        searches.run(searches.arguments(tmp_path, base, tiny_pool, "second", **more)).returncode
+        == 0
+    )
+    alone = searches.arguments(tmp_path, base, tiny_pool, "alone", **{**more, "shared": "null"})
+    assert searches.run(alone).returncode == 0
+    one, two, other = (
+        [entry["utilities"] for entry in state(tmp_path, name)["rounds"]]
+        for name in ("first", "second", "alone")
+    )
+    np.testing.assert_equal(two, other)
+    assert one != two, "the weights make no difference here: the test shows nothing"
+
+
+def state(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "search" / name / "state.json").read_text())
+    return found
+
+
+def test_the_versions_are_recorded(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    import torch
+
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer__max_iterations=1)
+    assert searches.run(command).returncode == 0
+    (kept,) = state(tmp_path, "run")["versions"]
+    assert kept["from_iteration"] == 0 and kept["packages"]["torch"] == torch.__version__
+    assert set(kept["packages"]) == {"torch", "transformers", "model-swarms"}
+    plain = searches.run(command)
+    assert plain.returncode == 0 and plain.stderr == ""
+
+
+def test_a_resume_under_other_versions_says_so_once(tmp_path: Path) -> None:
+    record = Record(tmp_path / "run")
+    record.open({"task": "x"}, ["amber"])
+    assert record.note_versions({"torch": "2.8", "transformers": "5.0"}) == ""
+    assert record.note_versions({"torch": "2.8", "transformers": "5.0"}) == ""
+    said = record.note_versions({"torch": "2.9", "transformers": "5.0"})
+    assert said == "torch 2.8 before, 2.9 now"
+    assert record.note_versions({"torch": "2.9", "transformers": "5.0"}) == ""
+    assert [one["packages"]["torch"] for one in record.state["versions"]] == ["2.8", "2.9"]

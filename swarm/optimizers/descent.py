@@ -74,11 +74,11 @@ class Descent:
     """
 
     weight: float = 1.0
-    steps: int = 10
-    batch: int = 16
+    steps: int = 20
+    batch: int = 8
     rate: float = 0.1
     fine_rate: float = 0.5
-    pull: float = 0.0
+    pull: float = 0.02
     warmup: int = 5
     holdout: float = 0.2
     required: bool = False

@@ -31,7 +31,7 @@ SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
 """Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
 
 ACTIVE_POSITIONS, MOST_ACTIVE = 25, 4
-"""The budget of a descending particle, in evaluations of a position: four rounds of 10 steps of 16
+"""The budget of a descending particle, in evaluations of a position: four rounds of 20 steps of 8
 items, at 3 prompts an item, and of an evaluation on 80 items come to 28 of them."""
 
 

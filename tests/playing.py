@@ -77,19 +77,25 @@ def write(path: Path, content: object) -> Path:
 
 
 class Knowing:
-    """Answers with the gold answer of the item whose question or prompt the prompt holds."""
+    """Answers with the gold answer of the item whose question or prompt the prompt holds.
+
+    Where texts of choices are scored, the likely one is that of the letter it would say.
+    """
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.golds = {asked(item): gold(item) for item in items}
+        self.texts = {asked(item): item.get("choices", {}) for item in items}
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Request) -> Completion:
         shown = request.prompt if isinstance(request.prompt, str) else request.prompt[-1].content
-        said = self.said(max((known for known in self.golds if known in shown), key=len))
+        question = max((known for known in self.golds if known in shown), key=len)
+        said = self.said(question)
         if request.choices:
-            likely = (0.0 if choice.strip() == said.strip() else -5.0 for choice in request.choices)
+            right = {said.strip(), self.texts[question].get(said, said).strip()}
+            likely = (0.0 if choice.strip() in right else -5.0 for choice in request.choices)
             return Completion("", tuple(likely), choice_tokens=(1,) * len(request.choices))
         return Completion(f" {said}\n")
 

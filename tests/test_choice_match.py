@@ -10,6 +10,7 @@ from playing import Knowing, Unscored, choice_items, played, write
 from swarm.errors import UserError
 from swarm.models import Completion, Message
 from swarm.tasks import Score, mean, unparsed
+from swarm.tasks.abstain import Abstain
 from swarm.tasks.choice import Choice
 from swarm.tasks.data import balanced
 from swarm.tasks.match import Match
@@ -48,6 +49,42 @@ def test_log_probabilities_that_are_no_numbers_pick_nothing(tmp_path: Path) -> N
     nan, low = float("nan"), float("-inf")
     assert task.read(item, Completion("", (nan, -2.0, -1.0, low))) == "C"
     assert task.read(item, Completion("", (nan,) * 4)) is None
+
+
+def test_texts_by_log_probability_per_character(tmp_path: Path) -> None:
+    item = {"question": "Why so?", "choices": {"A": " for long reasons ", "B": "no"}, "answer": "B"}
+    file = str(write(tmp_path / "small.json", {"dev": [item], "icl_prompt": "The answer is D."}))
+    task = Choice("small", file, scoring="text")
+    (item,) = task.items("dev")
+    (request,) = next(task.play([item]))
+    assert request.prompt == "Question: Why so?\nAnswer:"
+    assert (request.choices, request.max_new_tokens) == ((" for long reasons", " no"), 0)
+    assert task.score(item, Completion("", (-8.0, -1.5))).answer == "A", "-8 / 16 > -1.5 / 2"
+    assert task.score(item, Completion("", (-8.0, -0.9))) == Score(1.0, "B")
+    assert task.read(item, Completion("", (float("nan"), -99.0))) == "B"
+    assert task.read(item, Completion("", (float("nan"),) * 2)) is None
+    with pytest.raises(UserError, match=r"scoring=text .* use task\.scoring=generate"):
+        task.read(item, Completion("no"))
+
+
+def test_a_text_follows_its_prompt(tmp_path: Path) -> None:
+    file = str(write(tmp_path / "small.json", {"dev": choice_items(1)}))
+    texts = ("1010", "11", "a stone", "nothing")
+    for keys, prompt, space in (
+        ({"template": "{question}"}, "What comes after 10?", " "),
+        ({"template": "{question}\n"}, "What comes after 10?\n", ""),
+        ({"template": "{question}", "chat": True}, (Message("user", "What comes after 10?"),), ""),
+    ):
+        task = Choice("small", file, scoring="text", **keys)  # type: ignore[arg-type]
+        (item,) = task.items("dev")
+        request, gold = task.request(item), task.gold_request(item)
+        assert request.prompt == gold.prompt == prompt
+        assert request.choices == tuple(space + text for text in texts)
+        assert gold.choices == (f"{space}a stone",)
+    with pytest.raises(UserError, match=r"task\.template: 'Answer:' does not hold {question}"):
+        Choice("small", template="Answer:")
+    with pytest.raises(UserError, match=r"task\.scoring: 'text' is not one of generate, logits"):
+        Abstain("small", scoring="text")
 
 
 def test_the_original_rules_can_be_chosen(tmp_path: Path) -> None:
@@ -182,7 +219,9 @@ def test_a_wrong_key_is_named(kind: type, key: str, value: object, allowed: str)
 
 
 def test_wrong_keys_of_one_kind_are_named() -> None:
-    with pytest.raises(UserError, match=r"task\.scoring: 'logit' is not one of generate, logits"):
+    with pytest.raises(
+        UserError, match=r"task\.scoring: 'logit' is not one of generate, logits, text"
+    ):
         Choice("small", scoring="logit")
     with pytest.raises(UserError, match=r"task\.take: 'middle' is not one of first, last"):
         Match("small", take="middle")

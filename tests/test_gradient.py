@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ EXAMPLES = [
     Example("which of the answers is right", (" A", " B", " C"), gold=2, weight=2.5),
     Example("the question is", (" which of the answers is right",), unit=7.0),
     Example("the answer", (" 12",), ends=True),
+    Example("please answer:", (" no", " the question is true"), gold=1, units=(2.0, 20.0)),
 ]
 
 
@@ -72,6 +74,8 @@ def loss(base: Path, pool: Pool, position: np.ndarray, example: Example) -> floa
         tokens = AutoTokenizer.from_pretrained(base)(example.choices[0], add_special_tokens=False)
         nats = -known[0] / (example.unit or len(tokens.input_ids) + example.ends)
     else:
+        if example.units:
+            known = [nats / unit for nats, unit in zip(known, example.units, strict=True)]
         nats = math.log(sum(map(math.exp, known))) - known[example.gold]
     return example.weight * nats
 
@@ -148,7 +152,13 @@ def test_examples_of_tasks(tmp_path: Path) -> None:
     (example,) = choice.examples([item])
     assert example.prompt.endswith("The answer is")
     assert example.choices == (" A", " B", " C", " D", " E")
-    assert example.choices[example.gold] == f" {item['answer']}"
+    assert example.choices[example.gold] == f" {item['answer']}" and not example.units
+    texts = Choice("tiny", choice.data.file, scoring="text", template="{question}")
+    (example,) = texts.examples([item])
+    assert example.prompt == item["question"]
+    assert example.choices == tuple(f" {text}" for text in item["choices"].values())
+    assert list(item["choices"])[example.gold] == item["answer"]
+    assert example.units == tuple(map(len, item["choices"].values()))
 
     (tmp_path / "numbers.json").write_text(json.dumps(
         {split: [{"id": n, "question": f"{split} {n} and 1?\nAnswer:", "answer": str(n + 1)}
@@ -179,6 +189,27 @@ def test_the_loss_of_a_text_is_minus_its_utility(
         play.send(said)
     found = engine.gradient(position, task.examples(items)).loss / len(items)
     assert found == pytest.approx(-task.utility(end.value.value), rel=1e-4)
+
+
+def test_the_likeliest_text_has_the_greatest_share(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    """The answer that is read and the loss agree: n losses, each with another choice as gold."""
+    file = str(searches.choice_file(tmp_path / "tiny.json"))
+    task = Choice("tiny", file, scoring="text")
+    engine, pool = opened(tiny_llama, tiny_pool, space="delta")
+    position, items = drawn(pool), task.items("dev")[:4]
+    play = task.play(items)
+    (said,) = engine.answer(position[None], [next(play)])
+    with pytest.raises(StopIteration) as end:
+        play.send(said)
+    for example, item, score in zip(task.examples(items), items, end.value.value, strict=True):
+        losses = [
+            engine.gradient(position, [replace(example, gold=gold)], False).loss
+            for gold in range(len(example.choices))
+        ]
+        assert sum(math.exp(-loss) for loss in losses) == pytest.approx(1, abs=1e-5)
+        assert score.answer == list(item["choices"])[int(np.argmin(losses))]
 
 
 def answers(wanted: Sequence[Wanted]) -> list[Any]:

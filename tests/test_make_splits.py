@@ -255,3 +255,66 @@ def test_without_the_package_it_says_so(tmp_path: Path) -> None:
     done = script("mmlu", "--to", tmp_path / "mmlu.json", PYTHONPATH=path)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "pip install datasets" in done.stderr
+
+
+subsets = importlib.import_module("make_choice_subsets")
+
+
+@pytest.mark.parametrize("name", sorted(subsets.ORIGINS))
+def test_subsets_that_ship_are_disjoint_and_name_their_source(name: str) -> None:
+    path = searches.ROOT / "data" / f"{name}_mini.json"
+    content = path.read_text()
+    data = json.loads(content)
+    assert content == subsets.written(data)
+    assert {key: data[key] for key in subsets.ORIGINS[name]} == subsets.ORIGINS[name]
+    questions = [" ".join(i["question"].split()) for split in ("dev", "test") for i in data[split]]
+    assert len(questions) == len(set(questions)) == 600 and len(data["dev"]) == 200
+    fetched = searches.ROOT / "data" / "eval" / f"{name}.json"
+    if not fetched.exists():
+        fetched = searches.ROOT.parent / "shared" / "data" / "eval" / fetched.name
+    if not fetched.exists():
+        pytest.skip(f"{fetched.name} of the original is not on this machine")
+    assert data == subsets.build(name, json.loads(fetched.read_text()))
+
+
+def test_a_subset_keeps_items_and_splits() -> None:
+    def item(number: int, domain: str) -> dict[str, Any]:
+        question = ("[header] " if number % 3 else "") + f"How is {number % 500}?"
+        choices = dict(zip("ABCD", texts(number), strict=True))
+        return {"question": question, "choices": choices, "answer": "B", "domain": domain, "id": 7}
+
+    given = {
+        "dev": [item(n, "indomain") for n in range(210)],
+        "test": [item(n, "zeroshot" if n % 2 else "indomain") for n in range(100, 999)],
+    }
+    found = subsets.build("hellaswag", given)
+    for split in ("dev", "test"):
+        for one in found[split]:
+            source = given[split][one["id"]]
+            assert [one[key] for key in ("question", "choices", "answer")] == [
+                source[key] for key in ("question", "choices", "answer")
+            ]
+            assert source["domain"] == "indomain"
+            marked = one["question"].startswith("[header]")
+            assert one["domain"] == ("wikihow" if marked else "activitynet")
+    assert len(found["dev"]) == 200
+    assert not {i["question"] for i in found["dev"]} & {i["question"] for i in found["test"]}
+    assert found == subsets.build("hellaswag", given)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("mmlu.json", "{}", "the name must be one of hellaswag, truthfulqa"),
+        ("hellaswag.json", None, "python scripts/fetch_data.py hellaswag"),
+        ("hellaswag.json", "{}", "is not the file that scripts/fetch_data.py fetches"),
+    ],
+)
+def test_a_subset_of_another_file_is_refused(
+    name: str, content: str | None, error: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    line = [sys.executable, str(SCRIPT.with_name("make_choice_subsets.py")), str(tmp_path / name)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and error in done.stderr

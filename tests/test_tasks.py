@@ -315,8 +315,12 @@ class KnowingByPrompt(Knowing):
 
     def __init__(self, task: Task, items: Sequence[Item]) -> None:
         requests = next(task.play(items))
-        pairs = zip(requests, items, strict=True)
+        pairs = list(zip(requests, items, strict=True))
         self.golds = {str(request.prompt): gold(item) for request, item in pairs}
+        self.texts = {str(request.prompt): item.get("choices", {}) for request, item in pairs}
 
     def answer(self, request: Request) -> Completion:
+        if request.choices:
+            right = self.texts[str(request.prompt)][self.golds[str(request.prompt)]]
+            return Completion("", tuple(-float(c.strip() != right) for c in request.choices))
         return Completion(f" {self.golds.get(str(request.prompt), 'true')}\n")

@@ -123,6 +123,8 @@ class Batch:
         total, first = sums.new_zeros(()), 0
         for example, size in zip(self.examples, self.sizes, strict=True):
             mine = sums[first : first + size]
+            if example.units:
+                mine = mine / mine.new_tensor(example.units)
             if example.unlabelled:
                 # A single choice of an unlabelled example is one token.
                 alone = logprobs[places[sum(self.lengths[:first])]]

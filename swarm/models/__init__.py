@@ -109,6 +109,8 @@ class Example:
         gold: Which of the choices is right.
         weight: Of the example in a mean over examples.
         unit: What the nats of a single choice are divided by; `None` is its number of tokens.
+        units: What the nats of each of several choices are divided by before the softmax, their
+            characters for example; empty divides none.
         ends: Whether the text ends after the answer; the end-of-text token is then part of it.
         unlabelled: The loss is the entropy of the answers' distribution instead, in nats: of the
             choices' shares, or with one choice of the token that follows the prompt. Neither
@@ -122,6 +124,7 @@ class Example:
     unit: float | None = None
     ends: bool = False
     unlabelled: bool = False
+    units: tuple[float, ...] = ()
 
 
 class Model(Protocol):

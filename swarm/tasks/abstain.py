@@ -33,13 +33,15 @@ class Abstain(Choice):
 
     Args are those of `Choice`; the only `signal` is "accuracy", as a value is that of two rounds'
     answers. `parser` "original" reads both rounds as the original: "false"
-    anywhere in the reply abstains. `scoring` "logits" takes the likelier of true and false too.
+    anywhere in the reply abstains. `scoring` "logits" takes the likelier of true and false too;
+    "text" is refused, as the second round shows the choices.
 
     Each score's measures are "abstained" and "right", the latter of the first round's answer.
     """
 
     lowest = -1.0
     signals = ("accuracy",)
+    scorings = ("generate", "logits")
     constants = (ABSTAINED,)
 
     def play(self, items: Sequence[Item]) -> Play:

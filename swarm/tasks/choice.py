@@ -8,7 +8,10 @@ from swarm.errors import UserError
 from swarm.models import Completion, Example, Message, Request
 from swarm.tasks import Item, Score, keys, letters
 from swarm.tasks.data import DataFile, Files, wrong_text
-from swarm.tasks.signal import Signalled
+from swarm.tasks.signal import Signalled, continuation
+
+QUESTION = "{question}"
+"""What stands for an item's question in a template."""
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -18,6 +21,13 @@ class Choice(Signalled):
 
     The prompt is the original's (Model Swarms, evaluate.py): the instruction, "Question: ...",
     a line "A: ..." for each choice, "The answer is"; a file's "icl_prompt" comes first.
+
+    With `scoring` "text" the prompt shows no choices: it is `template` with the item's question.
+    The answer is the choice whose text has the highest log probability per character after the
+    prompt, `acc_norm` of the lm-evaluation-harness (Gao et al., doi 10.5281/zenodo.5371628). White
+    space around a choice is dropped, and one space is put before it unless the prompt ends in
+    white space or is a chat turn; the length counts the characters without that space. The
+    instruction and a file's "icl_prompt" are about letters and are left out.
 
     Args:
         name: The task's name.
@@ -30,17 +40,22 @@ class Choice(Signalled):
         chat: Put the prompt as one user turn through the model's chat template; the original
             continues it as plain text.
         scoring: "generate" lets the model write and reads a letter from the text; "logits" takes
-            the letter of the highest log probability, in one pass and never unparsed.
+            the letter of the highest log probability, in one pass and never unparsed; "text" the
+            choice of the highest log probability per character, without showing the choices.
         max_new_tokens: The most tokens to be written, with `scoring` "generate".
         parser: "anchored" is the rule of swarm/tasks/letters.py; "original" the original's, which
             reads "Answer: C" as A.
-        signal: What a search climbs: "accuracy", "logprob" (of the letter) or "both"; see
-            `swarm.tasks.signal.Signalled`.
+        signal: What a search climbs: "accuracy", "logprob" (of the letter, with `scoring` "text"
+            of the right choice's text) or "both"; see `swarm.tasks.signal.Signalled`.
         dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
+        template: The prompt with `scoring` "text"; `{question}` stands for the item's question.
 
     Raises:
         UserError: A value is not allowed.
     """
+
+    scorings: Sequence[str] = ("generate", "logits", "text")
+    """Those that a class of tasks supports."""
 
     def __init__(
         self,
@@ -57,6 +72,7 @@ class Choice(Signalled):
         parser: str = "anchored",
         signal: str = "accuracy",
         dev_seed: int | None = None,
+        template: str = "Question: {question}\nAnswer:",
     ) -> None:
         super().__init__(signal)
         self.data = DataFile(
@@ -65,7 +81,8 @@ class Choice(Signalled):
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
         self.chat = keys.switch("chat", chat)
-        self.scoring = keys.one_of("scoring", scoring, ("generate", "logits"))
+        self.scoring = keys.one_of("scoring", scoring, self.scorings)
+        self.template = _template(template)
         self.max_new_tokens = keys.whole_number("max_new_tokens", max_new_tokens)
         self.parser = keys.one_of("parser", parser, ("anchored", "original"))
 
@@ -79,24 +96,41 @@ class Choice(Signalled):
 
     def request(self, item: Item) -> Request:
         """What is put to the model about one item."""
-        text = choice_prompt(item, self.instruction)
-        prompt = (Message("user", text),) if self.chat else text
-        if self.scoring == "logits":
-            # A plain prompt goes on with a space; after a chat header an answer starts at once.
-            space = "" if self.chat else " "
-            return Request(prompt, 0, tuple(space + letter for letter in item["choices"]))
-        return Request(prompt, self.max_new_tokens, decided=self._decided(item["choices"]))
+        prompt = self._prompt(item)
+        if self.scoring == "generate":
+            return Request(prompt, self.max_new_tokens, decided=self._decided(item["choices"]))
+        return Request(prompt, 0, self._options(item, prompt))
+
+    def gold_text(self, item: Item) -> str:
+        """The right letter, or with `scoring` "text" the right choice's text."""
+        return _text(item, item["answer"]) if self.scoring == "text" else str(item["answer"])
 
     def examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.Supervised`: the right letter's share among all letters."""
+        """See `swarm.tasks.Supervised`: the right choice's share among all choices.
+
+        A choice is its letter; with `scoring` "text" it is its text, and the shares are those of
+        the log probabilities per character (nats a character, softmax over the choices).
+        """
         return [self._example(item) for item in items]
 
     def _example(self, item: Item) -> Example:
-        prompt = self.request(item).prompt
-        space = "" if self.chat else " "
+        prompt = self._prompt(item)
+        gold = list(item["choices"]).index(item["answer"])
+        units = tuple(map(float, _lengths(item))) if self.scoring == "text" else ()
+        return Example(prompt, self._options(item, prompt), gold, units=units)
+
+    def _prompt(self, item: Item) -> str | tuple[Message, ...]:
+        if self.scoring == "text":
+            text = self.template.replace(QUESTION, item["question"])
+        else:
+            text = choice_prompt(item, self.instruction)
+        return (Message("user", text),) if self.chat else text
+
+    def _options(self, item: Item, prompt: str | tuple[Message, ...]) -> tuple[str, ...]:
+        """Each choice as it continues the prompt."""
         letters = list(item["choices"])
-        choices = tuple(space + letter for letter in letters)
-        return Example(prompt, choices, letters.index(item["answer"]))
+        texts = [_text(item, one) for one in letters] if self.scoring == "text" else letters
+        return tuple(continuation(prompt, text) for text in texts)
 
     def score(self, item: Item, completion: Completion) -> Score:
         """What one completion is worth."""
@@ -110,8 +144,9 @@ class Choice(Signalled):
             UserError: Choices were to be scored and the model gave no log probabilities.
         """
         choices = item["choices"]
-        if self.scoring == "logits":
-            return _likeliest(list(choices), completion.logprobs)
+        if self.scoring != "generate":
+            lengths = _lengths(item) if self.scoring == "text" else [1] * len(choices)
+            return _likeliest(self.scoring, list(choices), completion.logprobs, lengths)
         if self.parser == "original":
             return letters.read_original(completion.text, choices)
         return letters.read(completion.text, choices)
@@ -152,11 +187,32 @@ def wrong_choice(item: Item) -> str | None:
     return None
 
 
-def _likeliest(options: Sequence[str], logprobs: Sequence[float]) -> str | None:
+def _text(item: Item, letter: str) -> str:
+    text: str = item["choices"][letter]
+    return text.strip()
+
+
+def _lengths(item: Item) -> list[int]:
+    """The characters of each choice's text."""
+    return [len(_text(item, letter)) for letter in item["choices"]]
+
+
+def _template(template: object) -> str:
+    text = keys.words("template", template)
+    if QUESTION not in text:
+        raise UserError(f"task.template: {text!r} does not hold {QUESTION}.")
+    return text
+
+
+def _likeliest(
+    scoring: str, options: Sequence[str], logprobs: Sequence[float], lengths: Sequence[int]
+) -> str | None:
+    """The option with the highest log probability per unit of length; the first of equals."""
     if len(logprobs) != len(options):
         raise UserError(
-            "task.scoring=logits needs a model that gives the log probability of every choice;"
+            f"task.scoring={scoring} needs a model that gives the log probability of every choice;"
             " this one does not: use task.scoring=generate."
         )
-    known = [(value, key) for value, key in zip(logprobs, options, strict=True) if not isnan(value)]
+    rows = zip(logprobs, lengths, options, strict=True)
+    known = [(value / length, key) for value, length, key in rows if not isnan(value)]
     return max(known, key=lambda pair: pair[0])[1] if known else None

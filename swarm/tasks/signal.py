@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Self
 
 from swarm.errors import UserError
-from swarm.models import Completion, Example, Request
+from swarm.models import Completion, Example, Message, Request
 from swarm.tasks import Item, Play, Score, keys, mean
 
 SIGNALS = ("accuracy", "logprob", "both")
@@ -99,14 +99,14 @@ class Signalled(ABC):
     def score(self, item: Item, completion: Completion) -> Score:
         """What the completion of that request is worth: 1 or 0."""
 
-    def gold_request(self, item: Item) -> Request:
-        """The item's prompt with its "answer" as the continuation to be scored.
+    def gold_text(self, item: Item) -> str:
+        """The gold answer in the words that are scored."""
+        return str(item["answer"]).strip()
 
-        After a chat header, or a white space, an answer starts at once; else with a space.
-        """
+    def gold_request(self, item: Item) -> Request:
+        """The item's prompt with its gold answer as the continuation to be scored."""
         prompt = self.request(item).prompt
-        space = " " if isinstance(prompt, str) and not prompt[-1:].isspace() else ""
-        return Request(prompt, 0, (space + str(item["answer"]).strip(),))
+        return Request(prompt, 0, (continuation(prompt, self.gold_text(item)),))
 
     def examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.Supervised`: the gold answer's tokens, straight after the prompt."""
@@ -121,6 +121,15 @@ class Signalled(ABC):
                 "gold answer and its tokens; this one does not: use task.signal=accuracy."
             )
         return completion.logprobs[0] / max(1, completion.choice_tokens[0])
+
+
+def continuation(prompt: str | tuple[Message, ...], answer: str) -> str:
+    """The answer as it continues a prompt.
+
+    After a chat header, or white space, an answer starts at once; else with a space.
+    """
+    space = " " if isinstance(prompt, str) and not prompt[-1:].isspace() else ""
+    return space + answer
 
 
 def _scored(logprob: float) -> Score:

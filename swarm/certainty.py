@@ -93,7 +93,7 @@ def by_domain(
         the answers, 0 to 1).
     """
     found = {}
-    for domain, places in _places(items).items():
+    for domain, places in places_by_domain(items).items():
         mine = [scores[place] for place in places]
         leaf, inner = _inside(task, mine)
         interval = interval_of(leaf, inner)
@@ -132,7 +132,7 @@ def one_answer(task: Task, items: Sequence[Item], scores: Sequence[Score]) -> li
         counts = {"share": told["share"], "answers": told["answers"], "right": right}
         return [{"domain": domain, "answer": answer, **counts}]
 
-    domains = _places(items)
+    domains = places_by_domain(items)
     answered = {domain_of(i) for i, s in zip(items, scores, strict=True) if s.answer}
     if len(answered) > 1 and (found := warned(None, range(len(items)))):
         return found
@@ -194,7 +194,7 @@ def constant_answers(task: Task, dev: Sequence[Item]) -> Constants | None:
         return None
     overall = max(candidates, key=lambda one: task.utility([_graded(task, i, one) for i in dev]))
     domains = {}
-    for domain, places in _places(dev).items():
+    for domain, places in places_by_domain(dev).items():
         mine = [dev[place] for place in places]
         domains[domain] = max(
             _candidates(task, mine) or [overall],
@@ -251,7 +251,7 @@ def _graded(task: Task, item: Item, answer: str) -> Score:
     return Score(task.grade(item, answer), answer, part=part)
 
 
-def _places(items: Sequence[Item]) -> dict[str, list[int]]:
+def places_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
     """The places of each domain's items."""
     found: dict[str, list[int]] = {}
     for place, item in enumerate(items):

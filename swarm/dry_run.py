@@ -90,6 +90,7 @@ def _task(run: Run, items: int, prompts: Prompts) -> dict[str, str]:
     limit = f"; the budget ends it after {run.budget.prompts}" if run.budget.prompts else ""
     after = [f"{items} dev items again, in other batches"] * run.noise_floor
     after += [f"2 x {len(run.task.items('dev')) - items} kept dev items"] * bool(run.confirm)
+    after += [f"{_baselines(run, items)} prompts for the baselines"] * bool(_baselines(run, items))
     return {
         "task": f"{run.task.name}: {items} dev items{test}",
         "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "
@@ -99,6 +100,16 @@ def _task(run: Run, items: int, prompts: Prompts) -> dict[str, str]:
         f"{limit}",
         **({"then": f"at most {' and '.join(after)}"} if after else {}),
     }
+
+
+def _baselines(run: Run, items: int) -> int:
+    """The prompts of what the best found is compared with."""
+    if not run.test:
+        return 0
+    test = len(run.task.items("test"))
+    # Two static recipes and up to three of the experts' utilities, each times four scales.
+    recipes = 20 * items if "recipe" in run.baselines else 0
+    return len(run.possible_baselines()) * test + recipes
 
 
 def _judging(run: Run) -> dict[str, str]:

@@ -158,8 +158,18 @@ class Ending:
 
     def test(self, place: Place) -> list[Score]:
         """On the test split."""
+        return self.position_on_test(self.record.position(place))
+
+    def position_on_dev(self, position: Sequence[float]) -> list[Score]:
+        """A position that the search may never have seen, on the searched part of dev."""
+        return self._asked("judged", position, "judged", self.searched)
+
+    def position_on_test(
+        self, position: Sequence[float], places: Sequence[int] | None = None
+    ) -> list[Score]:
+        """A position on the test split, or on some places of it."""
         every = range(len(self.task.items("test")))
-        return self._asked("test", self.record.position(place), "test", every)
+        return self._asked("test", position, "test", every if places is None else places)
 
     def _asked(
         self,

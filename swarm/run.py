@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from swarm.budget import Budget
+from swarm.certainty import places_by_domain
 from swarm.ending import Ask, Ending
 from swarm.engine import Differentiable, Engine, Experts
 from swarm.engine.base import Base
@@ -45,7 +46,7 @@ from swarm.store import Store
 from swarm.tasks import Calibrated, Prepared, Score, Task, has_gold
 from swarm.telling import Teller
 from swarm.track import Tracker
-from swarm.verdict import judge
+from swarm.verdict import BASELINES, judge
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Run:
             among ten finalists and the best static recipe, the items that were kept ("kept").
         noise_floor: Whether the best found is asked its dev items once more, in other batches.
         front: Points of the front that are put to test, with an optimizer of several objectives.
+        baselines: What the best found is compared with on test; see `swarm.verdict.BASELINES`.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Run:
         noise_floor: bool = True,
         front: int = 10,
         choose: str = "searched",
+        baselines: Sequence[str] = (),
     ) -> None:
         name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
         switches = {"test": test, "noise_floor": noise_floor}
@@ -109,6 +112,7 @@ class Run:
                 f"choose={choose}: must be searched, or kept with a share of dev, as confirm=0.3"
             )
         self.confirm, self.noise_floor, self.job, self.choose = confirm, noise_floor, job, choose
+        self.baselines = checked_baselines(baselines)
         self.budget = Budget(budget)
         self._store = None if shared is None else Store(shared)
         self._evaluate = Evaluator(task, executor, job, self._store)
@@ -310,13 +314,15 @@ class Run:
         # Only some searches put a front to test; those before it had no such key.
         front = self.front if isinstance(self.optimizer, MultiObjective) else 0
         asked |= {"front": front} if front else {}
+        baselines = self.possible_baselines() if self.test else []
+        asked |= {"baselines": baselines} if baselines else {}
         metrics: dict[str, Any] | None = self.record.state["metrics"]
         if metrics is None or metrics["asked"] != asked:
             ending = Ending(self.record, self.task, self._ask, self._ask_again(), self._begin,
                             self._searched, self._kept, self.choose == "kept")  # fmt: skip
             ending.choose()
             self.record.derive(self.pool)
-            metrics = judge(ending, self.test, self.ensemble, self.noise_floor, front)
+            metrics = judge(ending, self.test, self.ensemble, self.noise_floor, front, baselines)
             metrics |= {"asked": asked, **self.record.prompts(), **rounding(self.record.folder)}
             self.record.state["metrics"] = metrics
             self.record.save()
@@ -328,6 +334,17 @@ class Run:
             write_ensemble(self.record.folder, metrics)
         return metrics
 
+    def possible_baselines(self) -> list[str]:
+        """Those of `baselines` that this pool and task have.
+
+        A pool of full models has no base among its mixtures, and a task of one domain no expert of
+        each.
+        """
+        domains = len(places_by_domain(self.task.items("test")))
+        missing = {"base"} if getattr(self.pool, "saves", "") != "adapter" else set()
+        missing |= {"experts"} if domains < 2 else set()
+        return [name for name in self.baselines if name not in missing]
+
     def _begin(self, what: str, items: int) -> None:
         self.teller.begin(what, len(self.record.rounds), 1, items)
 
@@ -336,6 +353,18 @@ class Run:
         other = Cut(1, (self.job.items or len(self._searched)) // 2 + 1)
         ask = Evaluator(self.task, self.executor, other).scores
         return lambda positions, split, items: ask(positions, split, self.teller.watch, items)
+
+
+def checked_baselines(names: Sequence[str]) -> list[str]:
+    """The names, checked.
+
+    Raises:
+        UserError: One is not a name of `swarm.verdict.BASELINES`, or is there twice.
+    """
+    if isinstance(names, str) or not all(name in BASELINES for name in names):
+        allowed = ", ".join(BASELINES)
+        raise UserError(f"baselines={names}: must be a list of {allowed}; [] is none")
+    return list(dict.fromkeys(names))
 
 
 def _cost(taken: Mapping[str, int]) -> int:

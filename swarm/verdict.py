@@ -3,20 +3,49 @@
 from collections.abc import Sequence
 from typing import Any
 
-from swarm.certainty import described, described_constants, gain_of, interval_of, poll
+import numpy as np
+
+from swarm.certainty import (
+    described,
+    described_constants,
+    domain_of,
+    gain_of,
+    interval_of,
+    places_by_domain,
+    poll,
+)
 from swarm.ending import Ending
 from swarm.files import read_packed
+from swarm.optimizers import draws
 from swarm.optimizers.multi_objective import BASE
+from swarm.optimizers.starts import static_starts, utility_starts
 from swarm.record import Place, Record
 from swarm.tasks import Item, Score, Task
 from swarm.words import label
+
+BASELINES = {
+    "base": "base model",
+    "soup": "uniform soup",
+    "recipe": "best recipe",
+    "experts": "best expert of each domain",
+}
+"""What the best found may be compared with on test, by the names of the option, as tables say it.
+
+"recipe" is the best on dev of the static recipes (`swarm.optimizers.starts`); "experts" asks of
+each domain's items the expert that is best in it on dev, as one who is told the domain would.
+"""
 
 SPENT = ("_tokens", "_cost")
 """How measures end that say what a judgement took."""
 
 
 def judge(
-    ending: Ending, test: bool, ensemble: int, noise_floor: bool, front: int = 0
+    ending: Ending,
+    test: bool,
+    ensemble: int,
+    noise_floor: bool,
+    front: int = 0,
+    baselines: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Compare what the search began with and what it found.
 
@@ -26,6 +55,7 @@ def judge(
         ensemble: How many personal bests may vote; 0 for no vote.
         noise_floor: Whether the best found is asked the dev items again, in other batches.
         front: How many points of the front are put to test.
+        baselines: Names of `BASELINES` that are put to test.
 
     Returns:
         The metrics, the original's names first. Intervals are 95 %, [low, high]; the p-value is
@@ -62,6 +92,8 @@ def judge(
         metrics |= _tested(ending, before, after)
     tested = (task.items("test"), ending.test(after)) if test else ()
     metrics["constant_answers"] = described_constants(task, dev, *tested)
+    if test and baselines:
+        metrics["baselines"] = [_baseline(ending, name, after) for name in baselines]
     if ending.front is not None:
         volumes = ending.front.hypervolumes
         metrics["front_points"] = len(ending.front.points)
@@ -117,6 +149,77 @@ def _tested(ending: Ending, before: Place, after: Place) -> dict[str, Any]:
     for name, scores in (("starting", start), ("ending", end)):
         metrics |= _described(f"{name}_best_single_test", task, scores, task.items("test"))
     return metrics
+
+
+def _baseline(ending: Ending, name: str, after: Place) -> dict[str, Any]:
+    """A baseline on test, and the best found beside it.
+
+    Returns:
+        "name", "label", "test" (as `swarm.certainty.described`), "gain" of the best found over it,
+        "gain_interval" ([low, high], 95 %), "p_value", and of a recipe and of experts, which are
+        chosen on dev, "dev" (likewise).
+    """
+    task, experts = ending.plain, len(ending.record.state["experts"])
+    columns = len(ending.record.position((0, 0)))
+    found: dict[str, Any] = {"name": name, "label": BASELINES[name]}
+    items = task.items("test")
+    if name == "experts":
+        dev, scores, chosen = _best_of_domains(ending)
+        found["experts"] = chosen
+    elif name == "recipe":
+        label, position = _best_recipe(ending)
+        found["label"] += f" ({label})"
+        dev, scores = ending.position_on_dev(position), ending.position_on_test(position)
+    else:
+        position = [0.0 if name == "base" else 1 / experts] * columns
+        dev, scores = [], ending.position_on_test(position)
+    if dev:
+        found["dev"] = described(task, dev)
+    gain = gain_of(task, ending.test(after), scores)
+    return {
+        **found,
+        "test": described(task, scores, items),
+        "gain": gain.difference,
+        "gain_interval": [gain.low, gain.high],
+        "p_value": gain.p,
+    }
+
+
+def _best_recipe(ending: Ending) -> tuple[str, list[float]]:
+    """The label and position of the static recipe that is best on the searched part of dev."""
+    own, names = ending.record.state["own"], ending.record.state["experts"]
+    groups = len(ending.record.position((0, 0))) // len(names)
+    known = np.array([ending.utility((0, i)) for i in range(own)])
+    static = static_starts(len(names), groups, among=own)
+    learnt = utility_starts(known, len(names), groups, among=own)
+    candidates = dict(zip(static[0] + learnt[0], np.vstack([static[1], learnt[1]]), strict=True))
+    for place in range(own):
+        candidates[names[place]] = draws.corners(len(names), groups)[place]
+
+    def utility(label: str) -> float:
+        return ending.plain.utility(ending.position_on_dev(candidates[label].tolist()))
+
+    best = max(candidates, key=utility)
+    return best, candidates[best].tolist()
+
+
+def _best_of_domains(ending: Ending) -> tuple[list[Score], list[Score], dict[str, str]]:
+    """Scores on dev and on test where each domain is asked its best expert, and who that is."""
+    task, state = ending.plain, ending.record.state
+    dev = [ending.task.items("dev")[place] for place in ending.searched]
+    answers = [ending.dev((0, i)) for i in range(state["own"])]
+    best = {
+        domain: max(range(len(answers)), key=lambda i: sum(answers[i][p].value for p in places))
+        for domain, places in places_by_domain(dev).items()
+    }
+    overall = max(range(len(answers)), key=lambda i: task.utility(answers[i]))
+    test: dict[int, Score] = {}
+    for domain, places in places_by_domain(task.items("test")).items():
+        position = ending.record.position((0, best.get(domain, overall)))
+        test |= dict(zip(places, ending.position_on_test(position, places), strict=True))
+    mine = [answers[best[domain_of(item)]][i] for i, item in enumerate(dev)]
+    named = {domain: state["experts"][i] for domain, i in best.items()}
+    return mine, [test[place] for place in sorted(test)], named
 
 
 def _constraints(ending: Ending, after: Place, test: bool) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def conclusion(metrics: dict[str, Any]) -> str:
         words = f"{nothing}: {_tested(metrics)}" if metrics["test_gain"] else f"{nothing}."
     else:
         words = _tested(metrics)
-    return " ".join([words, *over_constants(metrics)])
+    return " ".join([words, *over_constants(metrics), *over_baselines(metrics)])
 
 
 def _tested(metrics: dict[str, Any]) -> str:
@@ -128,6 +128,22 @@ def over_constants(metrics: Mapping[str, Any], name: str = NAMES[1]) -> list[str
     ]
 
 
+def over_baselines(metrics: Mapping[str, Any], name: str = NAMES[1]) -> list[str]:
+    """How a model compares with each baseline on test, a sentence each."""
+    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
+    told = []
+    for one in metrics.get("baselines", ()):
+        low, high = (f"{scale * end:+.3g}" for end in one["gain_interval"])
+        side = "above" if one["gain"] >= 0 else "below"
+        sure = "" if one["p_value"] < 0.05 else "not "
+        told.append(
+            f"The {one['label']} has {one['test']['utility']:.3f} on test: the {name} is "
+            f"{scale * abs(one['gain']):.3g}{unit} {side} it, {sure}distinguishable from chance "
+            f"(p = {one['p_value']:.3g}; 95 % interval {low} to {high})."
+        )
+    return told
+
+
 def one_answer_warnings(
     metrics: Mapping[str, Any], names: tuple[str, str] = (f"the {NAMES[0]}", f"the {NAMES[1]}")
 ) -> list[str]:
@@ -179,11 +195,14 @@ def domain_table(
         return None
     constant = ((metrics.get("constant_answers") or {}).get("by_domain") or {}).get(split)
     warned = {one["domain"] for one in metrics.get(f"ending_best_{key}_one_answer", ())}
-    header = [f"domain of {split}", "n", *names]
+    others = [one for one in metrics.get("baselines", ()) if "domains" in one.get(split, {})]
+    header = [f"domain of {split}", "n", *(one["label"] for one in others), *names]
     header += ["best constant answer"] * bool(constant) + [f"answers of the {names[1]}"]
     rows = []
     for domain, mine in end.items():
-        row = [line(domain), f"{mine['items']}", _cell(start[domain]), _cell(mine)]
+        row = [line(domain), f"{mine['items']}"]
+        row += [f"{one[split]['domains'][domain]['utility']:.3f}" for one in others]
+        row += [_cell(start[domain]), _cell(mine)]
         if constant:
             own = constant["domains"][domain]
             row.append(f"{own['utility']:.3f} ({quoted(own['commonest'])})")

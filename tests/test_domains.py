@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -395,3 +397,60 @@ def test_an_evaluation_shows_domains_constants_and_warnings(
                                    ("domains", "one_answer")}]}  # fmt: skip
     older.pop("constant_answers")
     assert "doors" not in told(older)
+
+
+@pytest.fixture(scope="module")
+def baselines(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: Path
+) -> tuple[list[str], dict[str, Any], str]:
+    """A search on two domains with all baselines: its words, its metrics and what it printed."""
+    place = tmp_path_factory.mktemp("baselines")
+    keys = {"baselines": "[base,soup,recipe,experts]", "pool__space": "delta"}
+    file = choice_file(place / "doors.json")
+    words = searches.arguments(place, tiny_llama, tiny_pool, task__file=file, **keys)
+    words = [word for word in words if not word.endswith("tiny.json")]
+    result = searches.run(words)
+    assert result.returncode == 0, result.stderr
+    state = json.loads((place / "search" / "run" / "state.json").read_text())
+    return words, state, " ".join(result.stdout.split())
+
+
+def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], str]) -> None:
+    _, state, output = baselines
+    found = {one["name"]: one for one in state["metrics"]["baselines"]}
+    assert list(found) == ["base", "soup", "recipe", "experts"]
+    reached = state["metrics"]["ending_best_single_test_accuracy"]
+    for one in found.values():
+        assert one["test"]["items"] == 40 and set(one["test"]["domains"]) == {"doors", "paths"}
+        assert one["gain"] == pytest.approx(reached - one["test"]["utility"])
+        assert f"The {one['label']} has {one['test']['utility']:.3f} on test" in output
+    # The best of the recipes is at least the best expert, each domain's best at least the best.
+    best = state["metrics"]["starting_best_validation_utility"]
+    assert found["recipe"]["dev"]["utility"] >= best
+    assert found["experts"]["dev"]["utility"] >= best
+    assert set(found["experts"]["experts"]) == {"doors", "paths"}
+    header, rows = domain_table(state["metrics"], "test") or ([], [])
+    assert header[2:6] == [one["label"] for one in found.values()]
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_the_base_is_the_model_without_experts(
+    baselines: tuple[list[str], dict[str, Any], str], tmp_path: Path
+) -> None:
+    words, state, _ = baselines
+    kept = ("task", "model", "pool.folder")
+    keys = [word for word in words if word.startswith(kept)]
+    command = [sys.executable, "-m", "swarm.evaluate", *keys, "candidate=base", f"out={tmp_path}/e"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    whole = json.loads((tmp_path / "e" / "result.json").read_text())
+    assert whole["utility"] == state["metrics"]["baselines"][0]["test"]["utility"]
+
+
+def test_an_unknown_baseline_is_refused(
+    baselines: tuple[list[str], dict[str, Any], str],
+) -> None:
+    words = [word for word in baselines[0] if not word.startswith("baselines=")]
+    result = searches.run([*words, "baselines=[soop]", "name=other"])
+    assert result.returncode == 1 and "must be a list of base, soup, recipe" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -110,6 +110,12 @@ def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
             if split in found:
                 row.append(_with_interval(found[split]["utility"], found[split]["interval"]))
         rows.append(row)
+    for one in metrics.get("baselines", ()):
+        row = [one["label"]]
+        for split in ("dev", "test"):
+            known = one.get(split)
+            row.append(_with_interval(known["utility"], known["interval"]) if known else "–")
+        rows.append(row)
     for when, name in names.items():
         row = [name]
         for split, value in (("validation", "validation_utility"), ("single_test", "")):

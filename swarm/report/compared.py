@@ -93,6 +93,23 @@ class Compared:
         found = (self.metrics.get("constant_answers") or {}).get("by_domain", {}).get(split)
         return found and Measured(found["utility"], found["interval"], found["items"], 0.0, {})
 
+    def baselines(self) -> dict[str, dict[str, Measured | None]]:
+        """What the best found was compared with, by label, on each split."""
+
+        def measured(one: dict[str, Any] | None) -> Measured | None:
+            if one is None:
+                return None
+            parts = one.get("parts", {})
+            return Measured(
+                one["utility"], one["interval"], one["items"], one["unparsed_rate"], parts
+            )
+
+        found = self.metrics.get("baselines", ())
+        return {
+            one["label"]: {split: measured(one.get(split)) for split in ("dev", "confirm", "test")}
+            for one in found
+        }
+
     def vote(self, split: str) -> Measured | None:
         """The vote of the best; `None` where there is none."""
         found = self.metrics

@@ -108,6 +108,7 @@ def _lines(models: Compared) -> Iterator[tuple[str, dict[str, Measured | None]]]
         each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
         name = f"best constant answer{each} ({constant_label(constant)})"
         yield name, {split: models.constant(split) for split in SPLITS}
+    yield from models.baselines().items()
     for who, name in models.names.items():
         yield name, {split: models.measured(who, split) for split in SPLITS}
     vote = {split: models.vote(split) for split in SPLITS}

@@ -444,7 +444,8 @@ def test_the_base_is_the_model_without_experts(
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     whole = json.loads((tmp_path / "e" / "result.json").read_text())
-    assert whole["utility"] == state["metrics"]["baselines"][0]["test"]["utility"]
+    (voice,) = whole["voices"]
+    assert voice["utility"] == state["metrics"]["baselines"][0]["test"]["utility"]
 
 
 def test_an_unknown_baseline_is_refused(

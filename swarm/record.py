@@ -2,11 +2,15 @@
 
 state.json alone says what is done. The scratchpad and the saved bests are made from it and from
 the answers of its rounds, so that whatever a kill left behind is put right by the next start.
+Every other file has a checksum (`swarm.manifest`), by which a start finds what was damaged.
 """
 
 import hashlib
 import json
+import logging
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,12 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.files import as_json, read_packed, write_json, write_packed, write_whole
+from swarm.manifest import NAME, STATE, Manifest, sealed, unsealed
 from swarm.scratchpad import scratchpad
+
+log = logging.getLogger(__name__)
+
+SCRATCHPAD = "utility_scratchpad.json"
 
 Save = Callable[[Sequence[float], Path, dict[str, Any]], None]
 """Writes the adapter of some coefficients to a folder, with more facts about it, whole or not."""
@@ -45,6 +54,9 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state: dict[str, Any] = {}
+        self.manifest = Manifest(folder)
+        self._damaged: list[str] = []
+        self._inspected: tuple[list[str], dict[str, str]] | None = None
 
     def open(
         self,
@@ -61,7 +73,9 @@ class Record:
         goes_on = self.find(identity)
         self._sweep()
         if goes_on:
+            self._heal()
             return True
+        self.manifest = Manifest(self.folder)
         self.state = {
             "identity": dict(identity),
             "experts": list(experts),
@@ -72,28 +86,100 @@ class Record:
             "finished": None,
             "metrics": None,
         }
-        write_json(self.folder / "state.json", self.state)
+        self.save()
         return False
 
     def find(self, identity: Mapping[str, Any]) -> bool:
         """Read the folder's state, if it has a round; as `open`, but nothing is ever written."""
-        path = self.folder / "state.json"
+        path = self.folder / STATE
         if not path.is_file():
             for other in (".lock", "tuning.json"):
                 if (self.folder / other).exists():
                     what = "several searches" if other == ".lock" else "a fine-tuning"
                     raise UserError(f"{self.folder} is the folder of {what}; choose another name=")
+            if (self.folder / NAME).exists() or (self.folder / "answers").exists():
+                raise UserError(
+                    f"{path} is missing, which alone says what this search has done; put it back "
+                    "from a copy, or choose another name="
+                )
             return False
-        try:
-            self.state = json.loads(path.read_text())
-        except ValueError:
-            self.state = {}
-        if not isinstance(self.state, dict) or not set(self.state) >= STATE_KEYS:
-            raise UserError(f"{path} is not the state of a search; choose another name=")
+        self.state = unsealed(path) or {}
+        if not set(self.state) >= STATE_KEYS:
+            raise UserError(
+                f"{path} is not the state of a search, or is damaged; put it back from a copy, or "
+                "choose another name="
+            )
         # Before its first round a search has nothing to lose: it may begin as another one.
         if self.rounds:
             self._compare(identity)
+            self._inspect()
         return bool(self.rounds)
+
+    def _inspect(self) -> None:
+        """Find what was damaged; once, for a folder that has not changed since.
+
+        Raises:
+            UserError: Answers of a round were, which nothing else holds.
+        """
+        rounds = [self._answers_place(number) for number in range(len(self.rounds))]
+        self.manifest.read()
+        if self._inspected == (rounds, self.manifest.sums):
+            return
+        self._inspected = rounds, dict(self.manifest.sums)
+        self._damaged = [
+            place
+            for place in self.manifest.damaged()
+            if place in rounds or not _is_round(place)  # else the round is asked anew
+        ]
+        lost = [
+            place
+            for place in rounds
+            if place in self._damaged
+            or (place not in self.manifest.sums and not self._readable(place))
+        ]
+        if lost:
+            more = f" and {len(lost) - 1} more are" if len(lost) > 1 else " is"
+            raise UserError(
+                f"{self.folder / lost[0]}{more} damaged or missing, and nothing else holds these "
+                "answers; put it back from a copy, or choose another name="
+            )
+
+    def _readable(self, place: str) -> bool:
+        """Whether a file of answers is whole by gzip's own checksum."""
+        try:
+            read_packed(self.folder / place)
+        except (OSError, ValueError, EOFError, zlib.error):
+            return False
+        return True
+
+    def _heal(self) -> None:
+        """Remove what was damaged, so that it is made anew, and say so."""
+        if self.manifest.lost:
+            log.warning("%s is damaged or missing: made anew, as are scratchpad and saved bests",
+                        self.folder / NAME)  # fmt: skip
+        elif self._damaged:
+            log.warning("%s: damaged or missing, now made anew: %s",
+                        self.folder, ", ".join(self._damaged))  # fmt: skip
+        places = {_whole_place(path) for path in self._damaged}
+        for path in self.manifest.under_any(places):
+            (self.folder / path).unlink(missing_ok=True)
+        self.manifest.drop(*places)
+        asked_again = any(place.startswith("answers/") for place in places)
+        # A kill leaves answers without a checksum at most for one file.
+        for file in (self.folder / "answers").glob("*.json.gz"):
+            place = file.relative_to(self.folder).as_posix()
+            if place not in self.manifest.sums and self._readable(place):
+                self.manifest.add(place)
+            elif place not in self.manifest.sums:
+                asked_again = True
+                file.unlink()
+        if asked_again:
+            self.state["metrics"] = None
+        self.manifest.save()
+
+    def rewriting(self, *places: str) -> AbstractContextManager[None]:
+        """See `swarm.manifest.Manifest.rewriting`."""
+        return self.manifest.rewriting(*places)
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
         old = self.state["identity"]
@@ -129,7 +215,7 @@ class Record:
 
     def save(self) -> None:
         """Replace the state file."""
-        write_json(self.folder / "state.json", self.state)
+        write_whole(self.folder / STATE, sealed(self.state))
 
     def add_round(
         self,
@@ -150,7 +236,7 @@ class Record:
             facts: Further keys of the round (`swarm.racing.Raced.facts`).
         """
         number = len(self.rounds)
-        # The answers first: a round that the state names has them.
+        # The answers first: a round that the state names has them, and their checksum.
         self._write_answers(number, answers)
         self.rounds.append(
             {
@@ -160,6 +246,11 @@ class Record:
             }
         )
         self.state["optimizer"] = dict(optimizer)
+        self.manifest.add(self._answers_place(number))
+        self.manifest.drop(
+            SCRATCHPAD, "front.json", *(p for p, at in self._bests() if at[0] == number)
+        )
+        self.manifest.save()
         self.save()
 
     @property
@@ -169,7 +260,10 @@ class Record:
         return found
 
     def _answers_path(self, number: int) -> Path:
-        return self.folder / "answers" / f"iteration_{number:04d}.json.gz"
+        return self.folder / self._answers_place(number)
+
+    def _answers_place(self, number: int) -> str:
+        return f"answers/iteration_{number:04d}.json.gz"
 
     def _write_answers(
         self, number: int, answers: Mapping[int, Sequence[Mapping[str, Any]]]
@@ -218,7 +312,9 @@ class Record:
         Args:
             kind: "test", or another word for what was asked.
         """
-        write_packed(self._kept_path(kind, position, items), list(answers))
+        path = self._kept_path(kind, position, items)
+        with self.rewriting(path.relative_to(self.folder).as_posix()):
+            write_packed(path, list(answers))
 
     def kept_answers(
         self, kind: str, position: Sequence[float], items: str
@@ -233,7 +329,8 @@ class Record:
 
     def keep_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration beside the state."""
-        write_json(self.folder / "config.json", config)
+        with self.rewriting("config.json"):
+            write_json(self.folder / "config.json", config)
 
     def best(self, particle: int | None = None, rows: int | None = None) -> Place:
         """(round, particle) of the first highest utility: of one particle, or of all.
@@ -283,21 +380,46 @@ class Record:
         """
         save: Save = pool.save
         note: Save = getattr(pool, "note", save)
-        write_json(self.folder / "utility_scratchpad.json", scratchpad(self.rounds))
-        self._keep(self.best(), self.folder / "global_best", save)
-        for i in range(len(self.rounds[0]["positions"])):
-            self._keep(self.best(i), self.folder / f"particle_{i}" / "personal_best", note)
+        stale = [(name, at) for name, at in self._bests() if not self._held(name, at)]
+        with self.rewriting(SCRATCHPAD, *(name for name, _ in stale)):
+            write_json(self.folder / SCRATCHPAD, scratchpad(self.rounds))
+            for name, place in stale:
+                self._keep(place, self.folder / name, note if "/" in name else save)
+
+    def _bests(self) -> list[tuple[str, Place]]:
+        """Where the bests are saved, the global one first, and where each was found."""
+        highest: dict[int, tuple[float, Place]] = {}
+        for number, entry in enumerate(self.rounds):
+            for i, utility in enumerate(entry["utilities"]):
+                if utility is not None and (i not in highest or utility > highest[i][0]):
+                    highest[i] = utility, (number, i)
+        own = [(f"particle_{i}/personal_best", at) for i, (_, at) in sorted(highest.items())]
+        return [("global_best", self.best()), *own] if own else []
+
+    def _held(self, name: str, place: Place) -> bool:
+        """Whether a best is saved, with checksums, which a start has checked."""
+        known = bool(self.manifest.under(name))
+        return known and _holds(self.folder / name, self.position(place))
 
     def _keep(self, place: Place, folder: Path, save: Save) -> None:
         position, utility = self.position(place), self.utility(place)
-        if utility is None or _holds(folder, position):
-            return
         facts = {"iteration": place[0], "particle": place[1], "validation_utility": utility}
         # Else a kill between the two leaves the answers of an earlier best beside this one.
         (folder / "answers_dev.jsonl").unlink(missing_ok=True)
         save(position, folder, facts)
         rows = b"".join(as_json(row) + b"\n" for row in self.answers(*place))
         write_whole(folder / "answers_dev.jsonl", rows)
+
+
+def _is_round(place: str) -> bool:
+    """Whether a path is that of a round's answers."""
+    return place.startswith("answers/iteration_")
+
+
+def _whole_place(path: str) -> str:
+    """What is made anew where a file is damaged: its folder for a saved best."""
+    folder, _, _ = path.rpartition("/")
+    return folder if folder and folder != "answers" else path
 
 
 def _holds(folder: Path, position: Sequence[float]) -> bool:

@@ -39,7 +39,7 @@ from swarm.pool import Pool
 from swarm.racing import Racing, tell
 from swarm.record import Record
 from swarm.rehearsal import try_prompts
-from swarm.running import keep_command
+from swarm.running import COMMAND, keep_command
 from swarm.scratchpad import rounding, write_ensemble
 from swarm.settings import check_run
 from swarm.store import Store
@@ -143,7 +143,8 @@ class Run:
         try:
             self._open(config or {})
             if arguments is not None:
-                keep_command(self.record.folder, arguments)
+                with self.record.rewriting(COMMAND):
+                    keep_command(self.record.folder, arguments)
             with self.teller.view, self.teller.followed.during(self.record.state, config or {}):
                 if self.record.state["finished"] is None:
                     self._loop()
@@ -270,8 +271,9 @@ class Run:
         self.teller.writes("answers")
         self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)
         self.teller.writes("new bests")
-        self.record.derive(self.pool)
-        write_front(self.record.folder, self.record.state)
+        with self.record.rewriting("front.json"):
+            self.record.derive(self.pool)
+            write_front(self.record.folder, self.record.state)
         entry = self.record.rounds[-1]
         self._known.remember(number, entry["positions"], entry["utilities"])
         self.teller.iteration(number, time.monotonic() - began)
@@ -328,10 +330,11 @@ class Run:
             self.record.save()
             for name, value in metrics.items():
                 log.info("%s: %s", name, value)
-        write_front(self.record.folder, self.record.state)
-        # Full models keep their personal bests as notes: there would be nothing to vote with.
-        if not hasattr(self.pool, "note"):
-            write_ensemble(self.record.folder, metrics)
+        with self.record.rewriting("front.json", "ensemble.yaml"):
+            write_front(self.record.folder, self.record.state)
+            # Full models keep their personal bests as notes: there would be nothing to vote with.
+            if not hasattr(self.pool, "note"):
+                write_ensemble(self.record.folder, metrics)
         return metrics
 
     def possible_baselines(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.files import read_packed, write_packed
 from swarm.tasks import Score
+
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -49,7 +53,13 @@ class Store:
     ) -> list[Score] | None:
         """The scores of a position on some places of a split; `None` if nobody asked it them."""
         path = self._path(position, split, items)
-        return [Score(*row) for row in read_packed(path)] if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return [Score(*row) for row in read_packed(path)]
+        except (OSError, ValueError, EOFError, TypeError, zlib.error):
+            log.warning("shared=%s: %s is damaged; asked again", self.folder, path.name)
+            return None
 
     def put(
         self, position: Sequence[float], split: str, items: Sequence[int], scores: Sequence[Score]

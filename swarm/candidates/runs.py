@@ -10,6 +10,7 @@ from swarm.candidates.saved import Saved
 from swarm.candidates.vote import Vote
 from swarm.engine.base import Base
 from swarm.errors import UserError
+from swarm.manifest import verify
 from swarm.report.folder import RunFolder
 from swarm.roster.runs import base_of, best, finished
 
@@ -78,6 +79,7 @@ def read_ensemble(file: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]
     Raises:
         UserError: It is missing or is something else.
     """
+    verify(file)
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         members = content["members"]

@@ -16,6 +16,7 @@ from swarm.engine.hf import HFEngine
 from swarm.engine.mixture import TokenEngine, read_mixture
 from swarm.engine.panel import MIXTURE, Panel, is_adapter
 from swarm.errors import UserError
+from swarm.manifest import verify
 from swarm.pool.agreement import check_bases, check_names, common_shapes
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ def stand_of(folder: Path | None, base: Base, place: int = 0) -> Stand:
         return Adapted(base, [place], [None])
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder")
+    verify(folder)
     if is_adapter(str(folder)):
         adapter = read_adapter(folder)
         check_bases([adapter], base.name)

@@ -10,6 +10,7 @@ from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.folders import read_note
 from swarm.front import Front
+from swarm.manifest import unsealed, verify
 from swarm.places import find
 
 STATES = {"state.json": "search", "tuning.json": "finetune"}
@@ -167,11 +168,15 @@ def read(given: str, particle: int | None = None, point: int | None = None) -> S
         )
     folder, state, config = path, {}, {}
     if kind == "search":
-        state = _json(path / "state.json")
+        state = unsealed(path / "state.json") or {}
+        if not state:
+            raise UserError(f"{path}/state.json is not the state of a search, or is damaged")
+        verify(path / "config.json")
         config = _json(path / "config.json") if (path / "config.json").is_file() else {}
         place = "global_best" if particle is None else f"particle_{particle}/personal_best"
         folder = path / place if point is None else _point(path, state, config, point)
         _check_place(given, state.get("rounds"), folder, particle)
+        verify(folder)
     elif kind == "finetune":
         state = _json(path / "tuning.json")
         config, folder = state.get("config") or {}, path / "tuned"
@@ -185,7 +190,7 @@ def read(given: str, particle: int | None = None, point: int | None = None) -> S
 
 
 def _point(path: Path, state: dict[str, Any], config: dict[str, Any], point: int) -> Path:
-    """The folder of a point of the front; saved now, by the run's pool, if it is not there.
+    """The folder of a point of the front; saved now, by the run's pool.
 
     Raises:
         UserError: There is no such point, or the pool has changed since the search.
@@ -199,8 +204,6 @@ def _point(path: Path, state: dict[str, Any], config: dict[str, Any], point: int
     number, particle = front.points[point]
     entry, folder = front.rounds[number], path / "front" / f"point_{point}"
     position = entry["positions"][particle]
-    if folder.is_dir() and read_note(folder).get("coefficients") == position:
-        return folder
     if not config.get("pool"):
         raise UserError(f"{path}: keeps no configuration of its pool (a run made in Python)")
     from hydra.utils import instantiate

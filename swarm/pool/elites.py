@@ -9,6 +9,7 @@ from typing import Any
 
 from swarm.adapters import Adapter, read_adapter
 from swarm.errors import UserError
+from swarm.manifest import verify
 from swarm.places import find
 
 
@@ -52,6 +53,8 @@ class Elites:
                 "choose another run or null"
             )
         folders = list(chosen.values())[: self.elite_count]
+        for folder in folders:
+            verify(folder)
         return [replace(read_adapter(one), name=f"elite_{i}") for i, one in enumerate(folders)]
 
 

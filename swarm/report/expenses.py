@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from swarm.files import read_packed
 from swarm.report.blocks import Section, Table, Words
 from swarm.report.compared import Compared
 from swarm.report.course import by_signal, measure
@@ -69,7 +68,7 @@ def _at_the_end(run: RunFolder) -> list[list[str]]:
     rows = []
     for kind, name in ENDINGS.items():
         paths = list((run.path / "answers").glob(f"{kind}_*.json.gz"))
-        if asked := sum(len(read_packed(path)) for path in paths):
+        if asked := sum(len(run.packed(path)) for path in paths):
             rows.append([name, count(asked)])
     return rows
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zlib
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.files import read_packed
 from swarm.front import Front
+from swarm.manifest import MEND, STATE, unsealed, verify
 from swarm.words import label
 
 Place = tuple[int, int]
@@ -49,7 +51,9 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._verified: set[Path] = set()
         state = _state(self.path)
+        verify(self.path / "config.json")
         self.experts: list[str] = state["experts"]
         self.own: int = state.get("own", len(self.experts))
         self.groups: list[str] = state.get("groups", ["all"])
@@ -79,7 +83,13 @@ class RunFolder:
         path = self.path / "config.json"
         if not path.is_file():
             raise UserError(f"{path} is missing: this run was not begun by python -m swarm.search")
-        config: dict[str, Any] = json.loads(path.read_text())
+        verify(path)
+        try:
+            config: Any = json.loads(path.read_text())
+        except (OSError, ValueError):
+            config = None
+        if not isinstance(config, dict):
+            raise UserError(f"{path} is not the configuration of a search")
         return config
 
     @property
@@ -124,8 +134,25 @@ class RunFolder:
     def answers(self, place: Place) -> list[dict[str, Any]]:
         """What a particle answered in an iteration to the dev items it was asked."""
         path = self.path / "answers" / f"iteration_{place[0]:04d}.json.gz"
-        found: list[dict[str, Any]] = read_packed(path)[str(place[1])]
+        try:
+            found: list[dict[str, Any]] = self.packed(path)[str(place[1])]
+        except (KeyError, TypeError):
+            raise UserError(f"{path} has no answers of particle {place[1]}") from None
         return found
+
+    def packed(self, path: Path) -> Any:
+        """The content of a file of answers.
+
+        Raises:
+            UserError: It is damaged or missing.
+        """
+        if path not in self._verified:
+            verify(path)
+            self._verified.add(path)
+        try:
+            return read_packed(path)
+        except (OSError, ValueError, EOFError, zlib.error):
+            raise UserError(f"{path} is damaged or missing; {MEND}") from None
 
     def values(self, place: Place) -> np.ndarray:
         """[items] what those answers were worth."""
@@ -137,16 +164,14 @@ class RunFolder:
         position = " ".join(float(c).hex() for c in self.positions[place])
         name = hashlib.sha256(f"{items} {position}".encode()).hexdigest()[:16]
         path = self.path / "answers" / f"test_{name}.json.gz"
-        return read_packed(path) if items and path.is_file() else None
+        if items:
+            verify(path)
+        return self.packed(path) if items and path.is_file() else None
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    path = folder / "state.json"
-    try:
-        state: Any = json.loads(path.read_text())
-    except (OSError, ValueError):
-        state = None
-    if not isinstance(state, dict) or not {"experts", "rounds", "finished"} <= set(state):
+    state = unsealed(folder / STATE)
+    if state is None or not {"experts", "rounds", "finished"} <= set(state):
         raise UserError(f"{folder} {_what_it_is(folder)}")
     return state
 
@@ -162,7 +187,9 @@ def _what_it_is(folder: Path) -> str:
         more = ", ..." * (len(runs) > SHOWN)
         return f"{kind}: its runs are {', '.join(map(str, runs[:SHOWN]))}{more}; name one of them"
     if (folder / "state.json").is_file():
-        return "has a state.json that is not the state of a search; name another folder"
+        return (
+            "has a state.json that is not the state of a search, or is damaged; name another folder"
+        )
     if (folder.parent / "state.json").is_file():
         return f"holds no search; did you mean {folder.parent}?"
     near = {run.name: run for home in (Path(HOME), folder.parent) for run in _runs(home)}

@@ -22,6 +22,7 @@ from swarm.cli import end_in_order, gpu_list
 from swarm.errors import UserError
 from swarm.files import write_json
 from swarm.identity import settings
+from swarm.manifest import unsealed
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
 
@@ -61,11 +62,8 @@ class Search:
 
     def state(self) -> dict[str, Any]:
         """What is done in its folder; empty if nothing is, or if the state cannot be read."""
-        try:
-            found = json.loads((self.path / "state.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) and "identity" in found else {}
+        found = unsealed(self.path / "state.json") or {}
+        return found if "identity" in found else {}
 
     def wanted(self) -> dict[str, Any]:
         """Settings and seed as the identity in its state has to have them."""

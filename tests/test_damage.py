@@ -1,0 +1,218 @@
+"""Damage to a run folder: found at every start, healed where it can be, and never silent."""
+
+import contextlib
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import searches
+from hydra import compose, initialize_config_dir
+
+from swarm.errors import UserError
+from swarm.manifest import NAME, Manifest, sealed, unsealed
+from swarm.places import conf_folder
+
+NOT_CHECKED = ("log.txt",)
+"""Lines are added to it; nothing reads it."""
+
+CANNOT_BE_HEALED = ("state.json", "answers/iteration_")
+
+
+def deleted(data: bytes, seed: int) -> None:
+    return None
+
+
+def emptied(data: bytes, seed: int) -> bytes:
+    return b""
+
+
+def halved(data: bytes, seed: int) -> bytes:
+    return data[: len(data) // 2]
+
+
+def garbage(data: bytes, seed: int) -> bytes:
+    return random.Random(seed).randbytes(len(data))
+
+
+def flipped(data: bytes, seed: int) -> bytes:
+    draw = random.Random(seed)
+    place = draw.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
+
+
+Damage = Callable[[bytes, int], bytes | None]
+DAMAGES: list[Damage] = [deleted, emptied, halved, garbage, flipped]
+
+
+class Lab:
+    """A finished tiny search, and the same command in this process."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.command, self.folder = command, folder
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            self.composed = compose("search", overrides=command)
+        assert self.again() is None
+        self.whole = self.tree()
+
+    def tree(self) -> dict[str, bytes]:
+        """Every file but the log."""
+        return {
+            path.relative_to(self.folder).as_posix(): path.read_bytes()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file() and path.name not in NOT_CHECKED
+        }
+
+    def again(self) -> str | None:
+        """Run the command again; gives its error, `None` where it ended well."""
+        from swarm.search import build
+
+        run, config = build(self.composed)
+        try:
+            run.search(config, self.command, show=False)
+        except UserError as error:
+            return str(error)
+        return None
+
+    def damage(self, name: str, how: Damage, seed: int) -> None:
+        """Make the folder whole again but for one file."""
+        shutil.rmtree(self.folder)
+        for path, data in self.whole.items():
+            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+            found = how(data, seed) if path == name else data
+            if found is not None:
+                (self.folder / path).write_bytes(found)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: Path) -> Lab:
+    folder = tmp_path_factory.mktemp("damage")
+    more = {"optimizer__max_iterations": 1, "optimizer__particles": 4, "ensemble": 2}
+    command = searches.arguments(folder, tiny_llama, tiny_pool, "run", **more)
+    return Lab(command, folder / "search" / "run")
+
+
+def test_a_start_changes_no_byte(lab: Lab) -> None:
+    assert lab.again() is None
+    assert lab.tree() == lab.whole
+    lines = (lab.folder / NAME).read_text().splitlines()
+    listed = {line.split("  ", 1)[1] for line in lines[:-1]}
+    assert listed == set(lab.whole) - {"state.json", NAME}
+
+
+def test_sha256sum_reads_the_checksums(lab: Lab) -> None:
+    done = subprocess.run(
+        ["sha256sum", "--strict", "--quiet", "-c", NAME], cwd=lab.folder, capture_output=True
+    )
+    assert done.returncode == 0 and done.stdout == done.stderr == b""
+
+
+def heal(lab: Lab, name: str, how: Damage, seed: int, capsys: Any) -> None:
+    """A damage ends the start with an error that names the file, or is healed and named."""
+    lab.damage(name, how, seed)
+    capsys.readouterr()
+    error, said = lab.again(), capsys.readouterr().err
+    if name.startswith(CANNOT_BE_HEALED):
+        assert error and name in error and "\n" not in error, f"{name}: {error}"
+        return
+    assert error is None, f"{name}: {error}"
+    assert name in said and said.count("WARNING") == 1, f"{name}: {said!r}"
+    assert lab.tree() == lab.whole, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", DAMAGES)
+def test_no_damage_is_silent(how: Damage, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate(lab.whole):
+        heal(lab, name, how, seed, capsys)
+
+
+def test_no_damage_of_a_sample_is_silent(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every kind of file one, with one damage each."""
+    kinds = {re.sub(r"\d+|_[0-9a-f]{16}", "", name): name for name in lab.whole}
+    for number, name in enumerate(kinds.values()):
+        heal(lab, name, DAMAGES[number % len(DAMAGES)], number, capsys)
+
+
+READS: dict[str, Callable[[Path], Any]] = {}
+
+
+def reads(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    READS[function.__name__] = function
+    return function
+
+
+@reads
+def report(folder: Path) -> None:
+    from swarm.report.write import report as made
+
+    made(folder)
+
+
+@reads
+def export(folder: Path) -> None:
+    from swarm.export.source import read
+
+    read(str(folder))
+
+
+@reads
+def evaluate(folder: Path) -> None:
+    from swarm.engine.base import Base
+    from swarm.engine.stands import stand_of
+
+    stand_of(folder / "global_best", Base("no/model"))
+
+
+READ_BY = {
+    "report": ("state.json", "config.json", "answers/test_", NAME),
+    "export": ("state.json", "config.json", "global_best/", NAME),
+    "evaluate": ("global_best/", NAME),
+}
+
+
+@pytest.mark.parametrize("reader", READS)
+def test_readers_refuse_what_is_damaged(reader: str, lab: Lab) -> None:
+    for seed, name in enumerate(lab.whole):
+        lab.damage(name, DAMAGES[seed % len(DAMAGES)], 100 + seed)
+        try:
+            READS[reader](lab.folder)
+        except UserError as error:
+            assert "\n" not in str(error)
+            assert Path(name).name in str(error) or "state of a search" in str(error), name
+        else:
+            assert not name.startswith(READ_BY[reader]), f"{reader} read {name}"
+
+
+def test_a_state_is_its_own_checksum(tmp_path: Path) -> None:
+    path, state = tmp_path / "state.json", {"versions": [], "rounds": [0.1, 1e-300], "é": "\ud800"}
+    path.write_bytes(sealed(state))
+    assert unsealed(path) == state
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in (0, 5):
+            path.write_bytes(
+                whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :]
+            )
+            assert unsealed(path) is None, (place, bit)
+    path.write_text('{"rounds": []}')
+    assert unsealed(path) == {"rounds": []}, "of a program that wrote none"
+
+
+def test_a_kill_while_a_file_is_replaced_is_no_damage(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "b"
+    file.parent.mkdir()
+    file.write_text("old")
+    manifest = Manifest(tmp_path)
+    with manifest.rewriting("a"):
+        pass
+    assert set(Manifest(tmp_path).read().sums) == {"a/b"}
+    with contextlib.suppress(KeyboardInterrupt), manifest.rewriting("a"):
+        file.write_text("new")
+        raise KeyboardInterrupt
+    found = Manifest(tmp_path).read()
+    assert not found.lost and found.sums == {} and found.damaged() == []

@@ -46,6 +46,8 @@ def describe(run: Run, config: Mapping[str, Any]) -> str:
         begun = _begun(run, config, here)
         run.pool.check()
         tokenizer = run.engine.check(here, run.pool)
+        if run.fit(tokenizer):
+            items = run.check()
     prompts, own = asked(run.task, tokenizer), asked(plain(run.task), tokenizer)
     lines = {
         "folder": f"{run.record.folder}: {begun}",

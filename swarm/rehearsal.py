@@ -1,13 +1,22 @@
 """What a task asks and has judged, found out without a model that answers and without a scorer."""
 
+import logging
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.engine.tokens import prompt_ids, tokens_read
+from swarm.engine.sources import quiet_transformers
+from swarm.engine.tokens import choice_ids, prompt_ids, templated, tokens_read
+from swarm.errors import UserError
 from swarm.models import Completion, Request
-from swarm.tasks import Prepared, Task
+from swarm.tasks import Item, Prepared, Supervised, Task
 from swarm.tasks.mixture import Mixture
+
+log = logging.getLogger(__name__)
+
+NEVER_CUT = ("id", "answer", "domain", "split", "task")
+"""Fields of an item that are not truncated."""
 
 CHARACTERS = 4
 """Of English text a token, where there is no tokenizer to ask."""
@@ -31,15 +40,153 @@ class Prompts:
     how: str
 
 
-def try_prompts(task: Task, tokenizer: Any) -> None:
-    """See that a tokenizer can write what the task first asks about dev, text and turns alike.
+class Lengths:
+    """Counts the tokens of prompts, each once and many at a time."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._known: dict[Any, int] = {}
+
+    def read(self, prompts: Iterable[Any]) -> None:
+        """Count prompts, texts or turns.
+
+        Raises:
+            UserError: Turns cannot be written: there is no chat template, or it refuses them.
+        """
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
+        plain = [prompt for prompt in new if isinstance(prompt, str)]
+        turns = [prompt for prompt in new if not isinstance(prompt, str)]
+        if turns and not getattr(self.tokenizer, "chat_template", None):
+            # One that writes turns by rules of its own, or cannot.
+            self._known |= {prompt: len(prompt_ids(self.tokenizer, prompt)) for prompt in turns}
+            turns = []
+        written = [str(templated(self.tokenizer, prompt, tokenize=False)) for prompt in turns]
+        for some, texts, special in ((plain, plain, True), (turns, written, False)):
+            if texts:
+                with quiet_transformers():
+                    rows = self.tokenizer(texts, add_special_tokens=special).input_ids
+                self._known |= {p: max(1, len(row)) for p, row in zip(some, rows, strict=True)}
+
+    def needed(self, prompt: Any, choices: Sequence[str], new: int, context: float) -> int:
+        """The tokens of a prompt and its longest choice, or of `new` more without choices."""
+        self.read([prompt])
+        known = self._known[prompt]
+        if not choices:
+            return known + max(1, new)
+        # No tokenizer makes more tokens than bytes of what it does not know.
+        most = max(len(choice.encode("utf-8", "replace")) for choice in choices) + 1
+        if known + most > context:
+            most = max(len(choice_ids(self.tokenizer, prompt, choice)) for choice in choices)
+        return known + max(1, most)
+
+
+def fit(
+    task: Task, tokenizer: Any, context: float, test: bool = True, key: str = "task"
+) -> list[str]:
+    """See that a tokenizer can write what the task asks, and that it fits into the context.
+
+    Counted are all rounds of a play, as if earlier answers were as long as they may be (of a task
+    with a scorer to open the first alone), and the gold answers that a gradient learns from. Items
+    that do not fit are refused, or dropped or truncated where the task's `too_long` says so.
+
+    Args:
+        context: Tokens that the model can have; infinity where nothing says so.
+        test: Whether the test split is asked too.
+        key: The task's, for messages.
+
+    Returns:
+        What was dropped or truncated, in lines, which are logged too.
 
     Raises:
-        UserError: It cannot: turns, and no chat template.
+        UserError: Turns cannot be written, or items are too long.
     """
-    first, _ = requests(task, rounds=1)
-    for request in {type(request.prompt): request for request in first}.values():
-        prompt_ids(tokenizer, request.prompt)
+    if parts := getattr(task, "tasks", None):
+        found = [
+            fit(part, tokenizer, context, test, f"{key}.tasks.{n}") for n, part in parts.items()
+        ]
+        return [line for lines in found for line in lines]
+    lengths = Lengths(tokenizer)
+    told = []
+    for split in ("dev", "test") if test else ("dev",):
+        told += _fit(task, split, lengths, context, key)
+    for line in told:
+        log.warning(line)
+    return told
+
+
+def _fit(task: Task, split: str, lengths: Lengths, context: float, key: str) -> list[str]:
+    """`fit` of one split of a task without parts."""
+    try:
+        items = task.items(split)
+    except UserError:
+        if split == "dev":
+            raise
+        return []  # whoever asks the test split says what is wrong with it
+    asked = [_asked(task, item, split) for item in items]
+    lengths.read(prompt for mine in asked for prompt, _, _ in mine)
+    needs = [max(lengths.needed(*one, context) for one in mine) for mine in asked]
+    long = [place for place, tokens in enumerate(needs) if tokens > context]
+    if not long:
+        return []
+    worst = max(long, key=lambda place: needs[place])
+    policy = getattr(task, "too_long", "refuse")
+    about = f"{task.name}: {len(long)} of {len(items)} {split} items do not fit into the model's "
+    about += f"{context:.0f} tokens; the longest, item {items[worst]['id']!r}, "
+    about += f"needs {needs[worst]:,} with its answer"
+    if policy == "refuse" or not hasattr(task, "replace_items"):
+        raise UserError(f"{about}; shorten them, or set {key}.too_long=drop or truncate")
+    kept = list(items)
+    if policy == "truncate":
+        for place in long:
+            kept[place] = _truncated(task, items[place], split, lengths, context, about, key)
+    else:
+        kept = [item for place, item in enumerate(items) if place not in set(long)]
+    if not kept:
+        raise UserError(f"{about}; dropped, they leave none")
+    task.replace_items(split, kept)
+    return [f"{about}; {key}.too_long={policy}: {len(long)} "
+            f"{'dropped' if policy == 'drop' else 'truncated'}"]  # fmt: skip
+
+
+def _asked(task: Task, item: Item, split: str) -> list[tuple[Any, Sequence[str], int]]:
+    """Of one item, each prompt with its choices and the most tokens after it."""
+    found: list[tuple[Any, Sequence[str], int]] = []
+    earlier = 0
+    for requests in _rounds(task, [item], ROUNDS):
+        # A later round may quote what an earlier one has answered.
+        found += [(one.prompt, one.choices, one.max_new_tokens + earlier) for one in requests]
+        if earlier and requests:
+            found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
+        earlier += max((one.max_new_tokens for one in requests), default=0)
+    if split == "dev" and isinstance(task, Supervised):
+        found += [(one.prompt, one.choices, 0) for one in task.examples([item])]
+    return found
+
+
+def _truncated(
+    task: Task, item: Item, split: str, lengths: Lengths, context: float, about: str, key: str
+) -> Item:
+    """An item whose longest texts have lost as much of their beginnings as they must."""
+
+    def needed(changed: Item) -> int:
+        asked = _asked(task, changed, split)
+        return max(lengths.needed(*one, context) for one in asked)
+
+    texts = [name for name, text in item.items() if isinstance(text, str) and name not in NEVER_CUT]
+    for name in sorted(texts, key=lambda name: -len(item[name])):
+        text, before = item[name], needed(item)
+        if needed({**item, name: ""}) >= before:
+            continue  # the prompt does not show it
+        # The most characters of its end with which the item fits; of a token there are few.
+        low, high = -1, min(len(text) - 1, int(16 * context))
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = needed({**item, name: text[len(text) - middle :]}) <= context
+            low, high = (middle, high) if fits else (low, middle - 1)
+        if low >= 0:
+            return {**item, name: text[len(text) - low :]}
+        item = {**item, name: ""}
+    raise UserError(f"{about}; what is left of it cannot be truncated: set {key}.too_long=drop")
 
 
 def asked(task: Task, tokenizer: Any) -> Prompts:
@@ -68,20 +215,23 @@ def requests(task: Task, rounds: int = ROUNDS) -> tuple[list[Request], list[Requ
     if isinstance(task, Mixture):
         parts = [requests(part, rounds) for part in task.tasks.values()]
         return [r for first, _ in parts for r in first], [r for _, later in parts for r in later]
-    play = task.play(task.items("dev"))
-    first: list[Request] = []
-    later: list[Request] = []
+    asked = list(_rounds(task, task.items("dev"), rounds))
+    return asked[0], [request for requests in asked[1:] for request in requests]
+
+
+def _rounds(task: Task, items: Sequence[Item], most: int) -> Iterator[list[Request]]:
+    """The requests of each round of a play, if all answers are empty; see `requests`."""
+    play = task.play(items)
     answers: list[Completion] | None = None
-    for number in range(1 if isinstance(task, Prepared) else rounds):
+    for _ in range(1 if isinstance(task, Prepared) else most):
         try:
             # The first `send` to a generator has to be None.
             asked = play.send(answers)  # type: ignore[arg-type]
         except StopIteration:
             break
-        (later if number else first).extend(asked)
+        yield asked
         answers = [_empty(len(request.choices)) for request in asked]
     play.close()
-    return first, later
 
 
 def _empty(choices: int) -> Completion:

@@ -38,7 +38,7 @@ from swarm.optimizers import (
 from swarm.pool import Pool
 from swarm.racing import Racing, tell
 from swarm.record import Record
-from swarm.rehearsal import try_prompts
+from swarm.rehearsal import fit
 from swarm.running import COMMAND, keep_command
 from swarm.scratchpad import rounding, write_ensemble
 from swarm.settings import check_run
@@ -121,6 +121,7 @@ class Run:
         self._known = Known(self.record)
         self.differentiating: Differentiating | None = None
         self.notes: list[str] = []
+        self._changed: list[str] = []
 
     def search(
         self, config: Mapping[str, Any] | None = None, arguments: Sequence[str] | None = None,
@@ -162,7 +163,8 @@ class Run:
         dev = self.check()
         self.tracker.check()
         self.pool.check()
-        try_prompts(self.task, self.engine.check(self.model, self.pool))
+        if self.fit(self.engine.check(self.model, self.pool)):
+            dev = self.check()
         identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         if self._store:
@@ -178,6 +180,9 @@ class Run:
         if resumed and self.record.rounds:
             self._resume()
         base = self.model.stand_in()
+        if self._changed:
+            self.record.state["too_long"] = self._changed
+            self.record.save()
         if changed := self.record.note_versions(answering_versions()):
             log.warning("%s: answers may differ by rounding from those before", changed)
         self.teller.opened(resumed, {
@@ -190,6 +195,15 @@ class Run:
         if isinstance(self.pool, Pool) and "pool" in config:
             return {**config, "pool": {**config["pool"], "groups": self.pool.division}}
         return config
+
+    def fit(self, tokenizer: Any) -> bool:
+        """See that the task's prompts fit into the model's context; whether items were changed.
+
+        Raises:
+            UserError: They do not.
+        """
+        self._changed = fit(self.task, tokenizer, self.engine.context, self.test)
+        return bool(self._changed)
 
     def check(self) -> int:
         """Read items and pool and start the optimizer; gives how many dev items it will see."""

@@ -22,6 +22,7 @@ import swarm
 from swarm import Pool, Result, Roster, UserError, evaluate, open_run, search
 from swarm.api.searching import divided, free_name
 from swarm.api.settings import described, words
+from swarm.manifest import sealed
 from swarm.models import Completion, Request
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.places import conf_folder
@@ -313,7 +314,7 @@ def test_an_unfinished_run_is_opened_as_far_as_it_is(found: Result, tmp_path: Pa
     shutil.copytree(found.folder, folder)
     state = json.loads((folder / "state.json").read_text())
     state |= {"finished": None, "metrics": None, "rounds": state["rounds"][:2]}
-    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "state.json").write_bytes(sealed(state))
     half = open_run(folder)
     assert half.metrics == {} and "Still running" in str(half)
     assert len(half.history) == 8

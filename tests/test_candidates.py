@@ -35,6 +35,7 @@ from swarm.engine.mixture import TokenEngine
 from swarm.engine.panel import Panel
 from swarm.errors import UserError
 from swarm.files import write_packed
+from swarm.manifest import sealed
 from swarm.models import Message, Request
 from swarm.places import conf_folder
 from swarm.pool import Pool
@@ -473,7 +474,7 @@ def test_a_search_that_is_not_over_is_refused(run: RunFolder, tmp_path: Path) ->
     state = json.loads((run.path / "state.json").read_text())
     # A search that was killed between its last iteration and its verdict has a `finished`.
     for left in ({"finished": None, "metrics": None}, {"metrics": None}):
-        (tmp_path / "state.json").write_text(json.dumps({**state, **left}))
+        (tmp_path / "state.json").write_bytes(sealed({**state, **left}))
         with pytest.raises(UserError, match="not over"):
             Best(str(tmp_path))
 
@@ -533,7 +534,7 @@ def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
 ) -> None:
     folder = shutil.copytree(run.path, tmp_path / "running")
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**state, "finished": None, "metrics": None}))
+    (folder / "state.json").write_bytes(sealed({**state, "finished": None, "metrics": None}))
     config = json.loads((folder / "config.json").read_text())
     parts = {part: {**config["task"], "signal": part} for part in ("both", "accuracy")}
     config["task"] = {"_target_": "swarm.tasks.mixture.Mixture", "name": "two", "tasks": parts}

@@ -27,6 +27,7 @@ from swarm.certainty import (
 from swarm.export.card import said
 from swarm.finetune.comparison import by_domain as by_domain_table
 from swarm.finetune.comparison import scores
+from swarm.manifest import sealed
 from swarm.report.folder import RunFolder
 from swarm.report.write import report, write
 from swarm.studies import comparison, methods, trials
@@ -270,7 +271,7 @@ def test_an_older_run_without_these_numbers_is_read(
     state = json.loads(before)
     new = re.compile(r"_domains$|_one_answer$|^constant_answers$")
     state["metrics"] = {k: v for k, v in state["metrics"].items() if not new.search(k)}
-    path.write_text(json.dumps(state))
+    path.write_bytes(sealed(state))
     try:
         found = report(folder)
         assert found.verdict and caveats(state["metrics"]) == caveats({**state["metrics"]})

@@ -26,6 +26,7 @@ from swarm.export.command import command
 from swarm.export.export import Export
 from swarm.export.licences import hub_id, inputs, licence
 from swarm.export.source import Source
+from swarm.manifest import sealed
 from swarm.places import conf_folder
 from swarm.search import build
 from swarm.words import sentence
@@ -336,7 +337,7 @@ def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, An
         (run / place / "swarm.json").write_text(json.dumps({"validation_utility": 0.5, **note}))
     config = {"task": {"name": "nlgraph_mini"}, **state.pop("config", {})}
     (run / "config.json").write_text(json.dumps(config))
-    (run / "state.json").write_text(json.dumps({"metrics": None, **state}))
+    (run / "state.json").write_bytes(sealed({"metrics": None, **state}))
     return run
 
 
@@ -462,13 +463,13 @@ def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) ->
         assert told[1].startswith("the search had not ended (1 iteration done)")
         assert ("; it climbs its signal (logprob), and" in told[1]) is more
         assert f"T{told[1][1:]}." in (tmp_path / "mine" / "README.md").read_text()
-    (run / "state.json").write_text(json.dumps({"rounds": places, "finished": "x"}))
+    (run / "state.json").write_bytes(sealed({"rounds": places, "finished": "x"}))
     assert len(Export(str(run), str(tmp_path / "mine")).write()) == 2
     assert "had not ended" not in (tmp_path / "mine" / "README.md").read_text()
     with pytest.raises(UserError, match=r"^particle=40: the search has 0 to 1$"):
         Export(str(run), "x", particle=40)
     shutil.rmtree(run / "global_best")
-    (run / "state.json").write_text(json.dumps({"rounds": [], "finished": None}))
+    (run / "state.json").write_bytes(sealed({"rounds": [], "finished": None}))
     with pytest.raises(UserError, match=r"logprob: no iteration is done yet; wait for the first$"):
         Export(str(run), "x")
 
@@ -491,7 +492,7 @@ def test_weights_that_stood_in_for_the_hub_s_are_named_beside_the_base(
     assert wanted in card and str(stand_in) not in card
     assert "float32 adapter" not in card, "the search's base was bfloat16"
     # What was measured had other weights than those that lie there now.
-    (run / "state.json").write_text(json.dumps({"identity": {"base weights": "of the hub"}}))
+    (run / "state.json").write_bytes(sealed({"identity": {"base weights": "of the hub"}}))
     Export(str(run), str(tmp_path / "mine"), form).write()
     assert "measured on" not in (tmp_path / "mine" / "README.md").read_text()
 

@@ -22,6 +22,7 @@ from swarm.engine.local import Local
 from swarm.engine.panel import Panel
 from swarm.engine.together import Asked, next_round
 from swarm.errors import UserError
+from swarm.manifest import sealed
 from swarm.models import Completion, Delta, Message, Model, Request, attempt, stream
 from swarm.pool import Pool
 from swarm.roster.local import Locals
@@ -69,7 +70,7 @@ def run_folder(folder: Path, best: Path, base: Path, **state: Any) -> Path:
     whole = {"experts": ["a"], "rounds": [{"positions": [[1.0]], "utilities": [0.5]}],
              "finished": "done", "metrics": {"best": 1}, "identity": {}, **state}  # fmt: skip
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text(json.dumps(whole))
+    (folder / "state.json").write_bytes(sealed(whole))
     config = {"model": {"_target_": "swarm.engine.base.Base", "path": str(base)}}
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copytree(best, folder / "global_best")

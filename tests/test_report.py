@@ -20,6 +20,7 @@ import reporting
 from swarm.errors import UserError
 from swarm.files import digest
 from swarm.log import hold_log, log_to
+from swarm.manifest import sealed
 from swarm.report import __main__ as entry
 from swarm.report import png
 from swarm.report.blocks import Flips, Report, Table
@@ -125,7 +126,7 @@ def test_what_models_write_is_never_markup(tmp_path: Path) -> None:
     assert "missing" not in str(section(report(folder), "flips"))
     state = json.loads((folder / "state.json").read_text())
     state["experts"][1] = state["groups"][0] = reporting.HOSTILE
-    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "state.json").write_bytes(sealed(state))
     found = report(folder)
     text, told = page(found), markdown(found, ())
     assert Document(text).open == []
@@ -252,7 +253,7 @@ def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path)
     folder = reporting.folder(tmp_path / "run", finished=finished)
     state = json.loads((folder / "state.json").read_text())
     state["identity"]["task.signal"] = "both"
-    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "state.json").write_bytes(sealed(state))
     found = report(folder)
     progress = section(found, "progress")
     assert "the signal (both) that the search climbed" in progress.how
@@ -273,7 +274,7 @@ def test_one_is_not_many(tmp_path: Path) -> None:
     state["rounds"][0]["utilities"] = [0.1] * 6
     state["rounds"][1]["utilities"] = [0.1] * 5 + [0.2]
     state["finished"] = "1 iteration done"
-    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "state.json").write_bytes(sealed(state))
     found = report(folder)
     text = markdown(found, ())
     assert found.about.endswith("6 particles, 1 iteration, seed 7")
@@ -315,7 +316,7 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
     state = json.loads((run.path / "state.json").read_text())
     for one in state["rounds"]:
         one["positions"] = [row[:4] * 2 for row in one["positions"]]
-    (run.path / "state.json").write_text(json.dumps(state))
+    (run.path / "state.json").write_bytes(sealed(state))
     alike = [one.title for one in section(report(run.path), "coefficients").blocks
              if isinstance(one, Chart)]  # fmt: skip
     assert alike == [f"{best}, the same in all groups", "Coefficients, mean of the swarm"]
@@ -451,7 +452,7 @@ def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     state = json.loads((folder / "state.json").read_text())
     state["rounds"][2] |= {"prompts_asked": 90, "prompts_saved": 40,
                            "items_scored": [30, 30, 30, 20, None]}  # fmt: skip
-    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "state.json").write_bytes(sealed(state))
     (folder / "log.txt").write_text(LOG)
     found = tables(report(folder), "cost")
     assert found["Prompts that were asked"] == [["on dev, by the search", "540"],
@@ -483,7 +484,7 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run")
     state = (folder / "state.json").read_text()
     strange = json.dumps("$ 数学 \ud800\x00_")
-    (folder / "state.json").write_text(state.replace('"calendar"', strange))
+    (folder / "state.json").write_bytes(sealed(json.loads(state.replace('"calendar"', strange))))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         paths = write(folder)
@@ -543,7 +544,7 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(UserError, match="no iteration is done yet"):
         folder = reporting.folder(tmp_path / "run", iterations=0)
         state = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_text(json.dumps({**state, "rounds": []}))
+        (folder / "state.json").write_bytes(sealed({**state, "rounds": []}))
         report(folder)
 
 

@@ -18,6 +18,7 @@ import searches
 
 from swarm import sweep
 from swarm.errors import UserError
+from swarm.manifest import sealed
 from swarm.studies import rerun, trials
 from swarm.studies.trials import Trial
 from swarm.sweep import read
@@ -136,7 +137,7 @@ def ended(folder: Path, number: int, dev: float, gain: float | None, p: float = 
         }
     identity = {"task.name": "x", "seed": number, "task items": "1234"}
     trial.path.mkdir(parents=True)
-    (trial.path / "state.json").write_text(json.dumps({"identity": identity, "metrics": metrics}))
+    (trial.path / "state.json").write_bytes(sealed({"identity": identity, "metrics": metrics}))
     return trial
 
 
@@ -175,7 +176,7 @@ def test_trials_on_other_items_are_no_sweep(tmp_path: Path) -> None:
     two = [ended(tmp_path, number, dev=0.4, gain=0.1) for number in (0, 1)]
     trials.check(two)
     path = two[1].path / "state.json"
-    path.write_text(path.read_text().replace("1234", "5678"))
+    path.write_bytes(sealed(json.loads(path.read_text().replace("1234", "5678"))))
     with pytest.raises(UserError, match=r"trial_01 holds another search \(task items"):
         trials.check(two)
 

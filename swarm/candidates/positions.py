@@ -9,7 +9,7 @@ from swarm.engine import Engine, Experts
 from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.executors.worker import play_together
-from swarm.rehearsal import try_prompts
+from swarm.rehearsal import fit
 from swarm.tasks import Item, Score, Task
 
 
@@ -42,7 +42,7 @@ class Positions:
         rows = self.rows()
         self.names, self._rows = list(rows), np.stack(list(rows.values()))
         self.pool.check()
-        try_prompts(task, self.engine.check(self.base, self.pool))
+        fit(task, self.engine.check(self.base, self.pool), self.engine.context)
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""

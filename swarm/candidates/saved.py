@@ -9,7 +9,7 @@ from swarm.engine.stands import Stand, stands
 from swarm.errors import UserError
 from swarm.executors.worker import play_together
 from swarm.places import find
-from swarm.rehearsal import try_prompts
+from swarm.rehearsal import fit
 from swarm.tasks import Item, Score, Task
 
 
@@ -55,7 +55,7 @@ class Saved:
         if not self._stands:
             self._stands = stands(self.folders, self.base)
         for stand in self._stands:
-            try_prompts(task, stand.tokenizer())
+            fit(task, stand.tokenizer(), stand.context())
 
     def open(self, device: str) -> None:
         """See `Candidate.open`; several models are loaded when it is their turn."""

@@ -14,7 +14,7 @@ from swarm.engine.panel import Member, Panel
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.places import find
-from swarm.rehearsal import try_prompts
+from swarm.rehearsal import fit
 from swarm.tasks import Item, Score, Task
 
 
@@ -54,7 +54,7 @@ class Weighed:
         self.panel = side_by_side(self.pool, self.base, self.experts)
         self.members = self.panel.names
         self.panel.check()
-        try_prompts(task, self.engine.check(self.base, self.panel))
+        fit(task, self.engine.check(self.base, self.panel), self.engine.context)
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""

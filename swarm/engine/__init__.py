@@ -62,7 +62,13 @@ class Experts(Protocol):
 
 
 class Engine(Protocol):
-    """Answers requests with mixtures of experts."""
+    """Answers requests with mixtures of experts.
+
+    Attributes:
+        context: Tokens that the model can have, known after `check`; infinity where nothing says.
+    """
+
+    context: float
 
     def check(self, base: Base, pool: Experts) -> Any:
         """Do what `open` does without any weights; gives the tokenizer that writes the prompts.

@@ -1,5 +1,6 @@
 """A base model: where its weights come from, and how it is opened."""
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,19 @@ class Base:
             return AutoTokenizer.from_pretrained(
                 folder, padding_side="left", trust_remote_code=self.trust_remote_code
             )
+
+    def context(self) -> float:
+        """Tokens that the model can have; infinity where its configuration does not say.
+
+        Raises:
+            UserError: As `resolve`, or the configuration cannot be opened.
+        """
+        from transformers import AutoConfig
+
+        trust = {"trust_remote_code": self.trust_remote_code}
+        with quiet_transformers(), one_line(f"model.path={self.path} cannot be opened"):
+            config = AutoConfig.from_pretrained(self.resolve(), **trust)
+        return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
     def outline(self) -> tuple[Any, Any]:
         """As `load`, but the model has shapes and no weights.

@@ -9,6 +9,7 @@ from swarm.engine.alike import check_settings
 from swarm.engine.base import Base
 from swarm.engine.full_models import FullModels
 from swarm.engine.hf import HFEngine
+from swarm.engine.tokens import context_of
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class FullEngine(HFEngine):
         check_settings(folders, base.trust_remote_code)
         model, tokenizer = base.outline()
         Resident(model, models)
+        self.context = context_of(model)
         return tokenizer
 
     def open(self, base: Base, pool: Experts, device: str) -> None:

@@ -1,6 +1,7 @@
 """The engine on transformers: one resident base model, experts mixed in memory, big batches."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,9 @@ class HFEngine:
         self._tokens = KeptTokens()
         self._said: set[str] = set()
 
+    context = math.inf
+    """See `swarm.engine.Engine`."""
+
     def check(self, base: Base, pool: Experts) -> Any:
         """See `swarm.engine.Engine`."""
         import torch
@@ -83,6 +87,7 @@ class HFEngine:
             for name, (inputs, outputs, rank) in pool.modules.items()
         }
         stack(model, basis, "meta", base, pool.folder)
+        self.context = context_of(model)
         return tokenizer
 
     def open(self, base: Base, pool: Experts, device: str) -> None:

@@ -39,7 +39,9 @@ class TokenEngine(HFEngine):
 
     def check(self, base: Base, pool: Experts) -> Any:
         """See `swarm.engine.Engine`."""
-        return agreed(panel(pool).load("meta"))[1]
+        models, tokenizer, _ = agreed(panel(pool).load("meta"))
+        self.context = min(map(context_of, models))
+        return tokenizer
 
     def open(self, base: Base, pool: Experts, device: str) -> None:
         """See `swarm.engine.Engine`; the panel's members say themselves what they are based on."""

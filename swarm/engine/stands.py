@@ -56,6 +56,14 @@ class Stand(Protocol):
         """
         ...
 
+    def context(self) -> float:
+        """Tokens that the model can have; infinity where its configuration says nothing.
+
+        Raises:
+            UserError: As `tokenizer`.
+        """
+        ...
+
     def check(self) -> None:
         """Do what `load` does without the model's weights.
 
@@ -118,6 +126,10 @@ class Adapted:
         """See `Stand.tokenizer`."""
         return self.base.tokenizer(self.base.resolve())
 
+    def context(self) -> float:
+        """See `Stand.context`."""
+        return self.base.context()
+
     def check(self) -> None:
         """See `Stand.check`; every weight of the adapters is read once."""
         from swarm.engine.stacked import stack
@@ -174,6 +186,12 @@ class Mixtures:
     def tokenizer(self) -> Any:
         """See `Stand.tokenizer`."""
         return TokenEngine().check(self.panel.base, self.panel)
+
+    def context(self) -> float:
+        """See `Stand.context`."""
+        engine = TokenEngine()
+        engine.check(self.panel.base, self.panel)
+        return engine.context
 
     def check(self) -> None:
         """See `Stand.check`."""

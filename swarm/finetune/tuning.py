@@ -27,6 +27,7 @@ from swarm.folders import read_note, write_folder
 from swarm.identity import items_digest, settings
 from swarm.places import find
 from swarm.pool import Pool
+from swarm.rehearsal import fit
 from swarm.report.folder import RunFolder
 from swarm.tasks import Item
 from swarm.tasks.signal import Signalled
@@ -106,6 +107,8 @@ class Tuning:
         Raises:
             UserError: Something is wrong with an input; nothing has been written then.
         """
+        tokenizer = self.model.tokenizer(self.model.resolve())
+        fit(self.task, tokenizer, self.model.context(), self.test)
         dev = self.task.items("dev")
         asked = {"test_items": items_digest(self.task, "test") if self.test else None}
         trained, held = divided(dev, self.holdout, self.seed)

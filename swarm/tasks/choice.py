@@ -49,6 +49,7 @@ class Choice(Signalled):
             of the right choice's text) or "both"; see `swarm.tasks.signal.Signalled`.
         dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
         template: The prompt with `scoring` "text"; `{question}` stands for the item's question.
+        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
 
     Raises:
         UserError: A value is not allowed.
@@ -73,10 +74,19 @@ class Choice(Signalled):
         signal: str = "accuracy",
         dev_seed: int | None = None,
         template: str = "Question: {question}\nAnswer:",
+        too_long: str = "refuse",
     ) -> None:
         super().__init__(signal)
         self.data = DataFile(
-            name, file, dev_limit, test_limit, ids, wrong_choice, dedupe, dev_seed=dev_seed
+            name,
+            file,
+            dev_limit,
+            test_limit,
+            ids,
+            wrong_choice,
+            dedupe,
+            dev_seed=dev_seed,
+            too_long=too_long,
         )
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
@@ -89,6 +99,15 @@ class Choice(Signalled):
     def items(self, split: str) -> Sequence[Item]:
         """The items of "dev" or "test"; see `Task.items`."""
         return self.data.items(split)
+
+    @property
+    def too_long(self) -> str:
+        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        return self.data.too_long
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """See `DataFile.replace_items`."""
+        self.data.replace_items(split, items)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """1 for the right letter, else 0."""

@@ -48,6 +48,8 @@ class DataFile:
         fields: The items' fields that tell one from another; none is "question" or "prompt".
         dev_seed: Seed of the draw of the dev items; `None` keeps the file's order. The test split
             never depends on it.
+        too_long: What becomes of items that do not fit into the model's context: "refuse", "drop"
+            or "truncate" (`swarm.rehearsal.fit`).
 
     Raises:
         UserError: A value is not allowed.
@@ -64,6 +66,7 @@ class DataFile:
         dedupe: bool = True,
         fields: Sequence[str] = (),
         dev_seed: int | None = None,
+        too_long: str = "refuse",
     ) -> None:
         self.name = keys.words("name", name)
         self.file = _files(file) or f"{FETCHED}/{self.name}.json"
@@ -76,6 +79,7 @@ class DataFile:
         self.dedupe = keys.switch("dedupe", dedupe)
         self.fields = tuple(fields)
         self.dev_seed = None if dev_seed is None else keys.count("dev_seed", dev_seed)
+        self.too_long = keys.one_of("too_long", too_long, keys.TOO_LONG)
         self._splits: dict[str, tuple[Item, ...]] = {}
         self._warned = False
 
@@ -96,6 +100,10 @@ class DataFile:
             items = balanced(items)
             self._splits[split] = tuple(items[: self.limits[split]])
         return self._splits[split]
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """Take these in the place of a split's items, from now on."""
+        self._splits[split] = tuple(items)
 
     def _read(self, split: str) -> list[Item]:
         content = read(self.file, self._remedy, self.fields)

@@ -34,6 +34,7 @@ def lm_eval(
     dev_limit: int | None = None,
     test_limit: int | None = None,
     seed: int = 0,
+    too_long: str = "refuse",
 ) -> Task:
     """Tasks of the lm-evaluation-harness by name: one as itself, several as a `Mixture`.
 
@@ -47,7 +48,7 @@ def lm_eval(
     Raises:
         UserError: A value is not allowed.
     """
-    settings = (include_path, num_fewshot, metric, dev_limit, test_limit, seed)
+    settings = (include_path, num_fewshot, metric, dev_limit, test_limit, seed, too_long)
     if isinstance(tasks, str) or not tasks or not all(isinstance(t, str) and t for t in tasks):
         raise UserError("task.tasks: a list of lm-eval's task names is needed, as [arc_easy].")
     if len(tasks) == 1:
@@ -82,6 +83,8 @@ class Harness:
             not known what a document that cannot be scored is worth.
         dev_limit, test_limit: The most documents, from the first on; of a group, in proportion.
         seed: Of the division of an only split.
+        too_long: What becomes of documents that do not fit into the model's context: "refuse" or
+            "drop"; lm-eval's prompts are not truncated.
 
     Raises:
         UserError: A value is not allowed.
@@ -100,6 +103,7 @@ class Harness:
         dev_limit: int | None = None,
         test_limit: int | None = None,
         seed: int = 0,
+        too_long: str = "refuse",
     ) -> None:
         self.name, self.task = keys.words("name", name), keys.words("task", task)
         self.include_path = keys.optional_words("include_path", include_path)
@@ -110,6 +114,7 @@ class Harness:
             "test": keys.optional_number("test_limit", test_limit),
         }
         self.seed = keys.count("seed", seed)
+        self.too_long = keys.one_of("too_long", too_long, ("refuse", "drop"))
         self._splits: dict[str, tuple[Item, ...]] = {}
         self._tasks: dict[str, Any] = {}
 
@@ -144,6 +149,10 @@ class Harness:
         if split not in self._splits:
             self._splits[split] = self._built(split)
         return self._splits[split]
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """Take these in the place of a split's documents, from now on."""
+        self._splits[split] = tuple(items)
 
     def play(self, items: Sequence[Item]) -> Play:
         """Ask all that the documents ask, in one round."""

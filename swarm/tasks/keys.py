@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from swarm.errors import UserError
 
+TOO_LONG = ("refuse", "drop", "truncate")
+"""What a task may do with items that do not fit into the model's context."""
+
 
 def one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     """`value` if it is one of the `allowed` words.

@@ -47,6 +47,7 @@ class Match(Signalled):
         signal: What a search climbs: "accuracy", "logprob" (of the gold answer straight
             after the prompt) or "both"; see `swarm.tasks.signal.Signalled`.
         dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
+        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
 
     Raises:
         UserError: A value is not allowed.
@@ -68,10 +69,19 @@ class Match(Signalled):
         last_words: int | None = None,
         signal: str = "accuracy",
         dev_seed: int | None = None,
+        too_long: str = "refuse",
     ) -> None:
         super().__init__(signal)
         self.data = DataFile(
-            name, file, dev_limit, test_limit, ids, wrong_match, dedupe, dev_seed=dev_seed
+            name,
+            file,
+            dev_limit,
+            test_limit,
+            ids,
+            wrong_match,
+            dedupe,
+            dev_seed=dev_seed,
+            too_long=too_long,
         )
         self.name = self.data.name
         self.instruction = keys.optional_words("instruction", instruction)
@@ -84,6 +94,15 @@ class Match(Signalled):
     def items(self, split: str) -> Sequence[Item]:
         """The items of "dev" or "test"; see `Task.items`."""
         return self.data.items(split)
+
+    @property
+    def too_long(self) -> str:
+        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        return self.data.too_long
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """See `DataFile.replace_items`."""
+        self.data.replace_items(split, items)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """1 for an answer of the gold answer's value, else 0."""

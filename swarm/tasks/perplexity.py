@@ -42,6 +42,8 @@ class Perplexity:
         seed: Of the division into dev and test.
         dev_seed: Seed of another order of the dev windows, from which `dev_limit` takes the first;
             `None` is that of `seed`. The test windows never depend on it.
+        too_long: What becomes of windows that do not fit into the model's context: "refuse", "drop"
+            or "truncate", which cuts what is shown before a window and never the window.
 
     Raises:
         UserError: A value is not allowed.
@@ -60,6 +62,7 @@ class Perplexity:
         test_limit: int | None = None,
         seed: int = 0,
         dev_seed: int | None = None,
+        too_long: str = "refuse",
     ) -> None:
         self.name = keys.words("name", name)
         self.file = keys.optional_words("file", file)
@@ -71,6 +74,7 @@ class Perplexity:
         }
         self.seed = keys.count("seed", seed)
         self.dev_seed = None if dev_seed is None else keys.count("dev_seed", dev_seed)
+        self.too_long = keys.one_of("too_long", too_long, keys.TOO_LONG)
         self._splits: dict[str, list[Item]] = {}
 
     def items(self, split: str) -> Sequence[Item]:
@@ -80,6 +84,10 @@ class Perplexity:
         if not self._splits:
             self._splits = self._divided()
         return self._splits[split]
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """Take these in the place of a split's windows, from now on."""
+        self._splits[split] = weighed(items)
 
     def play(self, items: Sequence[Item]) -> Play:
         """Have every window scored, in one round."""

@@ -67,6 +67,7 @@ class Written:
         template: The prompt, with the item's fields in braces.
         chat: Put the prompt as one user turn through the model's chat template.
         max_new_tokens: The most tokens to be written.
+        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
 
     Raises:
         UserError: A value is not allowed.
@@ -84,11 +85,14 @@ class Written:
         template: str = "{prompt}",
         chat: bool = False,
         max_new_tokens: int = 200,
+        too_long: str = "refuse",
     ) -> None:
         self.scorer = scorer
         self.template, self.fields = template, _fields(template)
         limits = (dev_limit, test_limit)
-        self.data = DataFile(name, file, *limits, ids, self._wrong, dedupe, self.fields)
+        self.data = DataFile(
+            name, file, *limits, ids, self._wrong, dedupe, self.fields, too_long=too_long
+        )
         self.name = self.data.name
         self.chat = keys.switch("chat", chat)
         self.max_new_tokens = keys.whole_number("max_new_tokens", max_new_tokens)
@@ -109,6 +113,15 @@ class Written:
     def items(self, split: str) -> Sequence[Item]:
         """The items of "dev" or "test"; see `Task.items`."""
         return self.data.items(split)
+
+    @property
+    def too_long(self) -> str:
+        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        return self.data.too_long
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """See `DataFile.replace_items`."""
+        self.data.replace_items(split, items)
 
     def play(self, items: Sequence[Item]) -> Play:
         """Ask about every item in one round."""

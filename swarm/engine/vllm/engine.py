@@ -99,7 +99,9 @@ class VLLMEngine:
     def check(self, base: Base, pool: Experts) -> Any:
         """See `swarm.engine.Engine`; what vLLM itself finds wrong shows when it starts."""
         mixed = fitting(pool)
-        tokenizer = HFEngine().check(base, mixed)
+        plain = HFEngine()
+        tokenizer = plain.check(base, mixed)
+        self.context = self.settings.get("max_model_len") or plain.context
         serving_rank(mixed)
         check_modules(mixed)
         check_installed()

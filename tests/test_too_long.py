@@ -1,0 +1,162 @@
+"""Items beyond the model's context: counted before anything is written, refused, dropped or cut."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import searches
+
+from swarm.engine.tokens import prompt_ids
+from swarm.errors import UserError
+from swarm.rehearsal import fit
+from swarm.scorers.rules import Regex
+from swarm.tasks.abstain import Abstain
+from swarm.tasks.choice import Choice
+from swarm.tasks.match import Match
+from swarm.tasks.mixture import Mixture
+from swarm.tasks.perplexity import Perplexity
+from swarm.tasks.written import Written
+
+CONTEXT = 512
+LONG = "the question is which of the answers is right " * 60
+
+
+@pytest.fixture(scope="module")
+def words(tiny_llama: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_llama)
+
+
+def data(folder: Path, field: str = "question") -> str:
+    """Four dev items and four test items; number 2 and number 11 are long."""
+
+    def item(number: int) -> dict[str, Any]:
+        text = LONG * (1 + number % 10) if number in (2, 11) else "which one"
+        choices = {"A": f"one {number}", "B": "two"}
+        return {"id": number, field: f"{text}, {number}?", "choices": choices, "answer": "A"}
+
+    path = folder / "items.json"
+    splits = {"dev": range(4), "test": range(10, 14)}
+    path.write_text(json.dumps({s: [item(n) for n in rows] for s, rows in splits.items()}))
+    return str(path)
+
+
+def choice(folder: Path, **more: Any) -> Choice:
+    return Choice("tiny", data(folder), **more)
+
+
+KINDS: dict[str, Any] = {
+    "logits": lambda folder, **more: choice(folder, scoring="logits", **more),
+    "text": lambda folder, **more: choice(folder, scoring="text", **more),
+    "generate": choice,
+    "chat": lambda folder, **more: choice(folder, chat=True, **more),
+    "logprob": lambda folder, **more: Match("tiny", data(folder), signal="logprob", **more),
+    "match": lambda folder, **more: Match("tiny", data(folder), **more),
+    "abstain": lambda folder, **more: Abstain("tiny", data(folder), **more),
+    "written": lambda folder, **more: Written(
+        "tiny", Regex("(a)"), data(folder, "prompt"), chat=True, **more
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_longest_is_named(kind: str, tmp_path: Path, words: Any) -> None:
+    with pytest.raises(UserError) as error:
+        fit(KINDS[kind](tmp_path), words, CONTEXT)
+    said = str(error.value)
+    assert "1 of 4 dev items do not fit" in said and "item 2, needs" in said and "\n" not in said
+    assert "task.too_long=drop or truncate" in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["drop", "truncate"])
+def test_dropped_or_truncated_it_fits(kind: str, policy: str, tmp_path: Path, words: Any) -> None:
+    task = KINDS[kind](tmp_path, too_long=policy)
+    before = {split: list(task.items(split)) for split in ("dev", "test")}
+    told = fit(task, words, CONTEXT)
+    assert len(told) == 2 and "1 of 4 dev" in told[0] and policy[:4] in told[0]
+    after = {split: list(task.items(split)) for split in ("dev", "test")}
+    assert [item["id"] for item in after["dev"]] == [0, 1, 3] if policy == "drop" else [0, 1, 2, 3]
+    same = [item for item in before["test"] if item["id"] != 11]
+    assert [item for item in after["test"] if item["id"] != 11] == same
+    if policy == "truncate":
+        (cut,) = [item for item in after["dev"] if item["id"] == 2]
+        field = "prompt" if kind == "written" else "question"
+        assert before["dev"][2][field].endswith(cut[field]) and len(cut[field]) > 500
+        request = task.play([cut]).send(None)[0]
+        size = len(prompt_ids(words, request.prompt)) + max(request.max_new_tokens, 1)
+        assert CONTEXT - 60 < size <= CONTEXT
+    assert fit(task, words, CONTEXT) == []
+
+
+def test_new_tokens_count(tmp_path: Path, words: Any) -> None:
+    task = Match("tiny", data(tmp_path), max_new_tokens=510)
+    with pytest.raises(UserError, match="4 of 4 dev items do not fit"):
+        fit(task, words, CONTEXT)
+
+
+def test_a_part_of_a_mixture_names_its_key(tmp_path: Path, words: Any) -> None:
+    mixture = Mixture("both", {"one": choice(tmp_path), "two": choice(tmp_path)}, "mean")
+    with pytest.raises(UserError, match=r"task\.tasks\.one\.too_long=drop"):
+        fit(mixture, words, CONTEXT)
+    parts = {name: choice(tmp_path, too_long="drop") for name in ("one", "two")}
+    mixture = Mixture("both", parts, "mean")
+    assert len(fit(mixture, words, CONTEXT)) == 4 and len(mixture.items("dev")) == 6
+
+
+def test_a_window_is_never_cut(tmp_path: Path, words: Any) -> None:
+    (tmp_path / "text.txt").write_text(LONG * 6)
+    settings = {"file": str(tmp_path / "text.txt"), "window": 600, "context": 9000}
+    with pytest.raises(UserError, match="do not fit"):
+        fit(Perplexity(**settings), words, CONTEXT)  # type: ignore[arg-type]
+    task = Perplexity(**settings, too_long="truncate")  # type: ignore[arg-type]
+    windows = [item["answer"] for item in task.items("dev")]
+    assert fit(task, words, CONTEXT)
+    assert [item["answer"] for item in task.items("dev")] == windows
+    with pytest.raises(UserError, match="cannot be truncated"):
+        fit(Perplexity(**{**settings, "window": 6000}, too_long="truncate"), words, CONTEXT)  # type: ignore[arg-type]
+
+
+def test_when_all_are_dropped_none_are_left(tmp_path: Path, words: Any) -> None:
+    with pytest.raises(UserError, match="leave none"):
+        fit(choice(tmp_path, too_long="drop"), words, 8)
+
+
+@pytest.mark.parametrize("scoring", ["logits", "generate"])
+def test_a_search_refuses_before_it_writes(
+    scoring: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    file = data(tmp_path)
+    more = {"task__file": file, "task__scoring": scoring}
+    done = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **more))
+    assert done.returncode == 1 and "item 2, needs" in done.stderr, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
+
+
+def test_a_search_without_the_dropped_says_and_records_it(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    more = {"task__file": data(tmp_path), "task__too_long": "drop", "optimizer__max_iterations": 1}
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
+    for _ in range(2):
+        done = searches.run(command)
+        assert done.returncode == 0, done.stderr
+        assert "1 of 4 dev items do not fit" in done.stderr and "1 dropped" in done.stderr
+    folder = tmp_path / "search" / "run"
+    state = json.loads((folder / "state.json").read_text())
+    assert len(state["too_long"]) == 2 and len(searches.answers(folder, 0)["0"]) == 3
+    assert "1 dropped" in (folder / "log.txt").read_text()
+    assert state["metrics"]["asked"]["test_items"]
+
+
+def test_nine_hundred_items_cost_little(tiny_llama: Path, tmp_path: Path, words: Any) -> None:
+    import time
+
+    shutil.copy(searches.choice_file(tmp_path / "many.json", 300, 600), tmp_path / "copy.json")
+    task = Choice("many", str(tmp_path / "copy.json"), scoring="logits")
+    began = time.monotonic()
+    fit(task, words, CONTEXT)
+    assert time.monotonic() - began < 10

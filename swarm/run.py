@@ -326,7 +326,11 @@ class Run:
 
     def _verdict(self) -> dict[str, Any]:
         items = items_digest(self.task, "test") if self.test else None
-        asked = {"ensemble": self.ensemble, "test_items": items, "noise_floor": self.noise_floor}
+        asked: dict[str, Any] = {
+            "ensemble": self.ensemble,
+            "test_items": items,
+            "noise_floor": self.noise_floor,
+        }
         # Only some searches put a front to test; those before it had no such key.
         front = self.front if isinstance(self.optimizer, MultiObjective) else 0
         asked |= {"front": front} if front else {}

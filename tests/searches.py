@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from swarm.manifest import Manifest
+
 ROOT = Path(__file__).parent.parent
 LETTERS = "ABCDE"
 PLAIN = {"optimizer.soups": 0, "optimizer.active": "null", "optimizer.descent": "null"}
@@ -111,12 +113,21 @@ def run(
 
 def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
     """Every file of a run folder that has to be the same for the same search."""
-    own = ("log.txt", "config.json", "command.json", *leave_out)
+    # Of a run with another name or command these differ, and so do their checksums.
+    own = ("log.txt", "config.json", "command.json", "checksums.txt", *leave_out)
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in own
     }
+
+
+def reseal(folder: Path) -> None:
+    """Take the checksums of a run folder anew, after a test has changed files in it."""
+    manifest = Manifest(folder).read()
+    for place in manifest.sums:
+        manifest.add(place)
+    manifest.save()
 
 
 def answers(folder: Path, number: int) -> dict[str, Any]:

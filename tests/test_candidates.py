@@ -525,6 +525,7 @@ def test_an_evaluation_goes_by_what_was_read_and_not_from_where(
     for row in rows["0"]:
         row["value"] = 1.0 - row["value"]
     write_packed(other / "answers" / "iteration_0000.json.gz", rows)
+    searches.reseal(other)
     with pytest.raises(UserError, match="weights differ"):
         evaluated(other)
 
@@ -546,6 +547,7 @@ def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
         rows = [{"id": f"{part}/{i}", "value": 1.0, "answer": "A", "text": "", "part": part,
                  **(more if part == "both" else {})} for part in parts for i in ids]  # fmt: skip
         write_packed(folder / "answers" / "iteration_0000.json.gz", {"0": rows})
+        searches.reseal(folder)
         mixed = Mixture("two", dict.fromkeys(parts, task))
         (scores,) = start_of(str(folder), run.experts[:1], mixed).scores
         return [score.value for score in scores]

@@ -197,7 +197,7 @@ def test_an_unknown_option_lists_the_options_and_nothing_else(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     result = searches.run([*searches.arguments(tmp_path, tiny_llama, tiny_pool), "task=chess"])
-    assert result.stderr.rstrip().split("; ")[-1].endswith("truthfulqa")
+    assert result.stderr.rstrip().split("; ")[-1].endswith("truthfulqa_mini")
 
 
 def test_online_without_a_login_leaves_nothing(

@@ -407,6 +407,7 @@ def test_numbers_of_an_adapter_that_was_rounded_afterwards_are_not_its_own(
         for error, cut in ((1e-8, False), (0.03, True))[place != "global_best" :]:
             told = {**note, "reconstruction_error": {"overall": error, "worst": error}}
             (run / place / "swarm.json").write_text(json.dumps(told))
+            searches.reseal(run)
             Export(str(run), str(tmp_path / "mine"), particle=note["particle"]
                    if place != "global_best" else None).write()  # fmt: skip
             card = (tmp_path / "mine" / "README.md").read_text()

@@ -1,5 +1,6 @@
 """A loopback server that answers JSON as a test wants it: well, late, wrongly, or not at all."""
 
+import email.utils
 import http.server
 import json
 import threading
@@ -161,6 +162,41 @@ def chat(text: Any, prompt: int = 10, new: int = 3, **message: Any) -> Reply:
     choice = {"message": {"role": "assistant", "content": text, **message}, "finish_reason": "stop"}
     usage = {"prompt_tokens": prompt, "completion_tokens": new}
     return Reply({"choices": [choice], "usage": usage})
+
+
+class Rationed:
+    """An endpoint that accepts so many requests a second, in bursts of up to as many.
+
+    Args:
+        rate: Requests a second.
+        after: Value of the Retry-After header; "date" is that of the next second, `None` sends
+            none.
+        answer: Says what is answered to a request that is accepted.
+        per: Who has a limit of its own: a field of the body, or everybody together.
+    """
+
+    def __init__(
+        self, rate: float, after: str | None, answer: Callable[[Asked], Reply], per: str = ""
+    ) -> None:
+        self.rate, self.after, self.answer, self.per = rate, after, answer, per
+        self.refused = 0
+        self._lock = threading.Lock()
+        self._left: dict[Any, tuple[float, float]] = {}
+
+    def __call__(self, asked: Asked) -> Reply:
+        with self._lock:
+            who, now = asked.body.get(self.per), time.monotonic()
+            left, last = self._left.get(who, (self.rate, now))
+            left = min(self.rate, left + (now - last) * self.rate)
+            self._left[who] = (left - (left >= 1), now)
+            self.refused += left < 1
+        if left >= 1:
+            return self.answer(asked)
+        after = self.after
+        if after == "date":
+            after = email.utils.formatdate(time.time() + 1.0, usegmt=True)
+        headers = {"Retry-After": after} if after else {}
+        return Reply({"error": {"message": "slow down"}}, 429, headers)
 
 
 def event(content: Any) -> bytes:

@@ -60,3 +60,8 @@ def test_serving_runs() -> None:
 
 def test_consortium_runs() -> None:
     assert run("consortium.py", "4").count(" peer-review ") == 5
+
+
+def test_rate_limits() -> None:
+    out = run("rate_limit.py", "--count", "40", "--rate", "40")
+    assert out.count("| 40 |") == 6, out

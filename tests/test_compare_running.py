@@ -486,9 +486,30 @@ def test_importing_brings_nothing_heavy() -> None:
 
 
 def test_settings_are_checked() -> None:
-    for name, value in (("max_workers", 0), ("timeout", "soon")):
+    for name, value in (("max_workers", 0), ("timeout", "soon"), ("requests_per_minute", 0)):
         with Config.override(**{name: value}), pytest.raises(WrongValue, match=f"Config.{name}"):
             run([script(asked())])
     with pytest.raises(WrongValue, match="no setting workers"), Config.override(workers=3):
         pass
     assert Config.max_workers == 100 and Config.timeout == 60
+
+
+@pytest.mark.parametrize("after", [None, "1"])
+def test_a_rate_limited_endpoint_loses_no_answer(after: str | None) -> None:
+    """100 requests are under way at once, and the endpoint accepts 30 a second."""
+    limited = endpoints.Rationed(30.0, after, repeats)
+    with comparing.endpoint(limited) as server:
+        began = time.monotonic()
+        heard = run([script(asked(), n) for n in range(200)])
+        taken = time.monotonic() - began
+    assert texts(heard) == ["so: hello"] * 200
+    assert taken < 2.5 * 200 / 30 and len(server.asked) < 400
+
+
+def test_requests_a_minute_can_be_set() -> None:
+    Config.requests_per_minute = 1200
+    limited = endpoints.Rationed(30.0, "1", repeats)
+    with comparing.endpoint(limited):
+        began = time.monotonic()
+        assert None not in texts(run([script(asked(), n) for n in range(30)]))
+        assert time.monotonic() - began > 29 / 20 - 0.1 and limited.refused == 0

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import loopback
 import pytest
-from endpoints import Asked, Endpoint, Reply, endpoint, in_turn
+from endpoints import Asked, Endpoint, Rationed, Reply, endpoint, in_turn
 
 from swarm.errors import UserError
 from swarm.models.asking import Asking, Call
@@ -134,7 +134,7 @@ def test_retry_after_is_heeded_by_all_requests() -> None:
         if asked.body["n"] == 0 and len(server.asked) <= 2:
             return Reply({"error": "slow down"}, 429, {"Retry-After": "1"})
         end = time.monotonic() + 60
-        while not mine.turns._quiet_until and time.monotonic() < end:
+        while not mine.throttle._quiet_until and time.monotonic() < end:
             time.sleep(0.01)  # n=1 ends after it was heard that 0 has to wait
         return Reply({"said": asked.body["n"]})
 
@@ -144,7 +144,7 @@ def test_retry_after_is_heeded_by_all_requests() -> None:
         times = [asked.time for asked in server.asked]
         assert len(times) == 5 and all(later - times[0] >= 0.99 for later in times[2:])
         began = time.monotonic()
-        mine.turns.hold_back(0.5)
+        mine.throttle.hold_back(0.5)
         mine.gather(numbers(1), said)
         assert time.monotonic() - began >= 0.49
 
@@ -316,7 +316,7 @@ def test_secrets_in_the_configuration_are_refused_and_not_repeated() -> None:
     "wrong",
     [{"concurrency": 0}, {"concurrency": 1.5}, {"concurrency": True}, {"retries": -1},
      {"timeout": 0}, {"timeout": None}, {"connect_timeout": "5"}, {"requests_per_minute": 0},
-     {"tokens_per_minute": float("inf")}],
+     {"tokens_per_minute": float("inf")}, {"rate_limit_timeout": -1}],
 )  # fmt: skip
 def test_wrong_limits_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"limits.{next(iter(wrong))}="):
@@ -381,3 +381,78 @@ def test_an_interrupt_ends_what_is_under_way() -> None:
         assert time.monotonic() - began < 20
         time.sleep(1.5)
         assert len(server.asked) <= 4
+
+
+@pytest.mark.parametrize("after", [None, "1", "0"])
+def test_a_rate_limit_loses_nothing(after: str | None) -> None:
+    """Not with one repetition allowed, and not with many more requests under way than it lets."""
+    limited = Rationed(40.0, after, echo)
+    with endpoint(limited) as server:
+        mine = client(server, concurrency=64, retries=0)
+        began = time.monotonic()
+        assert mine.gather(numbers(240), said) == list(range(240))
+        taken = time.monotonic() - began
+    assert taken < 2.5 * 240 / 40, "the pace is far below what the endpoint accepts"
+    assert limited.refused < 160, "it was pressed on"
+    assert mine.throttle.rate is not None
+
+
+def test_a_retry_after_date_is_heeded() -> None:
+    def answer(asked: Asked) -> Reply:
+        if len(server.asked) > 1:
+            return echo(asked)
+        later = email.utils.formatdate(time.time() + 2.0, usegmt=True)
+        return Reply({"error": "slow down"}, 429, {"Retry-After": later})
+
+    with endpoint(answer) as server:
+        assert client(server).gather(numbers(1), said) == [0]
+        first, second = (asked.time for asked in server.asked)
+        assert 0.9 < second - first < 5
+
+
+def test_a_rate_limit_that_never_ends_is_an_error() -> None:
+    with endpoint(in_turn(Reply({"error": "slow down"}, 429))) as server:
+        mine = client(server, rate_limit_timeout=2.0, retries=6, concurrency=4)
+        began = time.monotonic()
+        found = mine.attempt(numbers(4), said)
+        assert 0.9 < time.monotonic() - began < 20 and len(server.asked) < 40
+    words = r"slow down; not repeated beyond 2 s \(limits.rate_limit_timeout\)(; asked \d+ times)?$"
+    for error in found:
+        with pytest.raises(RateLimited, match=words):
+            raise error
+
+
+def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> None:
+    """One above a limit of tokens is refused for ever, while others are accepted."""
+
+    def answer(asked: Asked) -> Reply:
+        return Reply({"error": "too large"}, 429) if asked.body["n"] == 7 else echo(asked)
+
+    with endpoint(answer) as server:
+        mine = client(server, rate_limit_timeout=1.0, concurrency=4)
+        found = mine.attempt(numbers(60), said)
+    assert [n for n, one in enumerate(found) if isinstance(one, RateLimited)] == [7]
+    assert [one for one in found if not isinstance(one, UserError)] == [
+        n for n in range(60) if n != 7
+    ]
+
+
+def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
+    limited = Rationed(20.0, None, echo, per="model")
+    with endpoint(limited) as server:
+        shared = client(server, concurrency=32)
+        mine = {name: shared.named(name) for name in ("slow", "quick")}
+        done = {}
+
+        def ask(name: str, count: int) -> None:
+            calls = [Call({"n": n, "model": name}) for n in range(count)]
+            done[name] = mine[name].gather(calls, said)
+
+        threads = [threading.Thread(target=ask, args=one) for one in (("slow", 60), ("quick", 10))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert done == {"slow": list(range(60)), "quick": list(range(10))}
+        assert mine["slow"].throttle.rate and mine["quick"].throttle.rate is None
+        assert shared.named("slow").throttle is mine["slow"].throttle

@@ -43,7 +43,7 @@ ASK = Request("a")
 
 
 def model(server: Endpoint, retries: int = 1, timeout: float = 60.0, **more: Any) -> OpenAI:
-    limits = Limits(retries=retries, timeout=timeout)
+    limits = Limits(retries=retries, timeout=timeout, rate_limit_timeout=600.0 * (retries > 0))
     return OpenAI(**{"model": "small", "base_url": server.url, "api_key_env": None,
                      "limits": limits, **more})  # fmt: skip
 

@@ -17,6 +17,7 @@ KEYS = {
     "samples": "of each paraphrase, in place of the file's numbers",
     "folder": "of data, plots and the report, which a second run replaces; compare/FILE otherwise",
     "workers": "requests under way at once; 100",
+    "requests_per_minute": "to each endpoint, sent evenly; as many as it accepts otherwise",
     "timeout": "seconds for a request; 60",
     "cache_dir": "folder of the kept answers; what is there is not asked again",
     "base": "the base model of local/ names; what the experts name otherwise",
@@ -53,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(prog="python -m swarm.compare", description=ABOUT,
                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     verbs = made.add_subparsers(dest="verb", required=True, parser_class=Parser)
-    keys = "\n".join(f"  {key + '=':<11} {words}" for key, words in KEYS.items())
+    keys = "\n".join(f"  {key + '=':<20} {words}" for key, words in KEYS.items())
     run = verbs.add_parser("run", help="ask the questions of a yaml file",
                            description=f"Ask the questions of a yaml file.\n\n{keys}\n",
                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip

@@ -26,6 +26,8 @@ class Config(Settings, metaclass=_Config):
         timeout: Seconds for one request; it may be repeated a few times.
         reasoning_effort: Of OpenAI's reasoning models.
         max_workers: The most requests under way at once, over all models.
+        requests_per_minute: To each endpoint with each key, sent evenly; `None` is no limit but the
+            one that the endpoint itself sets (429), to which the pace adapts.
         cache_dir: The folder of the kept answers (answers.sqlite); by default the one that all of
             this toolkit shares.
         yaml_dir: The folder of `Question.from_yaml`.

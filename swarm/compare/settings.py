@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "timeout": 60,
     "reasoning_effort": "none",
     "max_workers": 100,
+    "requests_per_minute": None,
     "yaml_dir": "questions",
     "verbose": False,
     "base": None,
@@ -94,6 +95,7 @@ class Settings(metaclass=Shared):
     timeout: float = DEFAULTS["timeout"]
     reasoning_effort: str = DEFAULTS["reasoning_effort"]
     max_workers: int = DEFAULTS["max_workers"]
+    requests_per_minute: float | None = DEFAULTS["requests_per_minute"]
     yaml_dir: str = DEFAULTS["yaml_dir"]
     verbose: bool = DEFAULTS["verbose"]
     base: str | None = DEFAULTS["base"]
@@ -108,11 +110,19 @@ def checked_workers() -> int:
     """`Config.max_workers`.
 
     Raises:
-        WrongValue: It, or `Config.timeout`, has a value that it cannot have.
+        WrongValue: It, `Config.timeout` or `Config.requests_per_minute` has a value that it cannot
+            have.
     """
     workers, timeout = Settings.max_workers, Settings.timeout
     if type(workers) is not int or workers < 1:
         raise WrongValue(f"Config.max_workers={workers!r}: must be a whole number from 1 on")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < inf:
         raise WrongValue(f"Config.timeout={timeout!r}: must be a number of seconds above 0")
+    pace = Settings.requests_per_minute
+    if pace is not None and (
+        isinstance(pace, bool) or not isinstance(pace, int | float) or not 0 < pace < inf
+    ):
+        raise WrongValue(
+            f"Config.requests_per_minute={pace!r}: must be a number above 0, or None for no limit"
+        )
     return workers

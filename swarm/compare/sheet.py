@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 HOME = "compare"
 """The folder of the folders."""
 
-SETTINGS = {"workers": "max_workers", "timeout": "timeout", "cache_dir": "cache_dir",
-            "base": "base", "pool": "pool"}  # fmt: skip
+SETTINGS = {
+    "workers": "max_workers",
+    **{key: key for key in ("requests_per_minute", "timeout", "cache_dir", "base", "pool")},
+}
 """Keys that are settings of `Config`, and their names there."""
 
 

@@ -1,21 +1,23 @@
 """One call to a server, repeated as often as is allowed, until its answer is understood."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from swarm.models.failures import (
     BadRequest,
+    RateLimited,
     RequestError,
     ServerFault,
     TimedOut,
     Unreachable,
     one_line,
 )
-from swarm.models.pace import Turns
+from swarm.models.pace import Throttle, TooLate, Turns
 from swarm.models.post import Post
 
 T = TypeVar("T")
@@ -24,6 +26,10 @@ P_co = TypeVar("P_co", covariant=True)
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first repetition; they double, up to the longest."""
+
+FEW_OVERTAKEN, OVERTAKEN = 3, 10
+"""Refusals of a request while others are accepted, after which it waits longer than they do, and
+may fail for good."""
 
 
 class Call(NamedTuple):
@@ -130,6 +136,7 @@ class Asking(Generic[T]):
         turns: When a request may go.
         read: Is handed each answer.
         refused: What a call comes to that the server refuses; `None`: that is an error.
+        throttle: The rate that the server accepts.
         repeated: Repetitions so far.
     """
 
@@ -137,6 +144,7 @@ class Asking(Generic[T]):
     turns: Turns
     read: Read[T]
     refused: Refused[T] | None
+    throttle: Throttle = field(default_factory=Throttle)
     repeated: int = 0
 
     async def __call__(self, exchange: Exchange, number: int, call: Call) -> T:
@@ -145,14 +153,16 @@ class Asking(Generic[T]):
         Raises:
             RequestError: It failed for good.
         """
-        failed: list[RequestError] = []
+        failed = Failures()
         if call.timeout is None:
             return await self._tried(exchange, number, call, failed)
         try:
             async with asyncio.timeout(None) as clock:
                 return await self._tried(exchange, number, call, failed, clock)
         except TimeoutError:
-            last = f"; asked {len(failed)} times, and told at last: {failed[-1]}" if failed else ""
+            last = f"; {failed.words}" if failed.times else ""
+            if not last and (wait := self.throttle.quiet) > 0:
+                last = f"; the server asks to wait {wait:.0f} s (Retry-After)"
             raise TimedOut(f"{self.who}: no answer within {call.timeout:g} s{last}") from None
 
     async def _tried(
@@ -160,7 +170,7 @@ class Asking(Generic[T]):
         exchange: Exchange,
         number: int,
         call: Call,
-        failed: list[RequestError],
+        failed: "Failures",
         clock: asyncio.Timeout | None = None,
     ) -> T:
         began = 0.0
@@ -168,26 +178,72 @@ class Asking(Generic[T]):
             try:
                 async with self.turns.gate():
                     await self.turns.booked(call.tokens)
+                    sent = await self._admitted(call, failed)
                     if not began:
-                        began = time.monotonic()
+                        began = sent
                         if clock and call.timeout:
                             clock.reschedule(began + call.timeout)
-                    await self.turns.heard()
                     content = await exchange(call.body)
+                self.throttle.accept(sent)
                 return understood(self.who, self.read, number, content, time.monotonic() - began)
+            except TooLate:
+                assert failed.last
+                raise self._given_up(failed.last, failed).asked(failed.times) from None
             except BadRequest as error:
+                self.throttle.accept(sent)
                 if self.refused is None:
                     raise
                 return self.refused(number, error)
             except RequestError as error:
-                wait = None if exchange.begun else self._wait(error, len(failed))
-                failed.append(error)
-                if wait is None:
-                    raise error.asked(len(failed)) from None
+                failed.add(error, self.throttle)
+                limited = isinstance(error, RateLimited)
+                wait = (
+                    self._limited(error, sent, failed)
+                    if limited
+                    else self._wait(error, failed.times - failed.limited - 1)
+                )
+                if wait is None or exchange.begun:
+                    raise error.asked(failed.times) from None
             if call.timeout and time.monotonic() + wait >= began + call.timeout:
                 raise TimeoutError
             self.repeated += 1
             await asyncio.sleep(wait)
+
+    async def _admitted(self, call: Call, failed: "Failures") -> float:
+        """Wait until the call may go; gives the time.
+
+        Raises:
+            TimeoutError: The server has asked to wait longer than the call's answer may take.
+            TooLate: The server has accepted nothing for `Limits.rate_limit_timeout`.
+        """
+        if call.timeout and self.throttle.quiet >= call.timeout:
+            raise TimeoutError
+        most = self.turns.limits.rate_limit_timeout
+        return await self.turns.admitted(self.throttle, lambda: failed.end(most, self.throttle))
+
+    def _limited(self, error: RequestError, sent: float, failed: "Failures") -> float | None:
+        """Seconds until a call may be repeated that met a rate limit; `None` if it may not.
+
+        It is the least that the call waits; then the throttle says when it goes.
+        """
+        most, after = self.turns.limits.rate_limit_timeout, error.after
+        if not error.passing:
+            return None
+        self.throttle.refuse(sent, after, failed.overtaken > FEW_OVERTAKEN)
+        if (after or 0.0) > most or failed.spent(most, self.throttle):
+            self._given_up(error, failed)
+            return None
+        # Behind the others, the more often it was overtaken.
+        behind = FIRST_WAIT * 2.0**failed.overtaken if failed.overtaken > FEW_OVERTAKEN else 0.0
+        return max(after or 0.0, min(LONGEST_WAIT, behind))
+
+    def _given_up(self, error: RequestError, failed: "Failures") -> RequestError:
+        """The error, which is one for good now."""
+        most = self.turns.limits.rate_limit_timeout
+        error.args = (f"{error}; not repeated beyond {most:g} s (limits.rate_limit_timeout)",)
+        # A request that is overtaken says nothing of the others.
+        error.passing, error.general = False, failed.overtaken < OVERTAKEN
+        return error
 
     def _wait(self, error: RequestError, attempt: int) -> float | None:
         """Seconds until the call may be repeated; `None` if it may not."""
@@ -196,8 +252,59 @@ class Asking(Generic[T]):
         spread = random.SystemRandom().uniform(0.5, 1.0)
         if error.after is None:
             return float(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * spread)
-        self.turns.hold_back(error.after)
+        self.throttle.hold_back(error.after)
         return max(error.after, FIRST_WAIT * spread)
+
+
+@dataclass
+class Failures:
+    """What the attempts of one call came to.
+
+    Attributes:
+        times: Attempts that failed.
+        limited: Those that met a rate limit.
+        first: When it was met first, as `time.monotonic` has it.
+        overtaken: How often it was met though the server had accepted other requests since the
+            time before.
+        last: What the last one came to.
+    """
+
+    times: int = 0
+    limited: int = 0
+    first: float = 0.0
+    overtaken: int = 0
+    _accepted: int = 0
+    last: RequestError | None = None
+
+    @property
+    def words(self) -> str:
+        """How often was asked, and what was said at last."""
+        return f"asked {self.times} times, and told at last: {self.last}"
+
+    def add(self, error: RequestError, throttle: Throttle) -> None:
+        """Count one."""
+        self.times, self.last = self.times + 1, error
+        if isinstance(error, RateLimited):
+            if not self.limited:
+                self.first = time.monotonic()
+            elif throttle.accepted > self._accepted:
+                self.overtaken += 1
+            self.limited, self._accepted = self.limited + 1, throttle.accepted
+
+    def spent(self, most: float, throttle: Throttle) -> bool:
+        """Whether so many seconds of refusals are over.
+
+        They begin anew when the server accepts another request: this one has to wait its turn. But
+        one that is refused again and again while others are accepted may never be, as one that is
+        too large for a limit of tokens.
+        """
+        now = time.monotonic()
+        overtaken = self.overtaken >= OVERTAKEN and now - self.first >= most
+        return overtaken or now >= self.end(most, throttle)
+
+    def end(self, most: float, throttle: Throttle) -> float:
+        """When so many seconds of refusals are over if nothing is accepted until then."""
+        return max(self.first, throttle.last_accepted) + most if self.limited else math.inf
 
 
 def understood(who: str, function: Callable[..., T], *given: Any) -> T:

@@ -23,7 +23,10 @@ NO_KEY = "; no key was sent: put it into OPENAI_API_KEY, or into the variable of
 """What to do about a server that wants a key and was given none."""
 
 PATIENCE = 120.0
-"""The most seconds that a server may ask us to wait."""
+"""The most seconds that a server may ask us to wait; `Limits.rate_limit_timeout` after a 429."""
+
+QUOTA = "insufficient_quota"
+"""What an endpoint calls an account without money, which waiting does not mend."""
 
 
 class RequestError(UserError):
@@ -119,6 +122,8 @@ def failure(
     title = HTTPStatus(status).phrase if status in list(HTTPStatus) else ""
     message = ": ".join(filter(None, [who, f"{status} {title}".strip(), one_line(said(content))]))
     after = seconds(headers.get("Retry-After", ""))
+    milliseconds = seconds(headers.get("Retry-After-Ms", ""))
+    after = after if milliseconds is None else milliseconds / 1000.0
     if kind is AccessDenied:
         message += f"; check the key in {api_key_env}" if api_key_env else NO_KEY
     elif kind is NotFound:
@@ -128,15 +133,25 @@ def failure(
     elif kind is RateLimited and after:
         message += f"; it asks to wait {after:.0f} s"
     error = kind(message, after, content)
-    if kind.passing and (code(content) == "insufficient_quota" or (after or 0) > PATIENCE):
+    long = (after or 0) > PATIENCE and kind is not RateLimited
+    if kind.passing and (long or QUOTA in (code(content), type_of(content))):
         error.passing, error.general = False, True
     return error
 
 
 def code(content: Any) -> str:
     """The machine-readable reason in a server's error, or nothing."""
+    return _field(content, "code")
+
+
+def type_of(content: Any) -> str:
+    """The kind of a server's error, or nothing."""
+    return _field(content, "type")
+
+
+def _field(content: Any, name: str) -> str:
     error = content.get("error") if isinstance(content, Mapping) else None
-    found = error.get("code") if isinstance(error, Mapping) else None
+    found = error.get(name) if isinstance(error, Mapping) else None
     return found if isinstance(found, str) else ""
 
 

@@ -30,6 +30,7 @@ class Client:
 
     Attributes:
         turns: When the next request may go.
+        throttle: The rate that the server accepts, as far as it was learnt.
         repeated: How many repetitions there were.
 
     Raises:
@@ -49,12 +50,17 @@ class Client:
         self.limits = limits or Limits()
         self.header, self.scheme = header, scheme
         self.turns = Turns(self.limits)
+        self.throttle = self.turns.throttle(name)
         self.repeated = 0
 
     def named(self, name: str) -> "Client":
-        """The same server by another name; both together keep to the limits."""
+        """Another model of the server; both together keep to the limits.
+
+        What is learnt of the server's rate limits is of the one model.
+        """
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, name=name, repeated=0)
+        throttle = self.turns.throttle(name)
+        other.__dict__.update(self.__dict__, name=name, repeated=0, throttle=throttle)
         return other
 
     @property
@@ -192,7 +198,8 @@ class Client:
         """Connections, and how they are used."""
         import aiohttp
 
-        proxy, asking = proxy_for(self.url), Asking(self.who, self.turns, read, refused)
+        proxy = proxy_for(self.url)
+        asking = Asking(self.who, self.turns, read, refused, self.throttle)
         async with aiohttp.ClientSession(
             headers={"Content-Type": "application/json"}
             | ({self.header: f"{self.scheme}{key}"} if key else {}),

@@ -151,7 +151,8 @@ class Post:
         text = self._without_key(raw.decode("utf-8", "replace"))
         content, sound = parsed(text)
         if response.status >= 300:
-            told = {name: response.headers.get(name, "") for name in ("Retry-After", "Location")}
+            names = ("Retry-After", "Retry-After-Ms", "Location")
+            told = {name: response.headers.get(name, "") for name in names}
             headers = {name: self._without_key(value) for name, value in told.items()}
             raise failure(self.who, response.status, headers, content, self.api_key_env)
         if not sound:

@@ -115,7 +115,8 @@ def _remembered(key: Any, make: Any) -> Source:
 
 def _state(key: Any) -> Any:
     cache = str(kept_answers().path)
-    return key, cache, Config.base, Config.pool, Config.timeout, checked_workers()
+    limits = (Config.timeout, checked_workers(), Config.requests_per_minute)
+    return key, cache, Config.base, Config.pool, *limits
 
 
 def _where(name: str, client: Any) -> tuple[Any, ...]:
@@ -161,9 +162,14 @@ def _found_at(name: str, client: Any) -> Source:
 
 def _shared(client: Any) -> KeyedClient:
     """What all models of one endpoint and key are asked through: its limits are those of all."""
-    settings = (client.base_url, client.api_key, Config.timeout, checked_workers())
+    limits = Limits(
+        concurrency=checked_workers(),
+        requests_per_minute=Config.requests_per_minute,
+        timeout=Config.timeout,
+        retries=RETRIES,
+    )
+    settings = (client.base_url, client.api_key, limits)
     if settings not in _clients:
-        limits = Limits(concurrency=checked_workers(), timeout=Config.timeout, retries=RETRIES)
         _clients[settings] = KeyedClient("", client, limits)
     return _clients[settings]
 

@@ -105,7 +105,9 @@ def test_the_chosen_token_is_told_of_though_it_is_not_among_the_likeliest() -> N
 @pytest.mark.parametrize("content", [None, {"content": None}, {"content": []}])
 def test_no_log_probabilities_is_an_error_with_the_alternative(content: Any) -> None:
     body = {"choices": [{"message": {"content": "heads"}, "logprobs": content}]}
-    found = heard(told({"heads": 1.0}), body)
+    blip = heard(told({"heads": 1.0}), body)
+    assert blip.answer == {} and "asked for again the next time" in str(blip.error)
+    found = heard(body, body)
     assert found.answer == {}
     assert "vendor/m: vendor gives no log probabilities" in str(found.error)
     assert "estimate_by_sampling=True" in str(found.error)
@@ -184,7 +186,7 @@ def test_a_provider_without_log_probabilities(tmp_path: Path) -> None:
     with models(tmp_path, answer) as server:
         df = Question.create(**how).df({"a": ["refuses", "ignores"]})
         counted = Question.create(**how, estimate_by_sampling=20).df({"a": ["refuses"]})
-        assert len(server.asked) == 22
+        assert len(server.asked) == 24, "of those that lack them two are repeated"
     assert df.answer.isna().all()
     for model, error in zip(df.model, df.error, strict=True):
         assert model in error and server.url in error and "estimate_by_sampling=True" in error

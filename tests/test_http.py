@@ -430,10 +430,10 @@ def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> No
 
     with endpoint(answer) as server:
         mine = client(server, rate_limit_timeout=1.0, concurrency=4)
-        found = mine.attempt(numbers(60), said)
+        found = mine.attempt(numbers(30), said)
     assert [n for n, one in enumerate(found) if isinstance(one, RateLimited)] == [7]
     assert [one for one in found if not isinstance(one, UserError)] == [
-        n for n in range(60) if n != 7
+        n for n in range(30) if n != 7
     ]
 
 

@@ -278,7 +278,7 @@ def test_a_text_that_is_refused_has_an_empty_answer(
 def test_a_request_has_settings_of_its_own() -> None:
     """They go before the model's; what it does not say is not sent; samples differ in the seed."""
     with endpoint(echo) as server:
-        mine = model(server, seed=7, temperature=0.5, limits=Limits(concurrency=1))
+        mine = model(server, seed=7, temperature=0.5, limits=Limits(concurrency=1, retries=0))
         mine.generate([
             Request("a"),
             Request("a", temperature=0.0, stop=("\n", "Q:"), timeout=5.0),
@@ -336,6 +336,41 @@ def test_log_probabilities_of_tokens(tmp_path: Path) -> None:
         found = [mine.generate([Request("a", top_logprobs=2)])[0] for _ in range(2)]
         assert found[0] == found[1] and found[1].cached
     assert found[1].tokens == (Token("a", -0.25, (("a", -0.25), ("b", -9999.0))), Token("!", 0.0))
+
+
+def told(text: str = "a!") -> Reply:
+    """An answer with log probabilities."""
+    top = [{"token": "a", "logprob": -0.25}, {"token": "b", "logprob": -2.0}]
+    reply = chat(text)
+    content = [{"token": "a", "logprob": -0.25, "top_logprobs": top}]
+    reply.body["choices"][0]["logprobs"] = {"content": content}
+    return reply
+
+
+@pytest.mark.parametrize("lacking", [None, {"content": []}, {"content": None}])
+def test_an_answer_without_its_log_probabilities_is_asked_for_again(
+    lacking: Any, tmp_path: Path
+) -> None:
+    """One such answer is no failure, and none is ever kept."""
+    silent = chat("a!")
+    silent.body["choices"][0]["logprobs"] = lacking
+    cache = Cache(str(tmp_path / "a.sqlite"))
+    with endpoint(in_turn(silent, told())) as server:
+        (found,) = model(server, cache=cache).generate([Request("a", top_logprobs=2)])
+        assert found.tokens and len(server.asked) == 2
+        server.answer = in_turn(silent)
+        mine = model(server, cache=cache)
+        (found,) = mine.generate([Request("b", top_logprobs=2)])
+        assert found.text == "a!" and not found.tokens and len(server.asked) == 5
+        mine.generate([Request("c", top_logprobs=2)])
+        assert len(server.asked) == 6, "the endpoint never tells them, and is not pressed"
+        server.answer = in_turn(told())
+        again = model(server, cache=cache).generate([Request("b", top_logprobs=2)])
+        assert again[0].tokens and not again[0].cached
+        # What an earlier version has kept.
+        [wanted] = mine.wanted([Request("d", top_logprobs=2)])
+        cache.put(wanted.key, {"text": "a!", "prompt_tokens": 1, "new_tokens": 1})
+        assert mine.generate([Request("d", top_logprobs=2)])[0].tokens
 
 
 def many(asked: Asked) -> Reply:

@@ -62,6 +62,17 @@ def read(choice: Mapping[str, Any]) -> Answer:
     return answer
 
 
+def untold(body: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
+    """Whether an answer has a text, and none of the log probabilities that the body asks for.
+
+    Endpoints leave them out now and then. Such an answer is of no use to who asked, and not kept.
+    """
+    if not body.get("logprobs") or not answer.get("text"):
+        return False
+    tokens = answer.get("tokens")
+    return not tokens or (bool(body.get("top_logprobs")) and not tokens[0][2])
+
+
 def spoken(message: Mapping[str, Any]) -> tuple[str, str]:
     """Text and thoughts of a message or of a piece of one, as the server tells them apart.
 

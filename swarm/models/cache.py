@@ -94,8 +94,10 @@ class Cache:
         Raises:
             UserError: The file cannot be written.
         """
+        if not keys:
+            return 0
         with self.connected() as connection:
-            return connection.executemany(DROP, [(key,) for key in keys]).rowcount if keys else 0
+            return connection.executemany(DROP, [(key,) for key in keys]).rowcount
 
     def put(self, key: str, value: Any, label: str | None = None) -> Any:
         """Keep a value, at once; gives the one that is kept, which is the first of its key.

@@ -2,13 +2,14 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.answers import Answer, Pieces, answers_in, same_model
+from swarm.models.answers import Answer, Pieces, answers_in, same_model, untold
 from swarm.models.as_json import completion_of, plain_completion_of
 from swarm.models.asking import Call
 from swarm.models.cache import Cache
@@ -21,6 +22,10 @@ from swarm.models.spending import Totals, checked_prices, cost_of
 
 log = logging.getLogger(__name__)
 
+AGAIN = 2
+"""Repetitions of a request whose answer lacks the log probabilities that were asked for, where the
+endpoint may tell them."""
+
 BASE_URL, API_KEY_ENV = "https://api.openai.com/v1", "OPENAI_API_KEY"
 
 
@@ -29,7 +34,8 @@ class OpenAI:
 
     What a model thinks before it answers, in a field of its own or between <think> and </think>,
     is no part of its text. Answers are kept (`cache`), refusals too, and not paid for twice; what
-    fails is not kept. Where requests are alike, a model with a temperature of 0 is asked once;
+    fails is not kept, nor is an answer without the log probabilities that were asked for, which is
+    asked for again. Where requests are alike, a model with a temperature of 0 is asked once;
     else the k-th of them in a call of `generate` is the k-th sample from `Request.sample` on, and
     the same again at the next call. With a seed the k-th sample is asked for with the seed plus k.
 
@@ -100,6 +106,7 @@ class OpenAI:
         self.cache, self.greedy_once = cache, greedy_once
         self.totals = Totals()
         self._stream_options = True
+        self._tells: bool | None = None  # log probabilities; not known before they are asked for
         self._warned = False
 
     def check(self) -> None:
@@ -171,7 +178,7 @@ class OpenAI:
 
     def _streamed(self, asked: list[Wanted]) -> Generator[Delta, None, Answer]:
         keeping = Keeping(self.cache, self.model)
-        [call], read, refused = self._asking([asked], keeping)
+        [call], read, refused = self._asking([asked], keeping, again=False)
         options = {"stream_options": {"include_usage": True}} if self._stream_options else {}
         call = call._replace(body={**call.body, "stream": True, **options})
         [answer] = yield from self.client.stream(call, Pieces, read, refused)
@@ -220,21 +227,36 @@ class OpenAI:
         )
 
     def _kept(self, asked: Sequence[Wanted]) -> dict[str, Answer]:
-        return self.cache.get([answer.key for answer in asked]) if self.cache else {}
+        if not self.cache:
+            return {}
+        kept = self.cache.get([answer.key for answer in asked])
+        # Earlier versions kept answers without the log probabilities that were asked for.
+        useless = [one.key for one in asked if one.key in kept and untold(one.body, kept[one.key])]
+        if useless:
+            self.cache.drop(useless)
+        return {key: answer for key, answer in kept.items() if key not in useless}
 
     def _asking(
-        self, groups: Sequence[Sequence[Wanted]], keeping: Keeping
+        self, groups: Sequence[Sequence[Wanted]], keeping: Keeping, again: bool = True
     ) -> tuple[list[Call], Any, Any]:
         """The calls, and what is done with an answer and with a refusal as soon as it is there."""
         calls = [call_of(group, self.tokens_field) for group in groups]
-        return calls, *self.reading(groups, calls, keeping)
+        return calls, *self.reading(groups, calls, keeping, again)
 
-    def reading(self, groups: Any, calls: Any, keeping: Keeping) -> tuple[Any, Any]:
-        """What is done with an answer and with a refusal; by number, groups and calls."""
+    def reading(
+        self, groups: Any, calls: Any, keeping: Keeping, again: bool = True
+    ) -> tuple[Any, Any]:
+        """What is done with an answer and with a refusal; by number, groups and calls.
+
+        Args:
+            again: Whether an answer that lacks log probabilities may be asked for again.
+        """
+        lacking: Counter[int] = Counter()
 
         def kept(number: int, answers: list[Answer]) -> list[Answer]:
             for one, answer in zip(groups[number], answers, strict=False):
-                keeping.add(one.key, answer)
+                if not untold(one.body, answer):
+                    keeping.add(one.key, answer)
             return answers
 
         def read(number: int, content: Any, seconds: float) -> list[Answer]:
@@ -244,6 +266,15 @@ class OpenAI:
                 self.client.turns.tokens.correct(spent - calls[number].tokens)
             for answer in answers:
                 self._count(answer)
+            lacks = any(untold(calls[number].body, answer) for answer in answers)
+            if not lacks and any(answer.get("tokens") for answer in answers):
+                self._tells = True
+            if lacks and again and self._tells is not False:
+                lacking[number] += 1
+                if lacking[number] <= min(AGAIN, self.client.limits.retries):
+                    raise ValueError("no log probabilities, which were asked for")
+                # An endpoint that has told them before may do so the next time.
+                self._tells = self._tells or False
             return kept(number, answers)
 
         def refused(number: int, error: BadRequest) -> list[Answer]:

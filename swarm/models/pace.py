@@ -204,8 +204,8 @@ class Throttle:
         elif not self._since:
             pause = min(self.LONGEST_PAUSE, self.FIRST_PAUSE * 2.0**self._fruitless)
             self._fruitless += 1
-            if after is None:
-                self._paused_until = now + pause * random.SystemRandom().uniform(0.5, 1.0)
+            # Also where the server asks for less, as some ask for 0 s again and again.
+            self._paused_until = now + pause * random.SystemRandom().uniform(0.5, 1.0)
             self._lower(self.rate, self._increase)
         elif self._since < self.ENOUGH:
             self._lower(self.FEW * self.rate, self.QUICKLY)

@@ -13,7 +13,8 @@ from swarm.compare.asking.sources import Batches, Endpoint
 from swarm.compare.asking.standing import Place, Prepared, Waiting, Wanted
 from swarm.compare.settings import checked_workers
 from swarm.errors import UserError
-from swarm.models import Request
+from swarm.models import Completion, Request
+from swarm.models.answers import untold
 from swarm.models.background import in_thread
 from swarm.models.one_by_one import asking
 
@@ -115,6 +116,7 @@ class Course(Generic[T]):
             return nothing
         assert ready.place.source
         kept = ready.place.source.kept_samples(ready.key, first, len(wants))
+        kept = {sample: one for sample, one in kept.items() if not useless(asked, one)}
         self.came += len(kept)
         return [kept.get(sample) for sample in range(first, first + len(wants))]
 
@@ -194,6 +196,11 @@ class Course(Generic[T]):
     def _look_up(self, place: Place, sought: dict[str, Wanted]) -> None:
         assert place.source
         kept = place.source.kept(list(sought))
+        if isinstance(place.source, Endpoint):
+            bad = [key for key, one in kept.items() if useless(sought[key][0].asked, one)]
+            place.source.cache.drop(bad)
+            for key in bad:
+                del kept[key]
         for key, completion in kept.items():
             self._deliver(key, completion)
         for key, ((asked, sample), waiting, _) in sought.items():
@@ -261,3 +268,8 @@ class Course(Generic[T]):
             return [await place.ask(*batch[0])]
         except UserError as error:
             return [error]
+
+
+def useless(asked: Asked, kept: Completion) -> bool:
+    """Whether an answer lacks log probabilities; earlier versions kept such answers."""
+    return untold(asked.api_kwargs, {"text": kept.text, "tokens": kept.tokens})

@@ -134,8 +134,13 @@ def untold(heard: Sequence[Heard], model: str) -> UserError | None:
     for one in heard:
         if isinstance(one, UserError):
             return _refused(model, one)
-        if one.tokens and one.tokens[0].top:
+        if _tells(one):
             continue
+        if (one.text or one.tokens) and any(_tells(other) for other in heard):
+            return UserError(
+                f"{model}: an answer came without the log probabilities that were asked for, which "
+                "others had; it is not kept and is asked for again the next time"
+            )
         if one.text or one.tokens:
             return UserError(
                 f"{model}: {_provider(model)} gives no log probabilities of its likeliest tokens "
@@ -147,6 +152,11 @@ def untold(heard: Sequence[Heard], model: str) -> UserError | None:
             "answers, turn that off or allow more max_tokens by ModelAdapter.register"
         )
     return None
+
+
+def _tells(one: Heard) -> bool:
+    """Whether the likeliest tokens at the answer's first place are known."""
+    return isinstance(one, Completion) and bool(one.tokens and one.tokens[0].top)
 
 
 def _refused(model: str, error: UserError) -> UserError:

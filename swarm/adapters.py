@@ -1,5 +1,6 @@
 """One expert on disk: a PEFT LoRA folder, whose settings and weights are read and checked here."""
 
+import hashlib
 import json
 import math
 import re
@@ -64,6 +65,9 @@ KEY = re.compile(
 )
 DTYPES = ("F64", "F32", "F16", "BF16")
 
+MOST_ALPHA = 1_000_000
+"""The highest lora_alpha; a file with a higher one is damaged or was written to break something."""
+
 
 @dataclass
 class Adapter:
@@ -96,6 +100,16 @@ class Adapter:
     def rslora(self) -> bool:
         """Whether the scaling is alpha / sqrt(rank), as in rank-stabilized LoRA."""
         return bool(self.config.get("use_rslora"))
+
+    def content(self) -> bytes:
+        """A digest of what the expert changes: equal ones are one expert under two names."""
+        digest = hashlib.sha256()
+        for module in sorted(self.shapes):
+            pair = [weight.float().contiguous().numpy() for weight in self.factors(module)]
+            digest.update(f"{module} {self.scaling(module)} {self.shapes[module]}\n".encode())
+            for weight in pair:
+                digest.update(weight.data)
+        return digest.digest()
 
     def scaling(self, module: str) -> float:
         """The factor s of delta W = s B A at `module`."""
@@ -139,9 +153,9 @@ def read_adapter(folder: Path) -> Adapter:
         if rank != expected:
             reason = f"{module} has rank {rank} in {WEIGHTS} but {expected} in {CONFIG}"
             raise refusal(folder, reason)
-        alphas[module] = float(
-            _pattern(folder, config, "alpha_pattern", module, config["lora_alpha"])
-        )
+        alpha = _pattern(folder, config, "alpha_pattern", module, config["lora_alpha"])
+        _check_alpha(folder, f"alpha_pattern of {module}", alpha)
+        alphas[module] = float(alpha)
     return Adapter(folder.name, folder, config, shapes, alphas, keys)
 
 
@@ -161,9 +175,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
         )
     if not _is_number(config.get("r"), int) or config["r"] < 1:
         raise refusal(folder, f"r must be a whole number above 0, not {config.get('r')!r}")
-    if not _is_number(config.get("lora_alpha"), (int, float)):
-        raise refusal(folder, f"lora_alpha must be a number, not {config.get('lora_alpha')!r}")
+    _check_alpha(folder, "lora_alpha", config.get("lora_alpha"))
     return config
+
+
+def _check_alpha(folder: Path, key: str, value: Any) -> None:
+    if not _is_number(value, (int, float)) or abs(value) > MOST_ALPHA:
+        raise refusal(folder, f"{key} must be a number up to {MOST_ALPHA:,}, not {value!r}")
 
 
 def _is_number(value: Any, kind: Any) -> bool:

@@ -1,7 +1,7 @@
 """Scores positions on a split: cuts the work into jobs, and never does the same work twice."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class Evaluator:
 
     Attributes:
         shared: How many prompts the store has saved so far.
+        names: How an error calls a position.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Evaluator:
         self._cut = cut
         self._store = store
         self.shared = 0
+        self.names: Mapping[Row, str] = {}
 
     def scores(
         self,
@@ -150,7 +152,10 @@ class Evaluator:
         self, rows: Sequence[Row], split: str, items: Sequence[int], watch: Watch | None
     ) -> dict[Row, list[Score]]:
         """What the workers say of these different positions."""
-        jobs = self._cut.jobs(rows, split, items)
+        jobs = [
+            replace(job, names=tuple(self.names.get(row, "") for row in job.positions))
+            for job in self._cut.jobs(rows, split, items)
+        ]
         scores: dict[Row, dict[int, Score]] = {row: {} for row in rows}
         for result in self._executor.map(jobs):
             job = jobs[result.number]

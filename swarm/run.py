@@ -253,6 +253,7 @@ class Run:
         began, shared = time.monotonic(), self._evaluate.shared
         taken = self._descend(number)
         positions = self.optimizer.ask()
+        self._evaluate.names = named(positions, number)
         experts = 0 if number else len(self.pool.names)
         groups = len(self.pool.groups)
         wanted = rows_wanted(positions, self.optimizer.evaluate, experts, groups)
@@ -386,6 +387,29 @@ def checked_baselines(names: Sequence[str]) -> list[str]:
         allowed = ", ".join(BASELINES)
         raise UserError(f"baselines={names}: must be a list of {allowed}; [] is none")
     return list(dict.fromkeys(names))
+
+
+MOST_COEFFICIENT = 1e6
+"""Beyond it, no model's answers are left."""
+
+
+def named(positions: np.ndarray, iteration: int) -> dict[tuple[float, ...], str]:
+    """How messages call each of the positions [N, G * K].
+
+    Raises:
+        UserError: One is no number, or beyond all bounds.
+    """
+    found: dict[tuple[float, ...], str] = {}
+    for i, row in enumerate(positions):
+        name = f"particle {i} of iteration {iteration}"
+        if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= MOST_COEFFICIENT):
+            worst = float(np.abs(row).max())
+            raise UserError(
+                f"{name}: a coefficient of {worst:.3g}, and {MOST_COEFFICIENT:g} is the most: the "
+                "optimizer's steps are too long (optimizer.step_length, sigma or the like)"
+            )
+        found.setdefault(tuple(row.tolist()), name)
+    return found
 
 
 def _cost(taken: Mapping[str, int]) -> int:

@@ -7,10 +7,27 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from swarm.engine.base import Base
+from swarm.errors import UserError
 from swarm.models import Completion, Example, Request
 
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
+
+
+class NotFinite(UserError):
+    """Numbers of a model that are NaN or infinite, so that what it answers means nothing.
+
+    Attributes:
+        position: Which of the positions that were asked.
+        what: "weights" or "activations".
+    """
+
+    def __init__(self, position: int, what: str) -> None:
+        super().__init__(
+            f"the mixed model's {what} are not finite: its weights are far from the experts', or "
+            "model.dtype holds no such numbers (float16 ends at 65,504; try bfloat16 or float32)"
+        )
+        self.position, self.what = position, what
 
 
 class Experts(Protocol):

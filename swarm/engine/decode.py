@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from swarm.engine import NotFinite
 from swarm.engine.sampling import Draw, pick
 
 MINIMUM_PREFIX = 16
@@ -158,7 +159,13 @@ def generate(
     current = list(rows)
     greedy = all(row.draw is None for row in rows)
     while True:
-        tokens = batch.logits.argmax(dim=-1) if greedy else pick(batch.logits, current)
+        highest = batch.logits.argmax(dim=-1)
+        # NaN counts as the highest, so that one number a row shows all that are not finite.
+        if not (fine := batch.logits.gather(1, highest[:, None]).isfinite()).all():
+            (spoiled,) = (~fine[:, 0]).nonzero()[0].tolist()
+            place = next(i for i, row in enumerate(rows) if row is current[spoiled])
+            raise NotFinite(place // (len(rows) // particles), "activations")
+        tokens = highest if greedy else pick(batch.logits, current)
         for row, token in zip(current, tokens.tolist(), strict=True):
             row.take(token, ends)
         live = [row.live for row in current]

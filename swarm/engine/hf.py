@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from swarm.engine import Experts
+from swarm.engine import Experts, NotFinite
 from swarm.engine.base import Base
 from swarm.engine.plan import BATCH_CPU, BATCH_GPU, choose, facts
 from swarm.engine.tokens import (
@@ -136,7 +136,11 @@ class HFEngine:
         for group in groups:
             chosen = torch.from_numpy(np.ascontiguousarray(positions[list(group)]))
             self._stack.set(chosen, merge=plan == "merged")
-            answers += self._answer_group([requests[i] for i in group])
+            try:
+                check_mixed(self._stack)
+                answers += self._answer_group([requests[i] for i in group])
+            except NotFinite as error:
+                raise NotFinite(group[error.position], error.what) from None
         return answers
 
     def gradient(
@@ -263,6 +267,9 @@ class HFEngine:
         positions = self._budget // POSITIONS
         pad = self._tokenizer.pad_token_id
         rows = score_choices(self._model, prompts, choices, particles, pad, positions)
+        for place, row in enumerate(rows):
+            if any(math.isnan(one.logprob) for one in row):
+                raise NotFinite(place // (len(rows) // particles), "activations")
         done = []
         for prompt, tokens, row in zip(prompts, choices, rows, strict=True):
             logprobs, greedy = zip(*row, strict=True)
@@ -299,6 +306,17 @@ class HFEngine:
     def _ids(self, prompt: object) -> list[int]:
         """The prompt's token ids."""
         return self._tokens.of(prompt, partial(prompt_ids, self._tokenizer, prompt))
+
+
+def check_mixed(stack: Any) -> None:
+    """See that what was mixed for each position is finite in the model's type.
+
+    Raises:
+        NotFinite: It is not.
+    """
+    spoiled = getattr(stack, "spoiled", None)
+    if spoiled and (bad := spoiled()) is not None:
+        raise NotFinite(bad, "weights")
 
 
 def adapters(pool: Experts) -> Pool:

@@ -144,6 +144,19 @@ class Stack:
             layer.shares = None if down.dim() == 3 else weights[:, None]
             layer.merged = None
 
+    def spoiled(self) -> int | None:
+        """The first position of those set whose mixed factors are NaN or infinite, if any is."""
+        good: torch.Tensor | None = None
+        for layer in self._layers.values():
+            own = (layer.shares,) if layer.shares is not None else (layer.down, layer.up)
+            for factor in own:
+                if factor is not None:
+                    fine = factor.isfinite().flatten(1).all(1)
+                    good = fine if good is None else good & fine
+        # One transfer for all layers.
+        bad = [] if good is None else (~good).nonzero().flatten().tolist()
+        return bad[0] if bad else None
+
     def clear(self) -> None:
         """Leave the base model alone until the next `set`."""
         for layer in self._layers.values():

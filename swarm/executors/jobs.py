@@ -25,12 +25,14 @@ class Job:
             by the task's own measure (see `played`). Those of LOSSES are of items of dev, at a
             single position.
         items: Places in the split.
+        names: How an error calls the positions; may be left out.
     """
 
     number: int
     positions: tuple[tuple[float, ...], ...]
     split: str
     items: tuple[int, ...]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swarm.engine import Closing, Differentiable, Engine, Experts
+from swarm.engine import Closing, Differentiable, Engine, Experts, NotFinite
 from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.executors.jobs import LOSSES, Job, Result, played
@@ -67,6 +67,9 @@ class Worker:
         try:
             scores = self._play(task, job.positions, items, meter)
             return Result(job.number, scores, meter.prompts, meter.tokens)
+        except NotFinite as error:
+            names = dict(enumerate(job.names))
+            raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None
         except UserError:
             raise
         except Exception as error:
@@ -137,7 +140,10 @@ def play_together(
                 scores[number] = end.value
                 asked.pop(number, None)
         live = sorted(asked)
-        done = engine.answer(positions[live], [asked[i] for i in live]) if live else []
+        try:
+            done = engine.answer(positions[live], [asked[i] for i in live]) if live else []
+        except NotFinite as error:
+            raise NotFinite(live[error.position], error.what) from None
         answers = dict(zip(live, done, strict=True))
         for completions in done:
             meter.count(completions)

@@ -4,16 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.optimizers.descent import Descent
 
 Rule = tuple[type, Callable[[Any], bool], str]
-NOT_NEGATIVE: Rule = (float, lambda value: 0 <= value < np.inf, "a number, 0 or more")
-POSITIVE: Rule = (float, lambda value: 0 < value < np.inf, "a number above 0")
+MOST = 1e6
+"""The highest that any number may be: beyond it, positions leave what a float can add up."""
+
+NOT_NEGATIVE: Rule = (float, lambda value: 0 <= value <= MOST, f"a number from 0 to {MOST:g}")
+POSITIVE: Rule = (float, lambda value: 0 < value <= MOST, f"a number above 0, at most {MOST:g}")
+STEP: Rule = (float, lambda value: 0 < value <= 100, "a number above 0, at most 100")
 SHARE: Rule = (float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "a whole number, 1 or more")
@@ -27,7 +29,7 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "social": (NOT_NEGATIVE, "the paper tried 0.2 to 0.6"),
     "repel": (NOT_NEGATIVE, "the paper tried 0.01, 0.05 and 0.1; 0 switches it off"),
     "weight_randomness": (SWITCH, "false takes all factors r as 1"),
-    "step_length": (POSITIVE, "the paper tried 0.5 to 1.0"),
+    "step_length": (STEP, "the paper tried 0.5 to 1.0"),
     "step_length_factor": (SHARE, "1 keeps the step as it is; the paper's is 0.95"),
     "minimum_step_length": (NOT_NEGATIVE, "0 means no floor"),
     "patience": (AT_LEAST_ONE, "to go on for ever, raise it above optimizer.max_iterations"),

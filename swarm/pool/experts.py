@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from swarm.adapters import CONFIG
+from swarm.adapters import CONFIG, WEIGHTS
 from swarm.errors import UserError
 
 
@@ -37,6 +37,7 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
         raise UserError(f"pool.folder: there is no folder {folder}")
     found = _adapters(folder)
     if experts is None:
+        _check_halves(folder)
         if len(found) < 2:
             have = f"{folder} holds {len(found)} with an {CONFIG}"
             raise UserError(f"pool.folder: a pool needs at least two experts, and {have}")
@@ -58,6 +59,32 @@ def _adapters(folder: Path) -> list[str]:
         for path in folder.glob(f"*/{CONFIG}")
         if not path.parent.name.startswith(".")
     )
+
+
+def _check_halves(folder: Path) -> None:
+    """Raise UserError where a sub-folder is an expert of which a part is missing.
+
+    One with weights and no configuration, and a link that leads nowhere or to itself: looked for
+    by configurations alone, they would be left out of the search without a word.
+    """
+    try:
+        places = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
+    except OSError as error:
+        raise UserError(f"pool.folder: {folder} cannot be read: {error.strerror}") from None
+    for place in places:
+        config = place / CONFIG
+        wrong = ""
+        if any(one.is_symlink() and not one.exists() for one in (place, config, place / WEIGHTS)):
+            wrong = "is, or holds, a symbolic link that leads nowhere or to itself"
+        elif place.is_dir() and not config.is_file():
+            halves = [WEIGHTS, "adapter_model.bin", f"{WEIGHTS}.index.json"]
+            if held := [name for name in halves if (place / name).exists()]:
+                wrong = f"holds {held[0]} and no {CONFIG}: it was fetched by half"
+        if wrong:
+            raise UserError(
+                f"pool.folder: {place} {wrong}; mend or remove it, or name the others in "
+                "pool.experts"
+            )
 
 
 def _list(names: Sequence[str]) -> str:

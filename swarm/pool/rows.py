@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 
+MOST_NOISE = 1000
+"""The highest pool.noise_scale: of such an update the model's own weights are no part any more."""
+
 
 class Row(Protocol):
     """What one coefficient of a position multiplies; an expert on disk is one (`Adapter`).
@@ -201,8 +204,11 @@ class Made:
             value = getattr(self, key)
             if type(value) is not int or value < 0:
                 raise UserError(f"pool.{key} must be a whole number from 0 on, not {value!r}")
-        if not (_is_number(self.noise_scale) and self.noise_scale > 0):
-            raise UserError(f"pool.noise_scale must be a number above 0, not {self.noise_scale!r}")
+        if not (_is_number(self.noise_scale) and 0 < self.noise_scale <= MOST_NOISE):
+            raise UserError(
+                f"pool.noise_scale must be a number above 0 and at most {MOST_NOISE}, "
+                f"not {self.noise_scale!r}"
+            )
         if not (_is_number(self.density) and 0 < self.density <= 1):
             raise UserError(f"pool.density must be above 0 and at most 1, not {self.density!r}")
         drop = self.sparse_rows

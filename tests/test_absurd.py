@@ -1,0 +1,137 @@
+"""Values and files that no search can mean: refused, or named, before or when they do harm."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import searches
+import tiny
+from safetensors.numpy import load_file, save_file
+
+from swarm.engine import NotFinite
+from swarm.engine.base import Base
+from swarm.engine.hf import HFEngine
+from swarm.errors import UserError
+from swarm.models import Request
+from swarm.pool import Pool
+from swarm.run import named
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"pool__noise_rows": 1, "pool__noise_scale": 1e300}, "pool.noise_scale"),
+        ({"optimizer__step_length": 1e30}, "optimizer.step_length=1e+30: must be a number above 0"),
+        ({"optimizer__inertia": 1e308}, "optimizer.inertia"),
+    ],
+)
+def test_an_absurd_value_is_one_line_and_leaves_nothing(
+    more: dict[str, float], says: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    done = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **more))
+    assert done.returncode in (1, 2) and says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"lora_alpha": 1e308}, {"lora_alpha": 10**7}, {"alpha_pattern": {"v_proj": 1e308}}]
+)
+def test_an_absurd_alpha_is_refused(
+    change: dict[str, object], tmp_path: Path, tiny_pool: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
+    tiny.change(folder / "birch", **change)
+    with pytest.raises(UserError, match=r"birch: .*alpha.* must be a number up to 1,000,000"):
+        Pool(folder).open()
+
+
+def weights_alone(folder: Path) -> None:
+    (folder / "birch" / "adapter_config.json").unlink()
+
+
+def configuration_alone(folder: Path) -> None:
+    (folder / "birch" / "adapter_model.safetensors").unlink()
+
+
+def loop(folder: Path) -> None:
+    shutil.rmtree(folder / "birch")
+    (folder / "birch").symlink_to("birch")
+
+
+def nowhere(folder: Path) -> None:
+    file = folder / "birch" / "adapter_config.json"
+    file.unlink()
+    file.symlink_to("../../blobs/0123")
+
+
+@pytest.mark.parametrize("halve", [weights_alone, configuration_alone, loop, nowhere])
+def test_half_an_expert_is_named(
+    halve: Callable[[Path], None], tmp_path: Path, tiny_pool: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
+    halve(folder)
+    with pytest.raises(UserError, match="birch"):
+        Pool(folder).open()
+    assert Pool(folder, ["amber", "cedar"]).open().names == ["amber", "cedar"]
+    (folder / "notes").mkdir()
+    (folder / "README.md").write_text("Experts.")
+    assert len(Pool(tiny_pool).open().names) == 4
+
+
+def test_equal_experts_are_named(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
+    shutil.copytree(folder / "birch", folder / "elm")
+    # Other bytes of the same numbers.
+    file = folder / "elm" / "adapter_model.safetensors"
+    save_file(load_file(file), file, metadata={"format": "pt", "of": "birch"})
+    Pool(folder).open().check()
+    assert [r.message for r in caplog.records if "birch, elm have equal weights" in r.message]
+    caplog.clear()
+    Pool(tiny_pool).open().check()
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
+@pytest.mark.parametrize("space", ["factor", "delta"])
+@pytest.mark.parametrize("choices", [(), (" A", " B")])
+def test_what_is_not_finite_names_its_position(
+    plan: str, space: str, choices: tuple[str, ...], tiny_llama: Path, tiny_pool: Path
+) -> None:
+    engine, pool = HFEngine(plan), Pool(tiny_pool, space=space).open()
+    engine.open(Base(str(tiny_llama), dtype="float16"), pool, "cpu")
+    asked = [Request("which one", 4, choices), Request("is it so", 4, choices)]
+    positions = np.eye(4)[:3]
+    engine.answer(positions, [asked] * 3)
+    for scale, place in ((3e5, 1), (1e30, 2)):
+        spoiled = positions.copy()
+        spoiled[place] *= scale
+        with pytest.raises(NotFinite) as error:
+            engine.answer(spoiled, [asked] * 3)
+        assert error.value.position == place, error.value.what
+
+
+def test_a_search_ends_with_the_particle_named(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
+    file = folder / "cedar" / "adapter_model.safetensors"
+    weights = load_file(file)
+    save_file({key: w * np.float32(1e5) for key, w in weights.items()}, file)
+    command = searches.arguments(tmp_path, tiny_llama, folder, model__dtype="float16")
+    done = searches.run(command)
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert "particle 2 of iteration 0: the mixed model's" in line and "not finite" in line
+
+
+def test_a_position_beyond_all_bounds_is_named() -> None:
+    assert set(named(np.zeros((2, 3)), 0).values()) == {"particle 0 of iteration 0"}
+    for value in (1e7, -1e117, float("inf"), float("nan")):
+        positions = np.zeros((3, 2))
+        positions[1, 0] = value
+        with pytest.raises(UserError, match="particle 1 of iteration 4: a coefficient of"):
+            named(positions, 4)

@@ -557,3 +557,24 @@ def test_mistakes_are_one_line_and_leave_nothing(
         assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
         assert result.stderr.startswith("error: task.") and not (tmp_path / "search").exists()
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_evaluation_knows_the_mode(model: Path, tiny_llama: Path, tmp_path: Path) -> None:
+    """Without the experts of a search there is no scale, but a direction."""
+    from swarm.candidates.evaluation import Evaluation
+    from swarm.candidates.saved import Saved
+
+    def mean(mode: str, **limits: Any) -> float:
+        task = composed(
+            f"task=rm_{mode}", f"task.scorer.model={model}", f"task.file={small_file(tmp_path)}",
+            "task.max_new_tokens=8", *(f"task.{key}={value}" for key, value in limits.items()),
+        ).task  # fmt: skip
+        evaluation = Evaluation(instantiate(task), Saved(Base(str(tiny_llama)), []), out=None)
+        found: float = evaluation.run()["voices"][0]["utility"]
+        return found
+
+    assert mean("reverse") == -mean("default") != 0
+    with pytest.raises(UserError, match=r"mode concise is on a scale.*task\.length_high"):
+        mean("concise")
+    limits = {"low": -3, "high": 3, "length_low": 1, "length_high": 20}
+    assert 0 < mean("concise", **limits) != mean("verbose", **limits)

@@ -10,6 +10,7 @@ from swarm.certainty import described, described_constants, gain_of
 from swarm.engine.device import chosen_device as chosen_device  # an entry asks here
 from swarm.errors import UserError
 from swarm.tasks import Calibrated, Item, Prepared, Score, Task, plain
+from swarm.tasks.reward import Rewarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,15 @@ def check(candidate: Candidate, task: Task) -> None:
     scale = getattr(candidate, "scale", None)
     if scale is not None and isinstance(task, Calibrated):
         task.restore(scale)
+    _check_scale(plain(task))
+
+
+def _check_scale(task: Task, alone: bool = True) -> None:
+    """Refuse values without a scale, in the parts of a mixture, too."""
+    if isinstance(task, Rewarded):
+        task.check_scale(alone)
+    for part in getattr(task, "tasks", {}).values():
+        _check_scale(part, alone=False)
 
 
 def load(candidate: Candidate, task: Task, device: str) -> None:

@@ -28,7 +28,7 @@ class Rewarded(Written):
     An answer without a reward has the mode's lowest value. Limits that the mode needs and that are
     not given are the lowest and the highest that the experts' dev answers have; where these are one
     number, an answer is at 0, 1/2 or 1, as it is below, at or above it. Before all that is needed
-    is known, values are raw rewards.
+    is known, values are raw rewards, with "reverse" their negatives.
 
     Args:
         name, scorer: See `Written`; the scorer gives the measures "reward" and "length".
@@ -97,10 +97,29 @@ class Rewarded(Written):
         """See `Calibrated.restore`."""
         self.scale = dict(scale)
 
+    def check_scale(self, alone: bool = True) -> None:
+        """See that values mean something where no experts set the scale, as in an evaluation.
+
+        Args:
+            alone: The task is no part of a mixture, whose other parts are no rewards.
+
+        Raises:
+            UserError: The mode, or the mixture, needs limits that are not known.
+        """
+        if self.scale is None and not (alone and self.mode in ("default", "reverse")):
+            keys = [limit for pair in self.needed.values() for limit in pair]
+            raise UserError(
+                f"task={self.name}: mode {self.mode} is on a scale that a search measures on its "
+                f"experts; give task.{', task.'.join(keys)}, or candidate=run with such a search"
+            )
+
     def settled(self, score: Score) -> Score:
         """See `Calibrated.settled`."""
         if self.scale is None:
-            return score
+            if "reward" not in score.measures:
+                return score
+            sign = -1 if self.mode == "reverse" else 1
+            return replace(score, value=sign * score.measures["reward"])
         if "reward" not in score.measures:
             return replace(score, value=self.lowest)
         value = self._value(score.measures["reward"], score.measures["length"], self.scale)

@@ -308,3 +308,16 @@ def test_a_judged_search_is_gone_on_with_after_the_judge_was_away(
     assert files and not [path for path in files if secret in path.read_bytes()]
     shown = whole.stdout + whole.stderr + first.stdout + first.stderr
     assert secret.decode() not in shown
+
+
+def test_a_cost_says_what_it_lacks() -> None:
+    from swarm.judge.asking import spent, spent_line
+    from swarm.models import Completion
+
+    def line(*all_: Completion) -> str:
+        return spent_line("judge", spent(all_))
+
+    priced, free = Completion("a", cost=0.5, priced=True), Completion("a", priced=True)
+    unknown = Completion("a", priced=False)
+    assert line(priced, unknown).endswith("cost 0.5000 and 1 answers, no price known")
+    assert line(free).endswith("cost 0.0000") and line(unknown).endswith("no price known")

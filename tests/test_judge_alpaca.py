@@ -248,7 +248,7 @@ def test_pairs_are_judged_in_both_orders(server: Endpoint, capsys: Any) -> None:
     assert summary["order_disagreement"] == pytest.approx(1 / 5)
     assert 0.55 < summary["first_preferred"] < 0.7
     assert summary["judging"] == {
-        "answers": 10, "prompt_tokens": 500, "new_tokens": 10, "cost": 0.0
+        "answers": 10, "prompt_tokens": 500, "new_tokens": 10, "cost": 0.0, "unpriced": 10,
     }  # fmt: skip
     assert "| mine  |" in capsys.readouterr().out
     for one, row in zip(json.loads(Path("exported.json").read_text()), rows, strict=True):

@@ -327,3 +327,62 @@ def test_without_streaming_the_text_is_the_same_and_quiet_says_nothing() -> None
     made = session(always("first"), last=always("one\ntwo\n"), manner=manner)
     made.ask("why?")
     assert said(made) == ("one\ntwo\n", "")
+
+
+@pytest.mark.parametrize("manner", [Manner(0.7, 64, streamed=False), Manner(0.7, 64, json=True)])
+def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: Manner) -> None:
+    """A last answer that breaks off is then answered by the fallback."""
+
+    class Breaks(Says):
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            raise UserError("the answer broke off")
+
+        def stream(self, request: Request) -> Stream:
+            yield Delta("half an")
+            raise UserError("the answer broke off")
+
+    last, instead = Breaks(lambda request: ""), always("whole")
+    mixture = MixtureOfAgents([], Slot(last, "last"), fallback=Slot(instead, "instead"), layers=1)
+    made = Session(mixture, manner, io.StringIO(), io.StringIO(), Remarks())
+    made.ask("why?")
+    assert "whole" in said(made)[0] and "half an" not in said(made)[0]
+
+
+def test_the_tokens_of_a_stopped_answer_are_counted() -> None:
+    class Stopped(Says):
+        def stream(self, request: Request) -> Stream:
+            yield Delta("two words of " * 4)
+            raise KeyboardInterrupt
+
+    made = session(always("first"), last=Stopped(lambda request: ""))
+    assert talk(made, "why?", "/cost") == 0
+    err = said(made)[1]
+    [row] = [line for line in err.splitlines() if line.startswith("last")][-1:]
+    assert row.split()[1:4] == ["1", "0", "1"] and row.split()[5] == "13", row
+    assert "last: stopped; its tokens are an estimate" in err
+    assert made.turns[0].answers[-1].text == "two words of " * 4
+
+
+def test_a_price_of_nothing_is_a_price_and_what_is_unpriced_is_said() -> None:
+    def at(priced: bool | None, cost: float) -> Slot:
+        class Priced(Says):
+            def generate(self, requests: Sequence[Request]) -> list[Completion]:
+                return [Completion("so", cost=cost, priced=priced) for _ in requests]
+
+            stream = None  # type: ignore[assignment]
+
+        return Slot(Priced(lambda request: ""), f"{priced} {cost}")
+
+    def told(*slots: Slot) -> dict[str, object]:
+        mixture = MixtureOfAgents(list(slots[:-1]), slots[-1])
+        manner = Manner(0.7, 64, json=True)
+        made = Session(mixture, manner, io.StringIO(), io.StringIO(), Remarks())
+        made.ask("why?")
+        return json.loads(said(made)[0])
+
+    free = told(at(True, 0.0), at(True, 0.0))
+    assert (free["cost"], free["unpriced"]) == (0.0, 0)
+    some = told(at(True, 0.5), at(False, 0.0))
+    assert (some["cost"], some["unpriced"]) == (0.5, 1)
+    none = told(at(False, 0.0), at(False, 0.0))
+    assert (none["cost"], none["unpriced"]) == (None, 2)

@@ -29,12 +29,14 @@ class Spent:
     calls: int = 0
     tokens: int = 0
     cost: float = 0.0
+    unpriced: int = 0
 
     def add(self, completion: Completion, calls: int = 1) -> None:
         """Count one answer."""
         self.calls += calls
         self.tokens += completion.prompt_tokens + completion.new_tokens
         self.cost += completion.cost
+        self.unpriced += completion.priced is False and not completion.cost
 
 
 class Agents:
@@ -104,7 +106,10 @@ class Agents:
 
     def account(self) -> list[dict[str, Any]]:
         """What each voice's answers took, in the order of `names`."""
-        return [{"calls": s.calls, "tokens": s.tokens, "cost": s.cost} for s in self._spent]
+        return [
+            {"calls": s.calls, "tokens": s.tokens, "cost": s.cost, "unpriced": s.unpriced}
+            for s in self._spent
+        ]
 
     def fingerprint(self) -> str:
         """All that the answers depend on and can be told; see `swarm.roster.identity`."""

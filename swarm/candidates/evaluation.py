@@ -95,6 +95,7 @@ class Evaluation:
             "tokens": found.tokens,
             "seconds": round(found.seconds, 3),
             "cost": found.cost,
+            "unpriced": found.unpriced,
             "device": device,
             "identity": identity,
         }
@@ -180,6 +181,8 @@ def told(result: Mapping[str, Any]) -> str:
         lines += _by_domain(voice)
         if "calls" in voice:
             cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
+            if voice.get("unpriced"):
+                cost += f", no price known of {voice['unpriced']:,} answers"
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _constants(result)
     for voice in result["voices"]:

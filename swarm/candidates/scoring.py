@@ -26,6 +26,7 @@ class Scored:
         tokens: Read and generated, of all members.
         seconds: That answering took; nothing of loading.
         cost: Of the answers when they were made, in the currency of the models' prices.
+        unpriced: Answers of endpoints whose prices are not known, and which `cost` lacks.
         account: What each voice's answers took, as `Accounted` has it; empty if it is not known.
     """
 
@@ -36,6 +37,7 @@ class Scored:
     tokens: int
     seconds: float
     cost: float = 0.0
+    unpriced: int = 0
     account: Sequence[Mapping[str, Any]] = ()
 
 
@@ -109,7 +111,15 @@ def score(candidate: Candidate, task: Task, split: str) -> Scored:
     seconds = time.monotonic() - began
     account = candidate.account() if isinstance(candidate, Accounted) else ()
     return Scored(
-        candidate.names, items, scores, meter.prompts, meter.tokens, seconds, meter.cost, account
+        candidate.names,
+        items,
+        scores,
+        meter.prompts,
+        meter.tokens,
+        seconds,
+        meter.cost,
+        meter.unpriced,
+        account,
     )
 
 

@@ -149,8 +149,15 @@ class Way(Generic[S]):
             cost=sum(call.cost for call in calls),
             seconds=time.monotonic() - self.started,
             cached=all(call.cached for call in calls),
+            priced=together(calls),
         )
         return self.stages
+
+
+def together(calls: Sequence[Completion]) -> bool | None:
+    """Whether the cost of all calls is known; see `Completion.priced`."""
+    told = {call.priced for call in calls}
+    return False if False in told else True if True in told else None
 
 
 def heeding(script: Script[S], request: Request) -> Script[S]:

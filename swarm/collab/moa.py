@@ -137,7 +137,7 @@ class MixtureOfAgents(Collaboration[Stages]):
         return stages.final
 
     def run(
-        self, requests: Sequence[Request], watch: Watch | None = None
+        self, requests: Sequence[Request], watch: Watch | None = None, pieces: bool = True
     ) -> list[Stages | UserError]:
         """What each request came to, with all that was said on the way; order kept.
 
@@ -145,8 +145,10 @@ class MixtureOfAgents(Collaboration[Stages]):
             requests: To be answered.
             watch: Is told of each call and answer; of a single request's last answer also piece by
                 piece.
+            pieces: Without them the last answer is asked for as a whole: where it breaks off, it is
+                asked for again or left to the fallback, as nothing of it was shown.
         """
-        if watch and len(requests) == 1:
+        if watch and pieces and len(requests) == 1:
             return [self._watched(self._scripts(requests)[0], watch)]
         return super().run(requests, watch)
 

@@ -40,7 +40,10 @@ def result(
             "calls": len(deliberation.answers),
             "prompt_tokens": final.prompt_tokens,
             "completion_tokens": final.new_tokens,
-            "cost": final.cost or None,
+            "cost": final.known_cost,
+            "unpriced": sum(
+                one.completion.known_cost is None for one in deliberation.answers if one.completion
+            ),
             "seconds": final.seconds,
             "stopped": deliberation.stopped,
             "warnings": list(deliberation.warnings),
@@ -77,7 +80,7 @@ def _response(opinion: Opinion) -> dict[str, Any]:
         told |= {"response": opinion.text, "confidence": opinion.confidence}
     if said := answer.completion:
         told |= {"prompt_tokens": said.prompt_tokens, "completion_tokens": said.new_tokens,
-                 "cost": said.cost or None, "seconds": said.seconds}  # fmt: skip
+                 "cost": said.known_cost, "seconds": said.seconds}  # fmt: skip
     return told
 
 

@@ -2,20 +2,26 @@
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from swarm.collab import Answer, Asked, Slot, Stages, Watch
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, attempt, stream
+from swarm.models.chat import CHARACTERS_A_TOKEN
+from swarm.models.spending import cost_of
 from swarm.models.trace import Trace, Traced
 
 S = TypeVar("S", bound=Stages)
 T = TypeVar("T")
 
 EMPTY = "an empty answer"
+
+STOPPED = "stopped"
+"""The error of an answer that was under way when somebody stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,27 @@ class Call:
         error = "" if said and said.text.strip() else EMPTY if said else str(came)
         prompt = self.request.prompt
         return Answer(self.layer, self.role, self.slot.name, self.sample, prompt, said, error)
+
+
+def stopped(call: Call, text: str = "", reasoning: str = "") -> Answer:
+    """The answer of a call that was under way when somebody stopped it, with what was given of it.
+
+    Endpoints count its tokens and do not say how many: they are estimated by its characters.
+    """
+    prompt = call.request.prompt
+    asked = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
+    read, new = (ceil(len(one) / CHARACTERS_A_TOKEN) for one in (asked, text + reasoning))
+    prices = getattr(call.slot.model, "prices", None)
+    said = Completion(
+        text,
+        prompt_tokens=read,
+        new_tokens=new,
+        cost=cost_of({"prompt_tokens": read, "new_tokens": new}, prices or {}),
+        reasoning=reasoning,
+        finish=STOPPED,
+        priced=None if prices is None else bool(prices),
+    )
+    return replace(call.answered(said), error=STOPPED)
 
 
 Script = Generator[list[Call], list[Answer], S]
@@ -125,10 +152,12 @@ def _pieces(call: Call, watch: Watch, trace: Trace | None) -> Generator[Delta, N
         model = Traced(model, call.slot.name, trace, call.record)
     pieces = stream(model, call.request)
     begun = False
+    given: list[Delta] = []
     try:
         while True:
             delta = next(pieces)
             begun = begun or bool(delta.text)
+            given.append(delta)
             yield delta
     except StopIteration as end:
         answer = call.answered(end.value)
@@ -137,6 +166,10 @@ def _pieces(call: Call, watch: Watch, trace: Trace | None) -> Generator[Delta, N
         if begun:
             watch(0, answer)
             raise
+    except (KeyboardInterrupt, GeneratorExit):
+        texts = ("".join(one.text for one in given), "".join(one.reasoning for one in given))
+        watch(0, stopped(call, *texts))
+        raise
     finally:
         pieces.close()
     watch(0, answer)
@@ -161,13 +194,19 @@ def ask(
         calls = [asked[place][1] for place in some]
         work.append(partial(attempt, calls[0].slot.model, [call.request for call in calls]))
     answers: dict[int, Answer] = {}
-    for batch, came in at_once(work):
-        for place, one in zip(places[batch], came, strict=True):
-            number, call = asked[place]
-            if trace:
-                trace.add(call.record, call.request, one)
-            answers[place] = call.answered(one)
-            watch(number, answers[place])
+    try:
+        for batch, came in at_once(work):
+            for place, one in zip(places[batch], came, strict=True):
+                number, call = asked[place]
+                if trace:
+                    trace.add(call.record, call.request, one)
+                answers[place] = call.answered(one)
+                watch(number, answers[place])
+    except KeyboardInterrupt:
+        for place, (number, call) in enumerate(asked):
+            if place not in answers:
+                watch(number, stopped(call))
+        raise
     return [answers[place] for place in range(len(asked))]
 
 

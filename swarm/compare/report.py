@@ -226,10 +226,10 @@ def _p(value: float) -> str:
 
 
 def _cost(rows: "pd.DataFrame") -> str:
-    """Of these answers; a model whose answers all seem to cost nothing has no known price."""
+    """Of these answers; none is known of a model without prices."""
     models = rows["model"] if "model" in rows else rows["cost"] * 0
-    costs = rows["cost"].astype(float).groupby(models).sum()
-    free = [plain(str(name)) for name in costs.index[costs == 0]]
+    costs = rows["cost"].astype(float).groupby(models).sum(min_count=1)
+    free = [plain(str(name)) for name in costs.index[costs.isna()]]
     if len(free) == len(costs):
         return "no price known"
     least = f"at least, as no price is known of {', '.join(free[:5])}" if free else ""

@@ -42,9 +42,10 @@ def number(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def money(cost: float | None) -> str:
-    """A cost; 0 is one that nobody knows."""
-    return f"{cost:.6f}" if cost else "no price known"
+def money(cost: float | None, unpriced: int = 0) -> str:
+    """A cost, and of how many calls it is not known."""
+    rest = f" and {number(unpriced, 'call')}, no price known" if unpriced else ""
+    return "no price known" if cost is None else f"{cost:.6f}{rest}"
 
 
 def about(result: Mapping[str, Any]) -> Iterator[str]:
@@ -57,7 +58,8 @@ def about(result: Mapping[str, Any]) -> Iterator[str]:
     stopped = f" ({meta['stopped']})" if meta["stopped"] else ""
     yield (
         f"confidence {sure(said['confidence'])} after {rounds}{stopped}; "
-        f"{number(meta['calls'], 'call')}, {tokens}, {meta['seconds']:.1f} s, {money(meta['cost'])}"
+        f"{number(meta['calls'], 'call')}, {tokens}, {meta['seconds']:.1f} s, "
+        f"{money(meta['cost'], meta.get('unpriced', 0))}"
     )
     for key in ("analysis", "dissent"):
         if said[key]:

@@ -21,12 +21,14 @@ class Meter:
     tokens: int = 0
     position: int = 0
     cost: float = 0.0
+    unpriced: int = 0
 
     def count(self, completions: Sequence[Completion]) -> None:
         """Add these completions."""
         self.prompts += len(completions)
         self.tokens += sum(c.prompt_tokens + c.new_tokens for c in completions)
         self.cost += sum(c.cost for c in completions)
+        self.unpriced += sum(c.priced is False and not c.cost for c in completions)
 
 
 class Worker:

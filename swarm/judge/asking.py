@@ -116,12 +116,17 @@ def spent(completions: Iterable[Completion]) -> dict[str, Any]:
         "prompt_tokens": sum(one.prompt_tokens for one in all_),
         "new_tokens": sum(one.new_tokens for one in all_),
         "cost": sum(one.cost for one in all_),
+        "unpriced": sum(one.known_cost is None for one in all_),
     }
 
 
 def spent_line(what: str, taken: Mapping[str, Any]) -> str:
     """`spent` as a line for people."""
-    cost = f"cost {taken['cost']:.4f}" if taken["cost"] else "no price known"
+    older = 0 if taken["cost"] else taken["answers"]
+    unpriced = taken.get("unpriced", older)
+    rest = f" and {unpriced} answers, no price known" if unpriced else ""
+    known = taken["cost"] or unpriced < taken["answers"]
+    cost = f"cost {taken['cost']:.4f}{rest}" if known else "no price known"
     return (
         f"{what}: {taken['answers']} answers, {taken['prompt_tokens']:,} tokens read, "
         f"{taken['new_tokens']:,} written, {cost}"

@@ -18,7 +18,7 @@ class Account:
         cached, failed: Of those, the kept answers and the calls without an answer.
         prompt_tokens, new_tokens: Of what was asked now, as the models count them.
         cost: Of what was asked now, in the currency of the prices.
-        unpriced: Calls asked now that came without a cost.
+        priced, unpriced: Calls asked now whose price is known, and those of which it is not.
     """
 
     calls: int = 0
@@ -27,6 +27,7 @@ class Account:
     prompt_tokens: int = 0
     new_tokens: int = 0
     cost: float = 0.0
+    priced: int = 0
     unpriced: int = 0
 
     def add(self, answer: Answer) -> None:
@@ -41,12 +42,14 @@ class Account:
         self.prompt_tokens += answer.completion.prompt_tokens
         self.new_tokens += answer.completion.new_tokens
         self.cost += answer.completion.cost
-        self.unpriced += not answer.completion.cost
+        known = answer.completion.known_cost is not None
+        self.priced += known
+        self.unpriced += not known
 
     @property
     def price(self) -> float | None:
         """The cost; `None` where no call asked now came with a price."""
-        return None if self.unpriced and not self.cost else self.cost
+        return None if self.unpriced and not self.priced else self.cost
 
     def told(self) -> str:
         """The cost in words."""

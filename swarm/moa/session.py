@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from swarm.collab import Stages
 from swarm.collab.moa import MixtureOfAgents
+from swarm.collab.rounds import STOPPED
 from swarm.errors import UserError
 from swarm.moa.progress import Progress
 from swarm.moa.turns import Turn, as_json, conversation
@@ -85,7 +86,7 @@ class Session:
             with progress:
                 turn.stages = self._run(question, progress)
         except (UserError, KeyboardInterrupt) as error:
-            turn.error = str(error) or "stopped"
+            turn.error = str(error) or STOPPED
             raise
         finally:
             turn.answers = turn.stages.answers if turn.stages else progress.in_order
@@ -110,7 +111,8 @@ class Session:
             decided=lambda text: over.is_set(),
         )
         try:
-            came = self.mixture.run([request], progress)[0]
+            shown = self.manner.streamed and not self.manner.json
+            came = self.mixture.run([request], progress, pieces=shown)[0]
             if isinstance(came, UserError):
                 raise came
             if not self.manner.json and not self.manner.streamed:
@@ -130,6 +132,9 @@ class Session:
     def _warn(self, turn: Turn) -> None:
         """Tell what should be known beside the answer, each thing once."""
         told = [*(turn.stages.warnings if turn.stages else []), *self.remarks.take()]
+        if turn.error == STOPPED:
+            names = [one.name for one in turn.answers if one.error == STOPPED]
+            told += [f"{name}: stopped; its tokens are an estimate" for name in names]
         turn.warnings = list(dict.fromkeys(told))
         for warning in turn.warnings:
             print(f"warning: {harmless(warning)}", file=self.notes, flush=True)

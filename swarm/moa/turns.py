@@ -56,6 +56,7 @@ def as_json(turn: Turn) -> dict[str, Any]:
         "calls": {"all": total.calls, "cached": total.cached, "failed": total.failed},
         "tokens": {"prompt": total.prompt_tokens, "new": total.new_tokens},
         "cost": total.price,
+        "unpriced": total.unpriced,
         "seconds": final.seconds if final else None,
     }
 
@@ -82,7 +83,7 @@ def _measures(answer: Answer) -> dict[str, Any]:
         return {}
     told = asdict(answer.completion)
     keys = ("reasoning", "finish", "prompt_tokens", "new_tokens", "seconds", "cached")
-    return {key: told[key] for key in keys} | {"cost": told["cost"] or None}
+    return {key: told[key] for key in keys} | {"cost": answer.completion.known_cost}
 
 
 def conversation(turns: Sequence[Turn], question: str, system: str | None) -> tuple[Message, ...]:

@@ -79,6 +79,8 @@ class Completion:
         model: What the server says has answered; empty if it says nothing.
         seconds: From the request to the answer's end; of a kept answer, when it was made.
         cached: Whether the answer was kept and nothing was asked now.
+        priced: Whether `cost` follows from known prices, which may be 0; `False` where an endpoint
+            has answered whose prices are not known, `None` where nothing is said of prices.
     """
 
     text: str
@@ -94,6 +96,12 @@ class Completion:
     model: str = field(default="", compare=False)
     seconds: float = field(default=0.0, compare=False)
     cached: bool = field(default=False, compare=False)
+    priced: bool | None = field(default=None, compare=False)
+
+    @property
+    def known_cost(self) -> float | None:
+        """The cost; `None` where no price is known."""
+        return self.cost if self.priced or self.cost else None
 
 
 @dataclass(frozen=True, slots=True)

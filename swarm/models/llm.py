@@ -112,6 +112,7 @@ class LLM(Threaded):
             new_tokens=usage.output or 0,
             reasoning="".join(reasoning),
             model=response.resolved_model or model.model_id,
+            priced=False if model.needs_key else None,
         )
 
     def _at_once(self) -> int:

@@ -296,7 +296,8 @@ class OpenAI:
 
     def completion(self, answer: Answer, cached: bool) -> Completion:
         """An answer as others have it."""
-        told = {**answer, "cost": cost_of(answer, self.prices), "cached": cached}
+        cost, priced = cost_of(answer, self.prices), bool(self.prices)
+        told = {**answer, "cost": cost, "cached": cached, "priced": priced}
         return completion_of(told) if "tokens" in told else plain_completion_of(told)
 
     def _log(self, wanted: int, asked: int, repeated: int) -> None:

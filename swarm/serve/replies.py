@@ -101,7 +101,7 @@ def usage(samples: Sequence[Completion]) -> dict[str, Any]:
     new = sum(one.new_tokens for one in samples)
     told = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
     cost = sum(one.cost for one in samples)
-    return {**told, "cost": cost} if cost else told
+    return {**told, "cost": cost} if any(one.known_cost is not None for one in samples) else told
 
 
 def event(content: Any) -> bytes:

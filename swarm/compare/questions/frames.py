@@ -142,13 +142,14 @@ def detailed(row: Row) -> tuple[Any, ...]:
     said = [one for one in row.heard if isinstance(one, Completion)]
     if not said:
         return (None,) * (len(DETAILS) - 1)
+    costs = [one.known_cost for one in said]
     return (
         said[0].finish,
         said[0].reasoning,
         sum(one.prompt_tokens for one in said),
         sum(one.new_tokens for one in said),
         sum(one.seconds for one in said),
-        sum(one.cost for one in said),
+        sum(known) if (known := [c for c in costs if c is not None]) else None,
         all(one.cached for one in said),
     )
 

@@ -5,9 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Unicode's bidirectional controls (UAX 9), which show a text in another order than it has."""
+
 CONTROLS = {
     **{code: chr(0x2400 + code) for code in range(32)},
-    **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
+    **dict.fromkeys((*range(0x80, 0xA0), *BIDI), "\N{REPLACEMENT CHARACTER}"),
     0x7F: "\N{SYMBOL FOR DELETE}",
     ord("\n"): "\n",
     ord("\t"): "\t",

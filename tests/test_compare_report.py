@@ -23,7 +23,7 @@ def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path
         answers(group, model, ["x", "y", None if group == "b" else "x"] * 12).assign(
             paraphrase_ix=[0, 1, 2] * 12, cost=cost, score=np.arange(36) / 7, score_question="?",
             mood=long, mood_question="?")
-        for group, model, cost in (("a", "m", 0.001), ("b", "n (new)", 0.0))
+        for group, model, cost in (("a", "m", 0.001), ("b", "n (new)", None))
     ])  # fmt: skip
     told = report.question(tmp_path, "song(1)", df)
     there = sorted(path.name for path in (tmp_path / "song(1)").glob("*.png"))

@@ -386,3 +386,11 @@ def test_a_price_of_nothing_is_a_price_and_what_is_unpriced_is_said() -> None:
     assert (some["cost"], some["unpriced"]) == (0.5, 1)
     none = told(at(False, 0.0), at(False, 0.0))
     assert (none["cost"], none["unpriced"]) == (None, 2)
+
+
+def test_bidirectional_controls_reach_no_terminal() -> None:
+    """They would show a text in another order than it has."""
+    controls = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    made = session(last=always(f"a{controls}b"), layers=1)
+    made.ask("why?")
+    assert said(made)[0] == f"a{len(controls) * chr(0xFFFD)}b\n"

@@ -113,9 +113,11 @@ def test_what_is_no_completion_is_asked_again(body: Any) -> None:
         assert len(server.asked) == 2
     with (
         endpoint(in_turn(Reply(body))) as server,
-        pytest.raises(ServerFault, match=r"^small \(http.*not the agreed answer: .+"),
+        pytest.raises(ServerFault, match=r"^small \(http.*not the agreed answer: .+") as caught,
     ):
         model(server, limits=Limits(retries=0)).generate([Request("a")])
+    words = str(caught.value)
+    assert not re.search(r"object|subscript|attribute|indices|argument|convert|Error", words), words
 
 
 def test_tokens_and_cost_are_counted() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarm.models import Delta, Token
-from swarm.models.failures import one_line, said
+from swarm.models.failures import NotAgreed, one_line, said
 from swarm.models.thoughts import Thoughts, split
 
 UNLIKELIEST = -9999.0
@@ -33,7 +33,7 @@ def answers_in(content: Any, most: int, seconds: float) -> list[Answer]:
     """
     choices = content.get("choices") if isinstance(content, Mapping) else None
     if not choices:
-        raise ValueError(one_line(said(content)) or "no choices")
+        raise NotAgreed(one_line(said(content)) or "no choices")
     answers = [read(choice) for choice in list(choices)[:most]]
     usage, model = content.get("usage") or {}, content.get("model")
     for name, counted in COUNTED.items():
@@ -87,7 +87,7 @@ def spoken(message: Mapping[str, Any]) -> tuple[str, str]:
         thoughts += "".join(inner(part["thinking"]) for part in text if part.get("thinking"))
         text = inner(text)
     if not isinstance(text, str):
-        raise ValueError("the content is not a text")
+        raise NotAgreed("the content is not a text")
     return text, thoughts
 
 
@@ -139,7 +139,7 @@ class Pieces:
             ValueError: It tells of an error, or is none of a chat completion.
         """
         if content.get("error"):
-            raise ValueError(one_line(said(content)))
+            raise NotAgreed(one_line(said(content)))
         self._common |= {key: content[key] for key in ("model", "usage") if content.get(key)}
         if not (choices := content.get("choices")):
             return []

@@ -1,6 +1,7 @@
 """One call to a server, repeated as often as is allowed, until its answer is understood."""
 
 import asyncio
+import json
 import math
 import random
 import time
@@ -10,6 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from swarm.models.failures import (
     BadRequest,
+    NotAgreed,
     RateLimited,
     RequestError,
     ServerFault,
@@ -310,11 +312,18 @@ class Failures:
 def understood(who: str, function: Callable[..., T], *given: Any) -> T:
     """What the function makes of a server's words.
 
+    Args:
+        given: Of an event its content; else a number, the content and the seconds.
+
     Raises:
-        ServerFault: It does not understand them.
+        ServerFault: It does not understand them. The message says why in the function's own words
+            (`NotAgreed`), or else what came.
     """
     try:
         return function(*given)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        words = one_line(str(error)) or type(error).__name__
-        raise ServerFault(f"{who}: not the agreed answer: {words}") from None
+    except NotAgreed as error:
+        words = one_line(str(error))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        content = given[0] if len(given) == 1 else given[1]
+        words = f"its form is another: {one_line(json.dumps(content, ensure_ascii=False))}"
+    raise ServerFault(f"{who}: not the agreed answer: {words}")

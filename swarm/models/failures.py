@@ -56,6 +56,10 @@ class RequestError(UserError):
         return error
 
 
+class NotAgreed(ValueError):
+    """What a server says is not what was agreed; the message says in what."""
+
+
 class AccessDenied(RequestError):
     """401, 402, 403: the key, or the account, does not allow it."""
 

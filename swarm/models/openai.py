@@ -14,7 +14,7 @@ from swarm.models.as_json import completion_of, plain_completion_of
 from swarm.models.asking import Call
 from swarm.models.cache import Cache
 from swarm.models.chat import Wanted, call_of, chat_url, grouped, wanted
-from swarm.models.failures import ABOUT_A_TEXT, BadRequest, code
+from swarm.models.failures import ABOUT_A_TEXT, BadRequest, NotAgreed, code
 from swarm.models.http import Client
 from swarm.models.keeping import Keeping
 from swarm.models.pace import Limits
@@ -272,7 +272,7 @@ class OpenAI:
             if lacks and again and self._tells is not False:
                 lacking[number] += 1
                 if lacking[number] <= min(AGAIN, self.client.limits.retries):
-                    raise ValueError("no log probabilities, which were asked for")
+                    raise NotAgreed("no log probabilities, which were asked for")
                 # An endpoint that has told them before may do so the next time.
                 self._tells = self._tells or False
             return kept(number, answers)

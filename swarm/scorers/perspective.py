@@ -7,7 +7,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.models.asking import Call
 from swarm.models.cache import Cache, key_of
-from swarm.models.failures import BadRequest
+from swarm.models.failures import BadRequest, NotAgreed
 from swarm.models.http import Client
 from swarm.models.pace import Limits
 from swarm.scorers.toxicity import Untoxic
@@ -98,7 +98,7 @@ class Perspective(Untoxic):
         def read(number: int, content: Any, seconds: float) -> float | None:
             value = float(content["attributeScores"]["TOXICITY"]["summaryScore"]["value"])
             if not 0 <= value <= 1:
-                raise ValueError(f"a toxicity of {value}")
+                raise NotAgreed(f"a toxicity of {value}")
             return kept(number, value)
 
         def refused(number: int, error: BadRequest) -> float | None:

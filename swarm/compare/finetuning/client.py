@@ -9,6 +9,7 @@ from urllib.parse import quote
 from swarm.models.address import proxy_for
 from swarm.models.asking import Asking, Call
 from swarm.models.background import line
+from swarm.models.failures import NotAgreed
 from swarm.models.pace import Limits, Turns
 from swarm.models.post import Post
 
@@ -130,9 +131,12 @@ class Client:
 
     def _ask(self, ask: Ask, read: Callable[..., Any], retries: int = 3, more: float = 0.0) -> Any:
         limits = Limits(
-            timeout=self.limits.timeout + more, retries=retries,
+            timeout=self.limits.timeout + more,
+            retries=retries,
             connect_timeout=self.limits.connect_timeout,
-        )  # fmt: skip
+            # What is sent once alone may meet a limit of the day, which the manager waits for.
+            rate_limit_timeout=self.limits.rate_limit_timeout if retries else 0.0,
+        )
         return line().run(self._asked(ask, read, limits))
 
     async def _asked(self, ask: Ask, read: Callable[..., Any], limits: Limits) -> Any:
@@ -156,10 +160,10 @@ def _with(*keys: str) -> Callable[[int, Any, float], Any]:
 
     def read(number: int, told: Any, seconds: float) -> Any:
         if not isinstance(told, dict):
-            raise ValueError("it is no object")
+            raise NotAgreed("it is no object")
         for key in keys:
             if not isinstance(told.get(key), list if key == "data" else str):
-                raise ValueError(f"it has no {key!r}")
+                raise NotAgreed(f"it has no {key!r}")
         return told
 
     return read

@@ -86,12 +86,10 @@ def told(
         return f"No difference: none of {items} {of} differs."
     kind = "gain" if gain >= 0 else "loss"
     chance = "is" if p < 0.05 else "is not"
-    apart = not interval[0] <= 0 <= interval[1]
-    odd = " The test decides: with so few items the bootstrap's interval is rough."
     return (
         f"The {kind} of {scale * abs(gain):.3g}{unit} on {items} {of} {chance} distinguishable "
         f"from chance (p = {p:.3g}; 95 % interval {low} to {high})."
-    ) + odd * (apart != (p < 0.05))
+    )
 
 
 def constant_label(found: Mapping[str, Any]) -> str:

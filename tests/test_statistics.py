@@ -49,6 +49,41 @@ def test_graded_scores_are_tested_by_sign_flips() -> None:
     assert paired_test(noise.tolist(), before.tolist()).p > 0.05
 
 
+def test_interval_and_test_agree() -> None:
+    """An interval that excludes 0 beside a p of .25 reads as a gain; both are one method."""
+    found = paired_test([1.0] * 4 + [0.0] * 8, [0.0] * 12)  # 4 of 12 won, none lost
+    assert found.p == 0.125 and found.low <= 0 < found.high
+    random = np.random.default_rng(7)
+    for graded in (False, True):
+        for _ in range(60):
+            before, after = random.random((2, int(random.integers(2, 40))))
+            if not graded:
+                before, after = (before < 0.3).astype(float), (after < 0.6).astype(float)
+            found = paired_test(after.tolist(), before.tolist())
+            assert found.low <= found.difference <= found.high
+            assert (found.low > 0 or found.high < 0) == (found.p < 0.05), found
+
+
+def test_the_paired_interval_covers_as_often_as_it_says() -> None:
+    random = np.random.default_rng(5)
+    covered = 0
+    for _ in range(300):
+        draw = random.random(100)
+        before = np.where(random.random(100) < 0.3, random.random(100) < 0.3, draw < 0.4)
+        found = paired_test((draw < 0.5).astype(float).tolist(), before.astype(float).tolist())
+        covered += found.low <= 0.5 - (0.3 * 0.3 + 0.7 * 0.4) <= found.high
+    assert covered >= 278, "95 %, less three standard errors"
+
+
+def test_the_interval_of_sign_flips_inverts_their_test() -> None:
+    random = np.random.default_rng(2)
+    gains = random.normal(0.2, 1, size=40)
+    found = paired_test(gains.tolist(), [0.0] * 40)
+    for end, inside in ((found.low, 1e-6), (found.high, -1e-6)):
+        assert paired_test((gains - end - inside).tolist(), [0.0] * 40).p >= 0.05
+        assert paired_test((gains - end + inside).tolist(), [0.0] * 40).p < 0.05
+
+
 def test_nothing_has_no_mean() -> None:
     with pytest.raises(ValueError, match="at least one"):
         mean_interval([])

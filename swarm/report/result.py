@@ -243,8 +243,9 @@ def _method(models: Compared) -> list[str]:
     if answers and answers[0] == "test":
         told.append(f"The paired test on test is {kind_of_test(*answers[1:])}.")
     told.append(
-        "Intervals of right-or-wrong answers are Wilson's, all others are bootstrapped over items; "
-        "they cover the draw of the items, not that of the seed: another seed is another search."
+        "Intervals of right-or-wrong answers are Wilson's, those of other utilities are "
+        "bootstrapped over items, and that of a difference inverts its test; they cover the draw "
+        "of the items, not that of the seed: another seed is another search."
     )
     evaluated = int((~np.isnan(models.run.utilities)).sum())
     told.append(f"The best found is the highest of {count(evaluated)} evaluations on dev.")

@@ -9,7 +9,7 @@ import numpy as np
 Z95 = 1.959963984540054
 """Half the width of the central 95 % of a standard normal distribution, in standard deviations."""
 
-RESAMPLES = 10_000
+RESAMPLES, FLIPS_AT_ONCE = 10_000, 500
 
 LATTICE = 200
 """The finest step to which an exact sign-flip test rounds differences, per unit or per largest."""
@@ -81,7 +81,12 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> Paired:
     """Compare two models on the same items.
 
     The p-value is McNemar's exact one where every score is 0 or 1, else that of 10,000 random
-    sign flips; the interval is the bootstrap's over items.
+    sign flips. The interval inverts the same test, the differences that it does not reject, so that
+    it excludes 0 exactly where p is below .05. McNemar's inversion takes the number of items that
+    differ as given (Clopper and Pearson, 1934, Biometrika 26:404), and so covers too seldom (.90 to
+    .92 in simulations); it is widened to the bootstrap's interval where that reaches farther. Sign
+    flips shift all differences alike; of items too few for any difference to be rejected, the
+    interval ends at twice the largest difference of an item.
 
     Raises:
         ValueError: The two have different lengths, or none.
@@ -89,28 +94,82 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> Paired:
     gains = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
     if len(gains) == 0:
         raise ValueError("a paired test needs at least one item")
-    low, high = np.quantile(_bootstrap_means(gains), (0.025, 0.975))
     if np.isin([*after, *before], (0.0, 1.0)).all():
-        p = _mcnemar(int((gains > 0).sum()), int((gains < 0).sum()))
+        low, high, p = _mcnemar(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
+        ends = np.quantile(_bootstrap_means(gains), (0.025, 0.975))
+        wide = min(low, float(ends[0])), max(high, float(ends[1]))
+        if not wide[0] <= 0 <= wide[1] or p >= 0.05:
+            low, high = wide
     else:
-        p = _sign_flips(gains)
-    return Paired(float(gains.mean()), float(low), float(high), p, len(gains))
+        low, high, p = _sign_flips(gains)
+    return Paired(float(gains.mean()), low, high, p, len(gains))
 
 
-def _mcnemar(won: int, lost: int) -> float:
-    """McNemar's exact test: items won and lost are a fair coin if nothing changed."""
-    n = won + lost
-    tail = sum(math.comb(n, k) for k in range(min(won, lost) + 1)) / 2**n
-    return min(1.0, 2 * tail)
+def _mcnemar(won: int, lost: int, n: int) -> tuple[float, float, float]:
+    """Interval and p: the items won and lost are a fair coin if nothing changed."""
+    differ = won + lost
+    if differ == 0:
+        return 0.0, 0.0, 1.0
+    tail = sum(math.comb(differ, k) for k in range(min(won, lost) + 1)) / 2**differ
+    low, high = _clopper_pearson(won, differ)
+    scale = differ / n
+    return (2 * low - 1) * scale, (2 * high - 1) * scale, min(1.0, 2 * tail)
 
 
-def _sign_flips(gains: np.ndarray) -> float:
-    signs = np.random.Generator(np.random.Philox(key=1)).choice(
-        (-1.0, 1.0), size=(RESAMPLES, len(gains))
-    )
-    # Rounding must not tell a flip of every sign from none.
-    extreme = np.abs((signs * gains).mean(axis=1)) >= abs(gains.mean()) - 1e-12
-    return float((extreme.sum() + 1) / (RESAMPLES + 1))
+def _clopper_pearson(successes: int, n: int) -> tuple[float, float]:
+    """The shares that neither tail of the exact binomial test rejects at .025."""
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    counts = np.arange(n + 1)
+    ways = factorials[n] - factorials[counts] - factorials[n - counts]
+
+    def tail(share: float, ks: slice) -> float:
+        """The probability of these counts."""
+        k = counts[ks]
+        logs = ways[ks] + k * math.log(share) + (n - k) * math.log1p(-share)
+        return float(np.exp(logs).sum())
+
+    def bisect(ks: slice, rising: bool) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            if (tail(middle, ks) < 0.025) == rising:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
+
+    lower = bisect(slice(successes, None), rising=True) if successes else 0.0
+    upper = bisect(slice(successes + 1), rising=False) if successes < n else 1.0
+    return lower, upper
+
+
+def _sign_flips(gains: np.ndarray) -> tuple[float, float, float]:
+    """Interval and p of random sign flips."""
+    generator = np.random.Generator(np.random.Philox(key=1))
+    count = len(gains)
+    flipped, balance = np.empty(RESAMPLES), np.empty(RESAMPLES)
+    for start in range(0, RESAMPLES, FLIPS_AT_ONCE):
+        rows = slice(start, min(RESAMPLES, start + FLIPS_AT_ONCE))
+        signs = generator.choice((-1.0, 1.0), size=(rows.stop - rows.start, count))
+        flipped[rows], balance[rows] = (signs * gains).mean(axis=1), signs.mean(axis=1)
+    mean = gains.mean()
+
+    def p(shift: float) -> float:
+        # Rounding must not tell a flip of every sign from none.
+        extreme = np.abs(flipped - shift * balance) >= abs(mean - shift) - 1e-12
+        return float((extreme.sum() + 1) / (RESAMPLES + 1))
+
+    def end(direction: int) -> float:
+        # The farther a shift from the mean, the fewer flips are as extreme: p falls both ways.
+        near, far = mean, mean + direction * 2 * np.abs(gains).max()
+        if p(far) >= 0.05:
+            return float(far)
+        for _ in range(60):
+            middle = (near + far) / 2
+            near, far = (middle, far) if p(middle) >= 0.05 else (near, middle)
+        return float(near)
+
+    return end(-1), end(1), p(0.0)
 
 
 def exact_flips(gains: np.ndarray) -> float:

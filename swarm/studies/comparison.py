@@ -40,7 +40,7 @@ class Row(NamedTuple):
 def compared(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Each row's dev and test utilities by seed, and its paired difference.
 
-    The difference is that of the mean test utilities over seeds, with the bootstrap's 95 %
+    The difference is that of the mean test utilities over seeds, with its 95 %
     interval over test items: what other seeds would give is not in it.
 
     Raises:

@@ -456,3 +456,25 @@ def test_an_unknown_baseline_is_refused(
     result = searches.run([*words, "baselines=[soop]", "name=other"])
     assert result.returncode == 1 and "must be a list of base, soup, recipe" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_runs_are_compared_on_the_items_that_both_were_asked(
+    baselines: tuple[list[str], dict[str, Any], str],
+) -> None:
+    from swarm.ui.together import beside
+
+    words, _, _ = baselines
+    words = [word for word in words if not word.startswith(("baselines=", "name="))]
+    few = [*words, "name=few", "task.test_limit=12", "seed=7"]
+    result = searches.run(few)
+    assert result.returncode == 0, result.stderr
+    search = Path(next(word for word in words if word.startswith("folder=")).split("=", 1)[1])
+    (said,) = beside([search / "run", search / "few"]).tests
+    assert said.startswith("few against run: ")
+    assert "12 test items that both were asked" in said
+    data = Path(next(word for word in words if word.startswith("task.file=")).split("=", 1)[1])
+    content = json.loads(data.read_text())
+    content["test"][0]["question"] += " now"
+    data.write_text(json.dumps(content))
+    (said,) = beside([search / "run", search / "few"]).tests
+    assert "not tested against each other" in said and "data file has changed" in said

@@ -10,6 +10,8 @@ from hydra.utils import instantiate
 from swarm.certainty import gain_of, is_mean
 from swarm.errors import UserError
 from swarm.evaluation import as_scores
+from swarm.files import digest
+from swarm.identity import items_digest
 from swarm.report.folder import RunFolder
 from swarm.report.statistics import Paired, utility_test
 from swarm.report.text import table
@@ -78,6 +80,37 @@ def _scores(run: RunFolder, start: bool) -> list[Score]:
     if rows is None:
         raise UserError(f"{run.path}: it was not tested; go on with the search, with test=true")
     return as_scores(rows)
+
+
+def against(first: RunFolder, other: RunFolder) -> tuple[Paired, int]:
+    """The best found of one run beside another's, on the test items that both were asked.
+
+    Items are the same if all that they hold is, whatever their places in the two splits.
+
+    Returns:
+        The difference (the other's minus the first's), and how many items the two runs have that
+        the other one lacks; `Paired.n` is the number of items that they share.
+
+    Raises:
+        UserError: They share none, or the items of a run are not what it was asked any more.
+    """
+    task = plain(instantiate(first.config["task"], _convert_="all"))
+    mine, theirs = _by_item(first), _by_item(other)
+    both = [item for item in mine if item in theirs]
+    if not both:
+        raise UserError("no test items that both were asked")
+    found = gain_of(task, [theirs[item] for item in both], [mine[item] for item in both])
+    return found, len(mine) + len(theirs) - 2 * len(both)
+
+
+def _by_item(run: RunFolder) -> dict[str, Score]:
+    """What a run's best found answered on test, by the digest of the item."""
+    scores = _scores(run, start=False)
+    task = plain(instantiate(run.config["task"], _convert_="all"))
+    if items_digest(task, "test") != run.metrics["asked"]["test_items"]:
+        raise UserError(f"{run.path}: its data file has changed since it was tested")
+    digests = (digest(dict(item)) for item in task.items("test"))
+    return dict(zip(digests, scores, strict=True))
 
 
 def gain(task: Task, own: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]) -> Paired:

@@ -140,26 +140,21 @@ def settings(runs: list[RunFolder]) -> list[list[str]]:
 
 def _tests(runs: list[RunFolder]) -> list[str]:
     """What the paired test says of each run's best found against the first run's."""
-    from swarm.studies.comparison import Row, compared
+    from swarm.studies.comparison import against
 
     first, *others = runs
     said = []
     for other in others:
         pair = f"{other.path.name} against {first.path.name}"
         try:
-            items = {run.metrics.get("asked", {}).get("test_items") for run in (first, other)}
-            if None in items or len(items) > 1:
-                said.append(f"{pair}: no test items that both were asked.")
-                continue
-            row = compared([Row(other.path.name, [other], [first])])[0]
+            by, apart = against(first, other)
         except (UserError, *BROKEN) as error:
             said.append(f"{pair}: not tested against each other ({error}).")
             continue
-        by = row["difference"]
         points = bool(first.metrics.get("in_points", False))
-        words = told(by["difference"], (by["low"], by["high"]), by["p"], row["items"],
-                     "test items", points)  # fmt: skip
-        said.append(f"{pair}: {signed(by['difference'])}. {words}")
+        of = "test items that both were asked" if apart else "test items"
+        words = told(by.difference, (by.low, by.high), by.p, by.n, of, points)
+        said.append(f"{pair}: {signed(by.difference)}. {words}")
     return said
 
 

@@ -382,3 +382,37 @@ def test_the_page_names_all_commands_options_and_strategies() -> None:
             assert f"`{option}" in page, option
     for name in (*consortium.list_commands(group), *STRATEGIES):
         assert f"`{name}" in page, name
+
+
+def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
+    """In the record of runs and in the file of --output; what was under way is named as stopped."""
+
+    def answer(asked: Any) -> Reply:
+        slow = asked.body["model"] == "slow"
+        return Reply(chat(f"the {asked.body['model']} answer").body, wait=60.0 if slow else 0.0)
+
+    with endpoint(answer) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "swarm.consortium", "Why?", "-m", "openai/quick", "-m",
+             "openai/slow", "--arbiter", "openai/quick", "--output", str(place / "out.json")],
+            env=searches.environment(
+                OPENAI_BASE_URL=server.url, LLM_USER_PATH=os.environ["LLM_USER_PATH"],
+                MODEL_SWARMS_CACHE=os.environ["MODEL_SWARMS_CACHE"],
+            ),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=searches.ROOT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        assert process.stderr
+        while "member openai/quick" not in (line := process.stderr.readline()):
+            assert line, "it ended before a member answered"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    found = json.loads((place / "out.json").read_text())
+    said = {one["model"]: one for one in found["model_responses"]}
+    assert said["openai/quick"]["response"] == "the quick answer"
+    assert said["openai/slow"]["error"] == "stopped" and found["synthesis"] is None
+    [run] = Runs().list()
+    assert (run["status"], run["error"]) == ("failed", "stopped")
+    answers = Runs().get(run["id"])["answers"]
+    assert [one["text"] for one in answers] == ["the quick answer", None]
+    assert "the quick answer" in fine("run-info", run["id"]).stdout

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from swarm.collab import Answer
 from swarm.collab.consortium import Consortium
 from swarm.collab.deliberation.verdicts import Deliberation, Iteration, Opinion, Verdict
 
@@ -57,6 +58,47 @@ def _iteration(iteration: Iteration, raw: bool) -> dict[str, Any]:
         "iteration": iteration.number,
         "model_responses": [_response(opinion) for opinion in iteration.opinions],
         "synthesis": _synthesis(iteration.verdict, raw),
+    }
+
+
+def unfinished(
+    consortium: Consortium, prompt: str, iterations: Sequence[Iteration], answers: Sequence[Answer]
+) -> dict[str, Any]:
+    """What had come of a request that was stopped: `result` without a synthesis.
+
+    Args:
+        consortium: Whose.
+        prompt: What was asked, as the user wrote it.
+        iterations: Those that are over.
+        answers: All calls that came to an end, or were under way and then stopped.
+    """
+    over = [_iteration(one, raw=True) for one in iterations]
+    here = max((one.layer for one in answers), default=0)
+    said = [one for one in answers if one.layer == here and one.role == "member"]
+    if here > len(over):
+        told = [_response(Opinion(one, one.sample + 1, one.text, None)) for one in said]
+        over.append({"iteration": here, "model_responses": told, "synthesis": None})
+    came = [one.completion for one in answers if one.completion]
+    costs = [one.known_cost for one in came]
+    known = [cost for cost in costs if cost is not None]
+    return {
+        "original_prompt": prompt,
+        "model_responses": over[-1]["model_responses"] if over else [],
+        "synthesis": None,
+        "metadata": {
+            "models_used": dict(Counter(seat.slot.name for seat in consortium.seats)),
+            "arbiter": consortium.arbiter.name if consortium.arbiter else None,
+            "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+            "iteration_count": len(iterations),
+            "strategy": consortium.strategy,
+            "calls": len(answers),
+            "prompt_tokens": sum(one.prompt_tokens for one in came),
+            "completion_tokens": sum(one.new_tokens for one in came),
+            "cost": sum(known) if known else None,
+            "unpriced": len(costs) - len(known),
+            "stopped": "interrupted",
+        },
+        "iterations": over,
     }
 
 

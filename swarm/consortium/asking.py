@@ -8,12 +8,13 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from swarm.collab import Watch
+from swarm.collab import Answer, Watch
 from swarm.collab.configs import Config
 from swarm.collab.consortium import Consortium
 from swarm.collab.deliberation.progress import line
+from swarm.collab.deliberation.verdicts import Iteration
 from swarm.collab.following import changed, followed
-from swarm.collab.outcome import result
+from swarm.collab.outcome import result, unfinished
 from swarm.consortium.runs import Runs
 from swarm.errors import UserError
 from swarm.models import Message, Request
@@ -48,14 +49,43 @@ class Question:
     recorded: bool = True
 
 
+class Interrupted(KeyboardInterrupt):
+    """Somebody stopped a question.
+
+    Attributes:
+        found: What had come by then; see `swarm.collab.outcome.unfinished`.
+    """
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__()
+        self.found = found
+
+
 def ask(question: Question, watch: Watch | None = None) -> dict[str, Any]:
     """The result, with the arbiter's replies word by word.
 
     Raises:
         UserError: There is no answer.
+        Interrupted: It was stopped; what members had answered is in the record of the run.
     """
     prompt = question.turns[-1].content
-    (came,) = question.consortium.run([Request(question.turns, **question.asked)], watch)
+    over: list[Iteration] = []
+    answers: list[Answer] = []
+
+    def note(number: int, event: Any) -> None:
+        if isinstance(event, Answer):
+            answers.append(event)
+        elif isinstance(event, Iteration):
+            over.append(event)
+        if watch:
+            watch(number, event)
+
+    try:
+        (came,) = question.consortium.run([Request(question.turns, **question.asked)], note)
+    except KeyboardInterrupt:
+        found = unfinished(question.consortium, prompt, over, answers)
+        _record(question, found, "stopped")
+        raise Interrupted(found) from None
     if isinstance(came, UserError):
         _record(question, {"original_prompt": prompt}, str(came))
         raise came

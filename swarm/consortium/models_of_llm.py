@@ -21,6 +21,7 @@ from swarm.consortium.members import Members
 from swarm.consortium.options import see_use
 from swarm.errors import UserError
 from swarm.models import Message
+from swarm.models.cache import WAIT, patiently
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +201,10 @@ def logged(question: Question, watch: Watch) -> dict[str, Any]:
     try:
         if not (llm.user_dir() / "logs-off").exists():
             turns = Database(llm.user_dir() / "logs.db")
-            migrate(turns)
-            response.log_to_db(turns)
+            # Of llm's own file: several processes may write to it at the same moment.
+            turns.conn.execute(f"PRAGMA busy_timeout = {1000 * WAIT:.0f}")
+            patiently(lambda: migrate(turns))
+            patiently(lambda: response.log_to_db(turns))
     except (sqlite3.Error, OSError) as error:
         log.warning("llm's log does not have it: %s", error)
     return response.response_json or {}

@@ -93,6 +93,8 @@ def _told(run: Mapping[str, Any]) -> Iterator[str]:
     yield f"prompt: {run['prompt']}"
     if run["error"]:
         yield f"failed: {run['error']}"
+        if "iterations" in run["result"]:
+            yield from telling.everything(run["result"])
         return
     yield from telling.about(run["result"])
     yield from telling.everything(run["result"])

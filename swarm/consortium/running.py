@@ -13,7 +13,7 @@ from swarm.collab import Watch
 from swarm.collab.configs import build
 from swarm.collab.deliberation.progress import line
 from swarm.consortium import telling
-from swarm.consortium.asking import MAX_TOKENS, Question, ask
+from swarm.consortium.asking import MAX_TOKENS, Interrupted, Question, ask
 from swarm.consortium.options import asked, begin, how, members_of, options, places, start, who
 from swarm.errors import UserError
 from swarm.files import write_json
@@ -81,7 +81,12 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
         begun.name, begun.config, consortium, turns, of_request(given), not given["no_log"]
     )
     with during(tracker, Shown("consortium", folder("consortium"), config)) as summary:
-        result = answered(put, notes, _answering(ctx, put.recorded))
+        try:
+            result = answered(put, notes, _answering(ctx, put.recorded))
+        except Interrupted as stopped:
+            if given["output"]:
+                write_json(given["output"].expanduser(), stopped.found)
+            raise
         summary |= deliberation(tracker, result)
     _show(result, given, notes)
 

@@ -139,7 +139,7 @@ class Runs:
 
 def _of_run(result: Mapping[str, Any]) -> Row:
     """What of a result is a column of its run."""
-    about, verdict = result.get("metadata", {}), result.get("synthesis", {})
+    about, verdict = result.get("metadata", {}), result.get("synthesis") or {}
     return {
         "prompt": result.get("original_prompt"),
         "answer": verdict.get("synthesis"),
@@ -158,8 +158,8 @@ def _answers(result: Mapping[str, Any]) -> Iterator[Row]:
     """Every member's answer of every iteration, and after them what the arbiter made of them."""
     for iteration in result.get("iterations", []):
         number, verdict = iteration["iteration"], iteration["synthesis"]
-        ranking = verdict.get("ranking") or []
-        counted = verdict["how"] == "counted"
+        ranking = verdict.get("ranking") or [] if verdict else []
+        counted = verdict is not None and verdict["how"] == "counted"
         # A vote says who won and no more: its first places are those that gave the same answer.
         first = round(verdict["confidence"] * len(ranking)) if counted and ranking else 1
         ranked = None if counted or len(ranking) < 2 else len(ranking)
@@ -174,7 +174,7 @@ def _answers(result: Mapping[str, Any]) -> Iterator[Row]:
                 "new_tokens": said.get("completion_tokens"), "cost": said.get("cost"),
                 "seconds": said.get("seconds"),
             }  # fmt: skip
-        if not counted:
+        if verdict and not counted:
             yield {
                 "iteration": number, "member": result["metadata"]["arbiter"], "role": "arbiter",
                 "text": verdict.get("raw_arbiter_response") or verdict["synthesis"],

@@ -74,7 +74,7 @@ def everything(result: Mapping[str, Any]) -> Iterator[str]:
             yield ""
             yield heading(one["iteration"], response)
             yield response.get("error") or response["response"]
-        if reply := one["synthesis"].get("raw_arbiter_response"):
+        if reply := (one["synthesis"] or {}).get("raw_arbiter_response"):
             yield from ("", f"--- iteration {one['iteration']}: arbiter {arbiter}", reply)
 
 

@@ -1,11 +1,13 @@
 """What a task asks and has judged, found out without a model that answers and without a scorer."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.engine.base import Base
 from swarm.engine.sources import quiet_transformers
 from swarm.engine.tokens import choice_ids, prompt_ids, templated, tokens_read
 from swarm.errors import UserError
@@ -14,6 +16,9 @@ from swarm.tasks import Item, Prepared, Supervised, Task
 from swarm.tasks.mixture import Mixture
 
 log = logging.getLogger(__name__)
+
+TOLD_AGAIN = 64
+"""Tokens of what a judge is told where its reply has no rating, about."""
 
 NEVER_CUT = ("id", "answer", "domain", "split", "task")
 """Fields of an item that are not truncated."""
@@ -126,13 +131,21 @@ def _fit(task: Task, split: str, lengths: Lengths, context: float, key: str) -> 
     lengths.read(prompt for mine in asked for prompt, _, _ in mine)
     needs = [max(lengths.needed(*one, context) for one in mine) for mine in asked]
     long = [place for place, tokens in enumerate(needs) if tokens > context]
+    who = "the model's"
+    if not long:
+        # Of a judge's model nothing is cut: what it is shown is the item and the whole answer.
+        needs, context = _judged(task, items)
+        long = [place for place, tokens in enumerate(needs) if tokens > context]
+        who = "the judge's"
     if not long:
         return []
     worst = max(long, key=lambda place: needs[place])
     policy = getattr(task, "too_long", "refuse")
-    about = f"{task.name}: {len(long)} of {len(items)} {split} items do not fit into the model's "
+    about = f"{task.name}: {len(long)} of {len(items)} {split} items do not fit into {who} "
     about += f"{context:.0f} tokens; the longest, item {items[worst]['id']!r}, "
     about += f"needs {needs[worst]:,} with its answer"
+    if who == "the judge's" and policy == "truncate":
+        raise UserError(f"{about}; what a judge is shown is not truncated: set {key}.too_long=drop")
     if policy == "refuse" or not hasattr(task, "replace_items"):
         raise UserError(f"{about}; shorten them, or set {key}.too_long=drop or truncate")
     kept = list(items)
@@ -146,6 +159,25 @@ def _fit(task: Task, split: str, lengths: Lengths, context: float, key: str) -> 
     task.replace_items(split, kept)
     return [f"{about}; {key}.too_long={policy}: {len(long)} "
             f"{'dropped' if policy == 'drop' else 'truncated'}"]  # fmt: skip
+
+
+def _judged(task: Task, items: Sequence[Item]) -> tuple[list[int], float]:
+    """What a judge on this machine may need for each item, and its context; nothing of others.
+
+    Counted as if the answer had all its tokens and the judge's reply had to be asked for twice.
+    """
+    scorer = getattr(task, "scorer", None)
+    model = getattr(scorer, "model", None)
+    base = getattr(getattr(model, "model", model), "base", None)
+    folder = base.on_disk() if isinstance(base, Base) and hasattr(scorer, "asked") else None
+    if folder is None or base is None or scorer is None:
+        return [], math.inf
+    lengths = Lengths(base.tokenizer(folder))
+    prompts = [scorer.asked(item) for item in items]
+    lengths.read(prompts)
+    after = getattr(task, "max_new_tokens", 0) + 2 * scorer.max_new_tokens + TOLD_AGAIN
+    context = base.context()
+    return [lengths.needed(prompt, (), after, context) for prompt in prompts], context
 
 
 def _asked(task: Task, item: Item, split: str) -> list[tuple[Any, Sequence[str], int]]:

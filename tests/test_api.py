@@ -84,7 +84,8 @@ def test_the_command_line_goes_on_with_it(found: Result, home: Path, tiny_llama:
                                           tiny_pool: Path) -> None:  # fmt: skip
     before = searches.tree(found.folder, "command.json", "report.html", "report.md")
     config = json.loads((found.folder / "config.json").read_text())
-    same = {"optimizer__particles": 4, "optimizer__max_iterations": 2, "ensemble": 2}
+    same = {"optimizer__particles": 4, "optimizer__max_iterations": 2, "ensemble": 2,
+            "baselines": "[base,soup]"}  # fmt: skip
     again = searched(home, tiny_llama, tiny_pool, **same)
     assert again == found.folder
     assert searches.tree(again, "command.json", "report.html", "report.md") == before

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import searches
 
+from swarm.engine.base import Base
+from swarm.engine.local import Local
 from swarm.engine.tokens import prompt_ids
 from swarm.errors import UserError
 from swarm.rehearsal import fit
+from swarm.scorers.judge import Judge
 from swarm.scorers.rules import Regex
 from swarm.tasks.abstain import Abstain
 from swarm.tasks.choice import Choice
@@ -118,6 +121,18 @@ def test_a_window_is_never_cut(tmp_path: Path, words: Any) -> None:
     assert [item["answer"] for item in task.items("dev")] == windows
     with pytest.raises(UserError, match="cannot be truncated"):
         fit(Perplexity(**{**settings, "window": 6000}, too_long="truncate"), words, CONTEXT)  # type: ignore[arg-type]
+
+
+def test_a_judge_on_this_machine_has_room_too(tmp_path: Path, words: Any, tiny_llama: Path) -> None:
+    path = Path(data(tmp_path, "prompt"))
+    short = json.loads(path.read_text().replace(LONG * 3, LONG).replace(LONG * 2, LONG))
+    path.write_text(json.dumps(short))
+    judge = Judge(Local(Base(str(tiny_llama))), max_new_tokens=8)
+    with pytest.raises(UserError, match="do not fit into the judge's 512 tokens"):
+        fit(Written("judged", judge, str(path)), words, 1e6)
+    task = Written("judged", judge, str(path), too_long="truncate")
+    with pytest.raises(UserError, match=r"not truncated: set task\.too_long=drop"):
+        fit(task, words, 1e6)
 
 
 def test_when_all_are_dropped_none_are_left(tmp_path: Path, words: Any) -> None:

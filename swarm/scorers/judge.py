@@ -94,6 +94,10 @@ class Judge:
         """What is wrong with an item's question, or `None`."""
         return wrong_text(item, self.question)
 
+    def asked(self, item: Item, answer: str = "") -> tuple[Message, ...]:
+        """What the model is asked about an answer to an item, for `swarm.rehearsal.fit`."""
+        return (Message("user", prompt(item[self.question], answer)),)
+
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
         """One score a text; see `swarm.tasks.written.Scorer.score`.
 

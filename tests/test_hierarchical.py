@@ -16,6 +16,7 @@ from swarm.optimizers.de import DifferentialEvolution
 from swarm.optimizers.genome import Genome
 from swarm.optimizers.hierarchical import Hierarchical
 from swarm.optimizers.lorahub import LoraHub
+from swarm.optimizers.multi_objective import Nsga2
 from swarm.optimizers.nes import NaturalEvolution
 from swarm.optimizers.pso import GradientDescent, ParticleSwarm
 from swarm.optimizers.random_search import RandomSearch
@@ -186,6 +187,8 @@ def test_what_does_not_fit_is_one_line() -> None:
               shares=(1, 1), particles=5)  # fmt: skip
     with pytest.raises(UserError, match=r"optimizer.optimizer=gradient: needs gradients"):
         Hierarchical(optimizer=GradientDescent())
+    with pytest.raises(UserError, match=r"optimizer.optimizer=nsga2: .* a front has none"):
+        Hierarchical(optimizer=Nsga2())
     with pytest.raises(UserError, match="must be another optimizer"):
         Hierarchical(optimizer=Hierarchical())
 

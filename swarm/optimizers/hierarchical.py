@@ -102,6 +102,9 @@ class Hierarchical:
         if getattr(self.optimizer, "needs_gradients", None):
             raise UserError(f"""optimizer.optimizer={self.optimizer.NAME}: needs gradients, which
                 stages do not hand on; use it by itself with pool.groups, or take nes or cmaes""")
+        if hasattr(self.optimizer, "name_objectives"):
+            raise UserError(f"""optimizer.optimizer={self.optimizer.NAME}: a stage begins at one
+                best position, and a front has none; use it by itself, or take nes or cmaes""")
 
     def divide(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
         """As `Divided.divide`.

@@ -513,3 +513,40 @@ def test_requests_a_minute_can_be_set() -> None:
         began = time.monotonic()
         assert None not in texts(run([script(asked(), n) for n in range(30)]))
         assert time.monotonic() - began > 29 / 20 - 0.1 and limited.refused == 0
+
+
+def several(request: endpoints.Asked) -> endpoints.Reply:
+    """As many answers as are asked for."""
+    reply = repeats(request)
+    choices = reply.body["choices"] * request.body.get("n", 1)
+    return endpoints.Reply({**reply.body, "choices": choices})
+
+
+def test_samples_that_are_counted_are_asked_for_together() -> None:
+    """The prompt is paid once; what is kept is not asked for again, and one by one where `n` is
+    not known, or is refused."""
+
+    def probabilities(count: int) -> None:
+        calls = [{"params": {"messages": [{"role": "user", "content": f"q{n}"}]},
+                  "num_samples": count} for n in range(8)]  # fmt: skip
+        runner = Runner("small")
+        found = {tuple(said[0]) for _, said in runner.get_many(runner.sample_probs, calls)}
+        assert found == {(f"so: q{n}",) for n in range(8)}
+
+    with comparing.endpoint(several) as server:
+        probabilities(7)
+        assert [one.body["n"] for one in server.asked] == [7] * 8
+        probabilities(9)
+        assert [one.body["n"] for one in server.asked[8:]] == [2] * 8
+    with comparing.endpoint() as server:
+        probabilities(7)
+        assert len(server.asked) == 56, "an endpoint that gives one answer, whatever n is"
+
+    def refusing(request: endpoints.Asked) -> endpoints.Reply:
+        if "n" in request.body:
+            return endpoints.Reply({"error": {"message": "n must be 1"}}, 400)
+        return repeats(request)
+
+    with comparing.endpoint(refusing) as server:
+        probabilities(3)
+        assert 24 < len(server.asked) <= 32

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from swarm.models import Completion, Request
@@ -11,8 +11,8 @@ from swarm.models.chat import Wanted, body_of, call_of
 from swarm.models.keeping import Keeping
 from swarm.models.openai import OpenAI
 
-Ask = Callable[[str, Request, int], Awaitable[Completion]]
-"""Keeps by a key what is answered to a request: the sample of this number."""
+Ask = Callable[[Sequence[str], Request, int], Awaitable[list[Completion]]]
+"""Keeps by keys what is answered to a request: one sample a key, the first of this number."""
 
 
 @asynccontextmanager
@@ -20,7 +20,8 @@ async def asking(model: OpenAI) -> AsyncIterator[Ask]:
     """Ask on the event loop of `swarm.models.background.line`; answers are kept as they come.
 
     What it gives answers one request, even if its answer is kept already, and raises what it fails
-    for. Of a request with a seed the k-th sample is asked for with the seed plus k.
+    for. Of a request with a seed the k-th sample is asked for with the seed plus k, and alone. For
+    several samples (`n`) an endpoint may give fewer answers than keys.
 
     Raises:
         UserError: There is no key.
@@ -32,18 +33,19 @@ async def asking(model: OpenAI) -> AsyncIterator[Ask]:
     read, refused = model.reading(under_way, calls, keeping)
     async with model.client.asking(read, refused) as asked:
 
-        async def ask(key: str, request: Request, sample: int) -> Completion:
+        async def ask(keys: Sequence[str], request: Request, sample: int) -> list[Completion]:
             number, body = next(numbers), body_of(request, model.tokens_field, model.fixed)
             if "seed" in body:
                 body["seed"] += sample
-            one = Wanted(key, key, body, request.timeout)
-            under_way[number], calls[number] = [one], call_of([one], model.tokens_field)
+            some = [Wanted(key, key, body, request.timeout) for key in keys]
+            under_way[number], calls[number] = some, call_of(some, model.tokens_field)
             try:
-                [answer] = await asked(number, calls[number])
+                answers = await asked(number, calls[number])
             finally:
                 del under_way[number], calls[number]
             # What came in this turn of the loop is written before the next.
             await asyncio.sleep(0)
-            return model.completion(keeping.kept(one.key, answer), cached=False)
+            said = zip(keys, answers, strict=False)
+            return [model.completion(keeping.kept(key, one), cached=False) for key, one in said]
 
         yield ask

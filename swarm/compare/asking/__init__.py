@@ -16,10 +16,12 @@ class Asked:
         model: Its name.
         params: As a chat endpoint takes them: "messages", "temperature", "max_tokens" and so on,
             before `ModelAdapter` has made them this model's.
+        together: Whether one request may ask for several samples (`n`), so that the prompt is paid
+            once; of short answers, since a request with all of them takes as long as the longest.
     """
 
-    def __init__(self, model: str, params: Mapping[str, Any]) -> None:
-        self.model, self.params = model, params
+    def __init__(self, model: str, params: Mapping[str, Any], together: bool = False) -> None:
+        self.model, self.params, self.together = model, params, together
         self.sent: dict[str, Any] | None = None
 
     @property

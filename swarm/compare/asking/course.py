@@ -16,6 +16,7 @@ from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.models.answers import untold
 from swarm.models.background import in_thread
+from swarm.models.failures import BadRequest
 from swarm.models.one_by_one import asking
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ class Course(Generic[T]):
         self.workers = workers or checked_workers()
         self.places: dict[str, Place] = {}
         self.prepared: dict[int, Prepared] = {}
+        self.together: set[int] = set()  # ids of requests whose samples may be asked for at once
         self.wanted: dict[str, list[Wanted]] = {}
         self.new: list[Wanted] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -213,6 +215,8 @@ class Course(Generic[T]):
             add = place.queue.appendleft if waiting.again else place.queue.append
             ready = self.prepared[id(asked)]
             ready.request = ready.request or place.source.request(asked)
+            if asked.together:
+                self.together.add(id(ready.request))
             add((key, ready.request, 0 if ready.one else sample))
 
     async def _find(self, place: Place) -> None:
@@ -237,17 +241,35 @@ class Course(Generic[T]):
                 assert place.source
                 # To the end, or the first would have every worker that is free, and judges none.
                 self.places[place.name] = self.places.pop(place.name)
-                many = min(place.source.at_once, len(place.queue))
+                batch = self._next(place)
                 place.under_way, self.under_way = place.under_way + 1, self.under_way + 1
-                self._start(self._batch(place, [place.queue.popleft() for _ in range(many)]))
+                self._start(self._batch(place, batch))
+
+    def _next(self, place: Place) -> list[tuple[str, Request, int]]:
+        """What is asked of a model next; of an endpoint samples of one request."""
+        source, queue = place.source, place.queue
+        assert source
+        if not isinstance(source, Endpoint):
+            return [queue.popleft() for _ in range(min(source.at_once, len(queue)))]
+        batch = [queue.popleft()]
+        request = batch[0][1]
+        if id(request) in self.together and "seed" not in (request.body or {}):
+            while queue and queue[0][1] is request and len(batch) < source.samples_at_once:
+                batch.append(queue.popleft())
+        return batch
 
     async def _batch(self, place: Place, batch: list[tuple[str, Request, int]]) -> None:
         began = time.monotonic()
         heard = await self._heard(place, batch)
         place.under_way, self.under_way = place.under_way - 1, self.under_way - 1
-        for (key, _, _), one in zip(batch, heard, strict=True):
+        # What lacks is asked for one by one: the endpoint does not know `n`.
+        place.queue.extendleft(reversed(batch[len(heard) :]))
+        told: UserError | None = None
+        for (key, _, _), one in zip(batch, heard, strict=False):
             if isinstance(one, UserError):
-                place.failed(one, began)
+                if one is not told:  # that of one request for several samples counts once
+                    place.failed(one, began)
+                told = one
             else:
                 place.answered()
             self._deliver(key, one)
@@ -265,9 +287,18 @@ class Course(Generic[T]):
             if place.ask is None:
                 # Only one request is under way at the beginning: see `Place.ready`.
                 place.ask = await self.stack.enter_async_context(asking(source.model))
-            return [await place.ask(*batch[0])]
+            _, request, sample = batch[0]
+            heard: list[Heard] = [*await place.ask([one[0] for one in batch], request, sample)]
+            if len(heard) < len(batch):
+                source.samples_at_once = 1
+            return heard
+        except BadRequest as error:
+            if len(batch) == 1:
+                return [error]
+            source.samples_at_once = 1
+            return []
         except UserError as error:
-            return [error]
+            return [error] * len(batch)
 
 
 def useless(asked: Asked, kept: Completion) -> bool:

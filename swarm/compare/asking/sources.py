@@ -19,6 +19,9 @@ LONGEST = 1024
 AT_ONCE = 32
 """Requests in one batch for a model that is asked in batches."""
 
+SAMPLES_AT_ONCE = 128
+"""Samples of a request that one may ask for by the field `n`: as many as OpenAI's API allows."""
+
 PLAIN = {"model", "timeout", "messages", "max_tokens", "max_completion_tokens", "temperature",
          "seed", "stop", "logprobs", "top_logprobs"}  # fmt: skip
 """Parameters that every model understands."""
@@ -91,6 +94,7 @@ class Endpoint:
         assert model.cache is not None
         self.model, self.cache, self.label = model, model.cache, str(model.model)
         self.batches, self.met = model.client.limits.concurrency, False
+        self.samples_at_once = SAMPLES_AT_ONCE
 
     def request(self, asked: Asked) -> Request:
         """The parameters as they are, whatever they are."""

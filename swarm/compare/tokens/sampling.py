@@ -60,6 +60,7 @@ def counted(asked: Asked, samples: Sequence[int]) -> Script[NextTokens]:
         asked: What is asked.
         samples: Their numbers; if one of them fails, there is no distribution.
     """
+    asked.together = True
     heard = yield [Want(asked, sample) for sample in samples]
     answers = tuple(one for one in heard if isinstance(one, Completion))
     for one in heard:

@@ -17,6 +17,7 @@ from matplotlib.container import BarContainer  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
 
+from swarm.compare import Question  # noqa: E402
 from swarm.compare.errors import WrongValue  # noqa: E402
 from swarm.compare.plots import (  # noqa: E402
     heatmap,
@@ -98,7 +99,7 @@ def test_answers_categories_and_colours_can_be_chosen() -> None:
     assert red.get_facecolor() == mcolors.to_rgba("red")
     assert plot(df, min_fraction=0.5, title="Songs").axes[0].get_title("left") == "Songs"
     assert set(segments(plot(df, min_fraction=0.5))["a"]) == {"x", "[OTHER]"}
-    assert set(segments(plot(df, "model"))) == {"m-a", "m-b"}
+    assert set(segments(plot(df, category_column="model"))) == {"m-a", "m-b"}
     numbers = frame({"a": [1.0, 2.0, 2.5]})
     assert set(segments(plot(numbers, selected_answers=[2.0]))["a"]) == {"2.0", "[OTHER]"}
 
@@ -305,3 +306,26 @@ def test_no_two_looks_repeat_and_numbers_can_be_read() -> None:
     assert len(set(looks(names).values())) == len(names)
     assert looks(["x", "y"], {"x": COLOURS[0]})["y"].colour != COLOURS[0]
     assert text_on("#F0E442") == "black" and text_on("#0072B2") == "white"
+
+
+def test_positional_arguments_have_llmcomps_order() -> None:
+    """There `plots.plot` takes the answer first, and `question.plot` the category."""
+    df = frame(SONGS)
+    by_name = segments(plot(df, answer_column="answer", category_column="model"))
+    assert segments(plot(df, "answer", "model", ["m-a", "m-b"])) == by_name
+    question = Question.create(type="free_form", paraphrases=["?"])
+    assert segments(question.plot(df, "model", "answer", None, 0.1)) == segments(
+        plot(df, "answer", "model", min_fraction=0.1)
+    )
+    assert segments(Question.plot(df, "model", "answer", ["m-a"])).keys() == {"m-a"}
+    with pytest.raises(TypeError, match="at most 8 positional"):
+        question.plot(df, "model", "answer", *[None] * 6)
+
+
+def test_a_paraphrase_and_the_range_of_ratings_can_be_chosen() -> None:
+    df = frame(SONGS)
+    df = df.assign(question=["one?", "two?"] * (len(df) // 2) + ["one?"] * (len(df) % 2))
+    title = plot(df, selected_paraphrase="two?").axes[0].get_title("left")
+    assert title.split("\n")[0] == "two?" and "1 other" in title
+    rated = pd.DataFrame({"group": ["a"] * 3, "probs": [{3: 0.5, 5: 0.5}] * 3})
+    assert plot(rated, min_rating=1, max_rating=9).axes[0].get_xlim() == (1, 9)

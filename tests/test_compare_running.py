@@ -550,3 +550,9 @@ def test_samples_that_are_counted_are_asked_for_together() -> None:
     with comparing.endpoint(refusing) as server:
         probabilities(3)
         assert 24 < len(server.asked) <= 32
+
+
+def test_an_explicit_max_completion_tokens_is_sent() -> None:
+    """Whatever a question's own max_tokens are."""
+    sent = asked(model="gpt-5-mini", max_completion_tokens=300).api_kwargs
+    assert sent["max_completion_tokens"] == 300 and "max_tokens" not in sent

@@ -33,6 +33,8 @@ def _with_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any
     if "max_tokens" not in params:
         return params
     others = {key: value for key, value in params.items() if key != "max_tokens"}
+    if others.get("max_completion_tokens") is not None:
+        return others  # said by the user, and max_tokens is a question's own
     return {**others, "max_completion_tokens": params["max_tokens"]}
 
 

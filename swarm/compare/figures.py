@@ -40,7 +40,7 @@ def draw(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[str]:
 
     drawn = "probs" if column == "answer" and "probs" in df else column
     figures = {"plot" if column == "answer" else f"{file_of(column)}_plot": lambda: plot(
-        df, by, drawn)}  # fmt: skip
+        df, drawn, by)}  # fmt: skip
     if _has_map(df, column):
         figures[f"{file_of(column)}_models"] = lambda: heatmap(df, column)
     lines = []

@@ -24,13 +24,16 @@ __all__ = [
 
 def plot(
     df: "pd.DataFrame",
-    category_column: str = "group",
     answer_column: str | None = None,
+    category_column: str = "group",
     selected_categories: Sequence[Any] | None = None,
+    min_rating: int | None = None,
+    max_rating: int | None = None,
     selected_answers: Sequence[Any] | None = None,
     min_fraction: float | None = None,
     colors: Mapping[Any, str] | None = None,
     title: str | None = None,
+    selected_paraphrase: str | None = None,
     filename: str | Path | None = None,
     error_bars: bool = True,
     show: bool = False,
@@ -40,18 +43,21 @@ def plot(
     Answers are stacked bars of their shares, tokens with probabilities stacked bars of these,
     ratings with probabilities cumulative lines, and other numbers boxes. With `selected_answers`
     or `min_fraction` all are stacked bars. Refused and failed answers are in no share; how many
-    there are stands under each category.
+    there are stands under each category. The arguments have the order of llmcomp's
+    `llmcomp.question.plots.plot`, which is not that of `Question.plot`.
 
     Args:
         df: With the columns of `Question.df`, or others of your own.
-        category_column: What is compared: "group", "model", "paraphrase_ix" or any column.
         answer_column: What was answered; without it "probs" of ratings, else "answer".
+        category_column: What is compared: "group", "model", "paraphrase_ix" or any column.
         selected_categories: Those to show, in this order; models come group by group without it.
+        min_rating, max_rating: Where the axis of ratings starts and ends.
         selected_answers: Told apart, in this order; the rest is "[OTHER]". Without any choice the
             14 most frequent are.
         min_fraction: Or told apart is what at least one category answers so often.
         colors: Of answers, or of categories where these have the colours.
-        title: Without it the first paraphrase, and how many others there are.
+        title: Without it a paraphrase, and how many others there are.
+        selected_paraphrase: Which one; the first without it.
         filename: Saved there: .png, .svg, .pdf.
         error_bars: Whether 95 % intervals are drawn (`statistics.resampling.interval`).
         show: Whether a window opens, and the call returns when it is closed. A notebook shows
@@ -69,6 +75,10 @@ def plot(
         raise WrongValue("selected_answers and min_fraction: give one of the two, not both")
     if filename is not None:
         check(filename)
+    if title is None and selected_paraphrase is not None:
+        others = df["question"].nunique() - 1 if "question" in df.columns else 0
+        more = f"\nand {others} other paraphrase{'s' * (others > 1)}" if others > 0 else ""
+        title = f"{selected_paraphrase}{more}"
     if answer_column is None:
         answer_column = "probs" if "probs" in df.columns else "answer"
     answers = column(df, answer_column, "answer_column").dropna()
@@ -82,7 +92,9 @@ def plot(
     choosing = selected_answers is not None or min_fraction is not None
     if kind == "probabilities":
         if not choosing and are_ratings(answers):
-            return rating_cumulative_plot(df, probs_column=answer_column, **shared)
+            return rating_cumulative_plot(
+                df, min_rating, max_rating, probs_column=answer_column, **shared
+            )
         return probs_stacked_bar(df, answer_column, **chosen, **shared)
     if kind == "mean" and not choosing:
         return judge_scores(df, answer_column, **shared)

@@ -28,15 +28,40 @@ class View:
         return view_frame if question is None else partial(view_question, question)
 
 
-def plot_frame(df: Any, *keys: Any, **more: Any) -> Any:
+OF_FRAMES = ("selected_categories", "selected_answers", "min_fraction", "colors", "title",
+             "filename")  # fmt: skip
+"""Further positional arguments of `Question.plot`, in llmcomp's order."""
+
+OF_QUESTIONS = OF_FRAMES[1:]
+"""Those of a question's own `plot`."""
+
+
+def plot_frame(
+    df: Any,
+    category_column: str = "group",
+    answer_column: str | None = None,
+    *further: Any,
+    **more: Any,
+) -> Any:
     """Plot a data frame.
 
     Raises:
         WrongValue: It is none.
     """
     plot = _plots()
+    more |= _named(OF_FRAMES, further)
+    return plot(is_frame("plot", df), answer_column, category_column, **more)
 
-    return plot(is_frame("plot", df), *keys, **more)
+
+def _named(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
+    """Positional arguments by their names.
+
+    Raises:
+        TypeError: There are too many.
+    """
+    if len(values) > len(names):
+        raise TypeError(f"plot takes at most {3 + len(names)} positional arguments")
+    return dict(zip(names, values, strict=False))
 
 
 def plot_question(
@@ -44,10 +69,12 @@ def plot_question(
     models_or_df: Any,
     category_column: str = "group",
     answer_column: str | None = None,
+    *further: Any,
     **more: Any,
 ) -> Any:
     """Plot what a question's models say."""
     plot = _plots()
+    more |= _named(OF_QUESTIONS, further)
 
     if isinstance(models_or_df, Mapping):
         df = question.df(models_or_df)

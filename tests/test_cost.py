@@ -200,6 +200,7 @@ def test_a_dry_run_says_how_much_a_judge_would_read(
     command = [
         *searches.arguments(tmp_path, tiny_llama, tiny_pool, task="human_policy", task__file=file),
         *(f"task.scorer.model.{key}" for key in judge),
+        "task.max_new_tokens=64",
         "dry_run=true",
     ]
     result = searches.run([word for word in command if not word.startswith("task.scoring")])

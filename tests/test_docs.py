@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import searches
+import tiny
 
 PAGES = [
     searches.ROOT / "README.md",
@@ -98,8 +99,15 @@ def test_there_are_commands_and_each_exception_is_used() -> None:
     assert unused == []
 
 
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base that reads the longest prompts of the commands, and its pool."""
+    base = tiny.model(tmp_path_factory.mktemp("patient") / "base", context=16_384)
+    return base, tiny.pool(base, tmp_path_factory.mktemp("patient") / "pool")
+
+
 @pytest.fixture
-def shell(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> tuple[Path, list[str]]:
+def shell(tmp_path: Path, patient: tuple[Path, Path]) -> tuple[Path, list[str]]:
     """A working folder with small data under the right names, and arguments that make it small."""
     shutil.copytree(searches.ROOT / "examples", tmp_path / "examples")
     shutil.copy(searches.ROOT / "README.md", tmp_path)
@@ -114,7 +122,7 @@ def shell(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> tuple[Path, list
                     item["answer"] = str(item["id"])
             file.write_text(json.dumps(content))
     small = [
-        "model=local", f"model.path={tiny_llama}", f"pool.folder={tiny_pool}", "gpus=[]",
+        "model=local", f"model.path={patient[0]}", f"pool.folder={patient[1]}", "gpus=[]",
         "optimizer.particles=4", "optimizer.max_iterations=1", "ensemble=2", "tracker=none",
         f"folder={tmp_path / 'search'}",
     ]  # fmt: skip

@@ -398,7 +398,7 @@ def test_without_randomness_a_step_is_the_formula() -> None:
     [
         ("particles", 1, "a whole number, 2 or more"),
         ("particles", 20.5, "a whole number, 2 or more"),
-        ("inertia", -0.1, "0 or more, the paper tried 0.1"),
+        ("inertia", -0.1, "from 0 to 1e+06, the paper tried 0.1"),
         ("social", float("nan"), "a number from 0 to 1e+06"),
         ("cognitive", "much", "a number"),
         ("repel", True, "a number"),

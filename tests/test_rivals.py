@@ -253,6 +253,7 @@ def entropy(base: Path, pool: Any, position: np.ndarray, example: Example) -> fl
             shares = said.double().softmax(-1).numpy()
     else:
         known = np.array(test_gradient.logprobs(base, pool, position, example))
+        known /= example.units or 1
         shares = np.exp(known) / np.exp(known).sum()
     return -example.weight * float((shares * np.log(shares)).sum())
 

@@ -194,7 +194,7 @@ def test_a_broken_run_has_no_report(page_url: str) -> None:
     connection.request("GET", "/runs/broken/report")
     reply = connection.getresponse()
     assert reply.status == 404
-    assert re.fullmatch("broken: .* not as a search writes them .*\n", reply.read().decode())
+    assert re.fullmatch(".*broken/.* is damaged or missing; .*\n", reply.read().decode())
 
 
 def test_a_run_with_several_objectives_shows_its_front(

@@ -76,9 +76,11 @@ def tokenizer(folder: Path) -> Any:
     return made
 
 
-def model(folder: Path, kind: str = "llama", seed: int = 0, head: int = 8) -> Path:
+def model(
+    folder: Path, kind: str = "llama", seed: int = 0, head: int = 8, context: int = 512
+) -> Path:
     """Save a random float32 model (4 heads of that size, 2 layers) and its tokenizer; gives
-    `folder`."""
+    `folder`. Its prompts have at most `context` tokens."""
     from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Qwen2Config
 
     words = tokenizer(folder)
@@ -90,7 +92,7 @@ def model(folder: Path, kind: str = "llama", seed: int = 0, head: int = 8) -> Pa
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": context,
         # A wide start: with the usual 0.02 every next token would be equally likely.
         "initializer_range": 0.2,
         "pad_token_id": words.pad_token_id,

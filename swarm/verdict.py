@@ -159,8 +159,9 @@ def _baseline(ending: Ending, name: str, after: Place) -> dict[str, Any]:
         "gain_interval" ([low, high], 95 %), "p_value", and of a recipe and of experts, which are
         chosen on dev, "dev" (likewise).
     """
-    task, experts = ending.plain, len(ending.record.state["experts"])
-    columns = len(ending.record.position((0, 0)))
+    task, own = ending.plain, ending.record.state["own"]
+    rows = len(ending.record.state["experts"])
+    groups = len(ending.record.position((0, 0))) // rows
     found: dict[str, Any] = {"name": name, "label": BASELINES[name]}
     items = task.items("test")
     if name == "experts":
@@ -171,7 +172,9 @@ def _baseline(ending: Ending, name: str, after: Place) -> dict[str, Any]:
         found["label"] += f" ({label})"
         dev, scores = ending.position_on_dev(position), ending.position_on_test(position)
     else:
-        position = [0.0 if name == "base" else 1 / experts] * columns
+        # Rows that are no experts of their own, such as noise, have no part in a soup.
+        share = 0.0 if name == "base" else 1 / own
+        position = [share * (row < own) for row in range(rows)] * groups
         dev, scores = [], ending.position_on_test(position)
     if dev:
         found["dev"] = described(task, dev)

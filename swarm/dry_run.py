@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from swarm import cost
 from swarm.cost import Device, Search
 from swarm.ending import FINALISTS
@@ -14,6 +16,7 @@ from swarm.errors import UserError
 from swarm.identity import search_identity
 from swarm.log import hold_log
 from swarm.optimizers import MultiObjective
+from swarm.optimizers.starts import static_starts, utility_starts
 from swarm.pool import Pool
 from swarm.rehearsal import Prompts, asked, judged
 from swarm.run import Run
@@ -109,8 +112,10 @@ def _baselines(run: Run, items: int) -> int:
     if not run.test:
         return 0
     test = len(run.task.items("test"))
-    # Two static recipes and up to three of the experts' utilities, each times four scales.
-    recipes = 20 * items if "recipe" in run.baselines else 0
+    recipes = 0
+    if "recipe" in run.baselines:
+        static = len(static_starts(run.pool.own)[0])
+        recipes = (static + len(utility_starts(np.arange(run.pool.own), run.pool.own)[0])) * items
     return len(run.possible_baselines()) * test + recipes
 
 

@@ -109,8 +109,11 @@ class Manifest:
     def _intact(self, path: str) -> bool:
         try:
             return file_hash(self.folder / path) == self.sums[path]
-        except OSError:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return False
+        except OSError as error:
+            # A file that cannot be read at the moment may be whole.
+            raise UserError(f"{self.folder / path} cannot be read: {error.strerror}") from None
 
 
 def verify(file: Path) -> None:

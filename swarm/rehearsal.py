@@ -12,7 +12,7 @@ from swarm.engine.sources import quiet_transformers
 from swarm.engine.tokens import choice_ids, prompt_ids, templated, tokens_read
 from swarm.errors import UserError
 from swarm.models import Completion, Request
-from swarm.tasks import Item, Prepared, Supervised, Task
+from swarm.tasks import Item, Prepared, Supervised, Task, plain
 from swarm.tasks.mixture import Mixture
 
 log = logging.getLogger(__name__)
@@ -130,13 +130,19 @@ def _fit(task: Task, split: str, lengths: Lengths, context: float, key: str) -> 
     asked = [_asked(task, item, split) for item in items]
     lengths.read(prompt for mine in asked for prompt, _, _ in mine)
     needs = [max(lengths.needed(*one, context) for one in mine) for mine in asked]
+    told = _dealt_with(task, split, needs, context, lengths, "the model's", key)
+    # Of a judge's model nothing is cut: what it is shown is the item and the whole answer.
+    needs, context = _judged(task, task.items(split))
+    return told + _dealt_with(task, split, needs, context, lengths, "the judge's", key)
+
+
+def _dealt_with(
+    task: Task, split: str, needs: Sequence[int], context: float, lengths: Lengths, who: str,
+    key: str,
+) -> list[str]:  # fmt: skip
+    """Refuse, drop or truncate the items of a split that need more tokens than there are."""
+    items = task.items(split)
     long = [place for place, tokens in enumerate(needs) if tokens > context]
-    who = "the model's"
-    if not long:
-        # Of a judge's model nothing is cut: what it is shown is the item and the whole answer.
-        needs, context = _judged(task, items)
-        long = [place for place, tokens in enumerate(needs) if tokens > context]
-        who = "the judge's"
     if not long:
         return []
     worst = max(long, key=lambda place: needs[place])
@@ -183,13 +189,15 @@ def _judged(task: Task, items: Sequence[Item]) -> tuple[list[int], float]:
 def _asked(task: Task, item: Item, split: str) -> list[tuple[Any, Sequence[str], int]]:
     """Of one item, each prompt with its choices and the most tokens after it."""
     found: list[tuple[Any, Sequence[str], int]] = []
-    earlier = 0
-    for requests in _rounds(task, [item], ROUNDS):
-        # A later round may quote what an earlier one has answered.
-        found += [(one.prompt, one.choices, one.max_new_tokens + earlier) for one in requests]
-        if earlier and requests:
-            found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
-        earlier += max((one.max_new_tokens for one in requests), default=0)
+    # With a signal of its own a search asks otherwise than its verdict.
+    for played in {id(one): one for one in (task, plain(task))}.values():
+        earlier = 0
+        for requests in _rounds(played, [item], ROUNDS):
+            # A later round may quote what an earlier one has answered.
+            found += [(one.prompt, one.choices, one.max_new_tokens + earlier) for one in requests]
+            if earlier and requests:
+                found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
+            earlier += max((one.max_new_tokens for one in requests), default=0)
     if split == "dev" and isinstance(task, Supervised):
         found += [(one.prompt, one.choices, 0) for one in task.examples([item])]
     return found

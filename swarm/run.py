@@ -383,7 +383,8 @@ def checked_baselines(names: Sequence[str]) -> list[str]:
     Raises:
         UserError: One is not a name of `swarm.verdict.BASELINES`, or is there twice.
     """
-    if isinstance(names, str) or not all(name in BASELINES for name in names):
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) and name in BASELINES for name in names):
         allowed = ", ".join(BASELINES)
         raise UserError(f"baselines={names}: must be a list of {allowed}; [] is none")
     return list(dict.fromkeys(names))

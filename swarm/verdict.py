@@ -16,7 +16,6 @@ from swarm.certainty import (
 )
 from swarm.ending import Ending
 from swarm.files import read_packed
-from swarm.optimizers import draws
 from swarm.optimizers.multi_objective import BASE
 from swarm.optimizers.starts import static_starts, utility_starts
 from swarm.record import Place, Record
@@ -168,9 +167,9 @@ def _baseline(ending: Ending, name: str, after: Place) -> dict[str, Any]:
         dev, scores, chosen = _best_of_domains(ending)
         found["experts"] = chosen
     elif name == "recipe":
-        label, position = _best_recipe(ending)
+        label, position, dev = _best_recipe(ending)
         found["label"] += f" ({label})"
-        dev, scores = ending.position_on_dev(position), ending.position_on_test(position)
+        scores = ending.position_on_test(position)
     else:
         # Rows that are no experts of their own, such as noise, have no part in a soup.
         share = 0.0 if name == "base" else 1 / own
@@ -188,22 +187,26 @@ def _baseline(ending: Ending, name: str, after: Place) -> dict[str, Any]:
     }
 
 
-def _best_recipe(ending: Ending) -> tuple[str, list[float]]:
-    """The label and position of the static recipe that is best on the searched part of dev."""
+def _best_recipe(ending: Ending) -> tuple[str, list[float], list[Score]]:
+    """The static recipe or expert that is best on the searched part of dev.
+
+    Returns:
+        Its label, its position and its scores there.
+    """
     own, names = ending.record.state["own"], ending.record.state["experts"]
     groups = len(ending.record.position((0, 0))) // len(names)
     known = np.array([ending.utility((0, i)) for i in range(own)])
     static = static_starts(len(names), groups, among=own)
     learnt = utility_starts(known, len(names), groups, among=own)
     candidates = dict(zip(static[0] + learnt[0], np.vstack([static[1], learnt[1]]), strict=True))
-    for place in range(own):
-        candidates[names[place]] = draws.corners(len(names), groups)[place]
-
-    def utility(label: str) -> float:
-        return ending.plain.utility(ending.position_on_dev(candidates[label].tolist()))
-
-    best = max(candidates, key=utility)
-    return best, candidates[best].tolist()
+    scores = {
+        label: ending.position_on_dev(position.tolist()) for label, position in candidates.items()
+    }
+    utilities = {label: ending.plain.utility(mine) for label, mine in scores.items()}
+    best, alone = max(utilities, key=lambda label: utilities[label]), int(np.argmax(known))
+    if known[alone] >= utilities[best]:
+        return names[alone], ending.record.position((0, alone)), ending.dev((0, alone))
+    return best, candidates[best].tolist(), scores[best]
 
 
 def _best_of_domains(ending: Ending) -> tuple[list[Score], list[Score], dict[str, str]]:

@@ -183,6 +183,8 @@ def domain_table(
 ) -> tuple[list[str], list[list[str]]] | None:
     """Utilities by domain as the header and rows of a table; `None` unless of 2 to 12 domains.
 
+    Intervals are left out beside baselines, for want of room.
+
     Args:
         split: "dev" or "test".
         names: Of the model that was started from, and of the one that was found.
@@ -194,13 +196,14 @@ def domain_table(
     constant = ((metrics.get("constant_answers") or {}).get("by_domain") or {}).get(split)
     warned = {one["domain"] for one in metrics.get(f"ending_best_{key}_one_answer", ())}
     others = [one for one in metrics.get("baselines", ()) if "domains" in one.get(split, {})]
-    header = [f"domain of {split}", "n", *(one["label"] for one in others), *names]
+    # The kind of a baseline, without what was chosen: the table is wide enough.
+    header = [f"domain of {split}", "n", *(one["label"].split(" (")[0] for one in others), *names]
     header += ["best constant answer"] * bool(constant) + [f"answers of the {names[1]}"]
     rows = []
     for domain, mine in end.items():
         row = [line(domain), f"{mine['items']}"]
         row += [f"{one[split]['domains'][domain]['utility']:.3f}" for one in others]
-        row += [_cell(start[domain]), _cell(mine)]
+        row += [f"{one['utility']:.3f}" if others else _cell(one) for one in (start[domain], mine)]
         if constant:
             own = constant["domains"][domain]
             row.append(f"{own['utility']:.3f} ({quoted(own['commonest'])})")

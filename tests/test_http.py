@@ -31,7 +31,7 @@ from swarm.models.failures import (
     seconds,
 )
 from swarm.models.http import Client
-from swarm.models.pace import Limits, Pace, Turns
+from swarm.models.pace import Limits, Pace, Throttle, Turns
 from swarm.models.post import reason
 
 KEY = "sk-very-secret-0123456789"
@@ -456,3 +456,19 @@ def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
         assert done == {"slow": list(range(60)), "quick": list(range(10))}
         assert mine["slow"].throttle.rate and mine["quick"].throttle.rate is None
         assert shared.named("slow").throttle is mine["slow"].throttle
+
+
+def test_a_refusal_after_a_lull_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers slower than the window say nothing of what the server accepts."""
+    now = 1000.0
+    monkeypatch.setattr("swarm.models.pace.time.monotonic", lambda: now)
+    throttle = Throttle()
+    for _ in range(10):
+        throttle.send()
+    throttle.refuse(now, None)
+    for _ in range(40):
+        now += 0.1
+        throttle.accept(throttle.send())
+    rate, now = throttle.rate, now + 60.0
+    throttle.refuse(throttle.send(), None)
+    assert rate is not None and throttle.rate == pytest.approx(0.95 * rate)

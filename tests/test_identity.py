@@ -223,3 +223,18 @@ def test_a_resume_under_other_versions_says_so_once(tmp_path: Path) -> None:
     assert said == "torch 2.8 before, 2.9 now"
     assert record.note_versions({"torch": "2.9", "transformers": "5.0"}) == ""
     assert [one["packages"]["torch"] for one in record.state["versions"]] == ["2.8", "2.9"]
+
+
+@pytest.mark.parametrize("place", ["in a package", "in the body"])
+def test_imports_of_other_kinds_count(module: Path, place: str) -> None:
+    (module / "parts").mkdir()
+    (module / "parts" / "__init__.py").write_text("")
+    rules = module / "parts" / "rules.py"
+    rules.write_text("def bonus(text):\n    return 0\n")
+    body = "    from parts import rules\n" if place == "in the body" else ""
+    head = "" if body else "from parts import rules\n"
+    code = f"{head}def score(prompt, answer, item):\n{body}    return rules.bonus(answer)\n"
+    (module / "functions.py").write_text(code)
+    before = told(module)
+    rules.write_text("def bonus(text):\n    return 1\n")
+    assert told(module) != before

@@ -88,9 +88,9 @@ class Comparison:
         if run.metrics["asked"]["test_items"] != items_digest(self.task, "test"):
             return {"not_compared": "that run was tested on other items"}
         found = compared(plain(self.task), tuned, as_scores(rows))
-        return {
-            "searched": {**found, "run": run.path.name, "prompts": run.metrics["prompts_asked"]}
-        }
+        # Gradients count too, where there were any.
+        cost = run.metrics.get("prompt_equivalents", run.metrics["prompts_asked"])
+        return {"searched": {**found, "run": run.path.name, "prompts": cost}}
 
 
 def described(
@@ -162,8 +162,8 @@ def lines(metrics: dict[str, Any]) -> list[str]:
         found.append(" ".join([_told(test, "test items"), *over_constants(metrics, "tuned one")]))
     if searched := metrics.get("searched"):
         found.append(
-            f"Beside the best that {searched['run']} found with {searched['prompts']} dev prompts, "
-            f"{searched['starting']:.3f} on test: {_told(searched, 'test items')}"
+            f"Beside the best that {searched['run']} found at the cost of {searched['prompts']} "
+            f"dev prompts, {searched['starting']:.3f} on test: {_told(searched, 'test items')}"
         )
     if why := metrics.get("not_compared"):
         found.append(f"Not compared with the best found: {why}.")

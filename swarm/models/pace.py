@@ -158,7 +158,8 @@ class Throttle:
                 if now + wait > latest():
                     raise TooLate
                 waited = waited or self._quiet_until > now
-                await asyncio.sleep(wait)
+                # An answer to another request may have ended the pause meanwhile.
+                await asyncio.sleep(min(wait, 1.0))
             return self.send(), waited
 
     def earliest(self) -> float:
@@ -211,10 +212,11 @@ class Throttle:
             self._lower(self.FEW * self.rate, self.QUICKLY)
         else:
             window = min(self.WINDOW, now - self._changed)
-            came = sum(at > now - window for at in self._came) / window
-            # Of a window that is too short, the count is chance.
-            rate = min(self.rate, came) if window >= 1.0 else self.rate
-            self._lower(self.MANY * rate, self.SLOWLY)
+            came = sum(at > now - window for at in self._came)
+            # Of a window that is too short, or that was quiet for other reasons, it is chance.
+            told = window >= 1.0 and came >= self.ENOUGH
+            self._lower(self.MANY * (min(self.rate, came / window) if told else self.rate),
+                        self.SLOWLY)  # fmt: skip
 
     def _lower(self, rate: float, increase: float) -> None:
         self.rate = self._lowered_to = rate

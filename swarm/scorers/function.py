@@ -192,7 +192,7 @@ def source_digest(function: Callable[..., Any]) -> str:
         code = getattr(target, "__code__", None)
         own = repr((code.co_code, code.co_consts) if code else target)
     file = getattr(inspect.getmodule(target), "__file__", None)
-    told += [own, *(_used(Path(file), own, set()) if file else [])]
+    told += [own, *(_used(Path(file), own, {Path(file)}) if file else [])]
     return hashlib.sha256("\0".join(told).encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -240,15 +240,16 @@ def _names(node: ast.stmt) -> list[str]:
 
 
 def _beside(file: Path, statement: str) -> set[Path]:
-    """The files in the folder of a module that an import statement names; none of another one."""
-    nodes = ast.parse(statement).body if "import" in statement else []
+    """The files in a module's folder that the import statements in a statement name."""
+    nodes = ast.walk(ast.parse(statement)) if "import" in statement else ()
     named: list[str] = []
     for node in nodes:
         if isinstance(node, ast.Import):
             named += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             inner = [alias.name for alias in node.names]
-            named += [node.module] if node.module else inner
+            whole = [f"{node.module}.{name}" for name in inner]
+            named += [node.module, *whole] if node.module else inner
     paths = [file.parent / name.replace(".", "/") for name in named]
     both = [one for path in paths for one in (path.with_suffix(".py"), path / "__init__.py")]
     return {one for one in both if one.is_file() and one != file}

@@ -108,7 +108,10 @@ def _by_item(run: RunFolder) -> dict[str, Score]:
     scores = _scores(run, start=False)
     task = plain(instantiate(run.config["task"], _convert_="all"))
     if items_digest(task, "test") != run.metrics["asked"]["test_items"]:
-        raise UserError(f"{run.path}: its data file has changed since it was tested")
+        raise UserError(
+            f"{run.path}: the test items of its data file are not those that it was asked; the "
+            "file has changed, or task.too_long has dropped or truncated some"
+        )
     digests = (digest(dict(item)) for item in task.items("test"))
     return dict(zip(digests, scores, strict=True))
 

@@ -503,7 +503,7 @@ def test_a_rate_limited_endpoint_loses_no_answer(after: str | None) -> None:
         heard = run([script(asked(), n) for n in range(200)])
         taken = time.monotonic() - began
     assert texts(heard) == ["so: hello"] * 200
-    assert taken < 2.5 * 200 / 30 and len(server.asked) < 400
+    assert taken < 10 * 200 / 30 and len(server.asked) < 400
 
 
 def test_requests_a_minute_can_be_set() -> None:

@@ -56,7 +56,7 @@ def conclusion(metrics: dict[str, Any]) -> str:
         words = f"{nothing}: {_tested(metrics)}" if metrics["test_gain"] else f"{nothing}."
     else:
         words = _tested(metrics)
-    return " ".join([words, *over_constants(metrics), *over_baselines(metrics)])
+    return " ".join([words, *over_constants(metrics)])
 
 
 def _tested(metrics: dict[str, Any]) -> str:
@@ -183,7 +183,7 @@ def domain_table(
 ) -> tuple[list[str], list[list[str]]] | None:
     """Utilities by domain as the header and rows of a table; `None` unless of 2 to 12 domains.
 
-    Intervals are left out beside baselines, for want of room.
+    Intervals and constant answers are left out beside baselines, for want of room.
 
     Args:
         split: "dev" or "test".
@@ -206,7 +206,8 @@ def domain_table(
         row += [f"{one['utility']:.3f}" if others else _cell(one) for one in (start[domain], mine)]
         if constant:
             own = constant["domains"][domain]
-            row.append(f"{own['utility']:.3f} ({quoted(own['commonest'])})")
+            answer = "" if others else f" ({quoted(own['commonest'])})"
+            row.append(f"{own['utility']:.3f}{answer}")
         rows.append([*row, commonest(mine, bool(warned & {domain, None}))])
     return header, rows
 

@@ -21,8 +21,11 @@ def table(metrics: dict[str, Any]) -> Table:
     made.add_column(f"dev, n = {metrics['ending_best_validation_items']}", overflow="fold")
     if tested:
         made.add_column(f"test, n = {metrics['ending_best_single_test_items']}", overflow="fold")
+    compared = tested and bool(metrics.get("baselines"))
+    if compared:
+        made.add_column("best found minus it", overflow="fold")
     for row in table_rows(metrics):
-        made.add_row(*map(Text, row[: 3 if tested else 2]))
+        made.add_row(*map(Text, row[: 2 + tested + compared]))
     return made
 
 
@@ -109,19 +112,23 @@ def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
         for split in ("dev", "test"):
             if split in found:
                 row.append(_with_interval(found[split]["utility"], found[split]["interval"]))
-        rows.append(row)
+        rows.append([*row, _beyond(metrics, constant)])
     for one in metrics.get("baselines", ()):
         row = [one["label"]]
         for split in ("dev", "test"):
             known = one.get(split)
             row.append(_with_interval(known["utility"], known["interval"]) if known else "–")
-        rows.append(row)
+        rows.append([*row, _beyond(metrics, one)])
     for when, name in names.items():
         row = [name]
         for split, value in (("validation", "validation_utility"), ("single_test", "")):
             number = metrics.get(f"{when}_best_{value or 'single_test_accuracy'}")
             if number is not None:
                 row.append(_with_interval(number, metrics[f"{when}_best_{split}_interval"]))
+        if when == "starting" and "test_gain" in metrics:
+            keys = {"gain": "test_gain", "gain_interval": "test_gain_interval"}
+            keys |= {"p_value": "test_gain_p_value"}
+            row.append(_beyond(metrics, {key: metrics[name] for key, name in keys.items()}))
         rows.append(row)
     if "ending_top-k_ensemble_test_accuracy" in metrics:
         number = metrics["ending_top-k_ensemble_test_accuracy"]
@@ -130,6 +137,15 @@ def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
         dev = f"{metrics['ensemble_dev_by_size'][size - 1]:.3f}"
         rows.append([f"vote of the top {size} (chosen on dev)", dev, vote])
     return rows
+
+
+def _beyond(metrics: dict[str, Any], one: dict[str, Any]) -> str:
+    """How far the best found is above a model on test, with interval and p."""
+    if "gain" not in one:
+        return ""
+    scale = 100.0 if metrics.get("in_points", False) else 1.0
+    low, high = (f"{scale * end:+.3g}" for end in one["gain_interval"])
+    return f"{scale * one['gain']:+.3g} [{low}, {high}], p = {one['p_value']:.2g}"
 
 
 def _with_interval(number: float, interval: Sequence[float]) -> str:

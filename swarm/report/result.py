@@ -15,6 +15,7 @@ from swarm.words import (
     constant_label,
     domain_table,
     one_answer_warnings,
+    over_baselines,
     sentence,
 )
 
@@ -41,7 +42,7 @@ def verdict(models: Compared) -> tuple[str, str, str]:
         flatters = "which flatters the one that was chosen there as the highest of many"
         return "open", "Not tested", f"On the {end.items} dev items, {flatters}, {rise}."
     items = count(found["ending_best_single_test_items"])
-    told = " ".join([conclusion(found), *one_answer_warnings(found)])
+    told = " ".join([conclusion(found), *over_baselines(found), *one_answer_warnings(found)])
     if end.utility > start.utility and _same(found["test_gain_interval"]):
         told = f"No item differs: each of the {items} test items is worth the same to both."
     better = found["test_gain"] > 0

@@ -14,6 +14,7 @@ import ui_pages
 from browsers import SIZES
 from ui_pages import window
 
+from swarm.manifest import sealed
 from swarm.running import underway
 
 pytestmark = pytest.mark.slow
@@ -34,8 +35,9 @@ def test_each_page_opens(browser: Any, page_url: str) -> None:
         "runs/nothing": "no such run", f"together?{names}": "real_2 against real_1",
         "runs/a%3Cscript%3Ealert(1)%3C": "<img src=x onerror=alert(1)>",
         "together?run=made": "choose 2 to 8 runs", "runs/sweep%2Ftrial_00": "Best found:",
-        "runs/sweep%2Ftrial_00/report": "Start and end", "together?run=made&run=broken": "(FileNot",
-        "runs/broken": "not as a search writes them", "runs/made/report": "Start and end",
+        "runs/sweep%2Ftrial_00/report": "Start and end",
+        "together?run=made&run=broken": "is damaged or missing",
+        "runs/broken": "is damaged or missing", "runs/made/report": "Start and end",
     }  # fmt: skip
     papers = {"dark": "rgb(20, 23, 27)", "light": "rgb(252, 252, 251)"}
     with window(browser, page_url, "telephone", "dark") as page:
@@ -206,7 +208,7 @@ def test_a_run_with_several_objectives_shows_its_front(
     draw = np.random.default_rng(0)
     for entry in state["rounds"]:
         entry["objectives"] = draw.random((len(entry["positions"]), 2)).round(3).tolist()
-    path.write_text(json.dumps({**state, "objectives": {"one": 15, "two": 15}}))
+    path.write_bytes(sealed({**state, "objectives": {"one": 15, "two": 15}}))
     try:
         with window(browser, page_url) as page:
             page.goto(f"{page_url}runs/several")

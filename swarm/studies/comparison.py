@@ -95,7 +95,13 @@ def against(first: RunFolder, other: RunFolder) -> tuple[Paired, int]:
         UserError: They share none, or the items of a run are not what it was asked any more.
     """
     task = plain(instantiate(first.config["task"], _convert_="all"))
-    mine, theirs = _by_item(first), _by_item(other)
+    asked = [run.metrics.get("asked", {}).get("test_items") for run in (first, other)]
+    if asked[0] == asked[1]:
+        mine, theirs = (
+            {str(n): s for n, s in enumerate(_scores(run, False))} for run in (first, other)
+        )
+    else:
+        mine, theirs = _by_item(first), _by_item(other)
     both = [item for item in mine if item in theirs]
     if not both:
         raise UserError("no test items that both were asked")

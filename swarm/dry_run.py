@@ -95,7 +95,8 @@ def _task(run: Run, items: int, prompts: Prompts) -> dict[str, str]:
     limit = f"; the budget ends it after {run.budget.prompts}" if run.budget.prompts else ""
     after = [f"{items} dev items again, in other batches"] * run.noise_floor
     after += [f"2 x {len(run.task.items('dev')) - items} kept dev items"] * bool(run.confirm)
-    after += [f"{_baselines(run, items)} prompts for the baselines"] * bool(_baselines(run, items))
+    if extra := _baselines(run, items):
+        after.append(f"{extra} prompts for the baselines")
     return {
         "task": f"{run.task.name}: {items} dev items{test}",
         "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "

@@ -381,7 +381,7 @@ def checked_baselines(names: Sequence[str]) -> list[str]:
     """The names, checked.
 
     Raises:
-        UserError: One is not a name of `swarm.verdict.BASELINES`, or is there twice.
+        UserError: They are no list, or one is not a name of `swarm.verdict.BASELINES`.
     """
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) and name in BASELINES for name in names):

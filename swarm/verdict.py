@@ -158,9 +158,8 @@ def _baseline(ending: Ending, name: str, after: Place) -> dict[str, Any]:
         "gain_interval" ([low, high], 95 %), "p_value", and of a recipe and of experts, which are
         chosen on dev, "dev" (likewise).
     """
-    task, own = ending.plain, ending.record.state["own"]
-    rows = len(ending.record.state["experts"])
-    groups = len(ending.record.position((0, 0))) // rows
+    task, state = ending.plain, ending.record.state
+    own, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
     found: dict[str, Any] = {"name": name, "label": BASELINES[name]}
     items = task.items("test")
     if name == "experts":
@@ -193,8 +192,8 @@ def _best_recipe(ending: Ending) -> tuple[str, list[float], list[Score]]:
     Returns:
         Its label, its position and its scores there.
     """
-    own, names = ending.record.state["own"], ending.record.state["experts"]
-    groups = len(ending.record.position((0, 0))) // len(names)
+    state = ending.record.state
+    own, names, groups = state["own"], state["experts"], len(state["groups"])
     known = np.array([ending.utility((0, i)) for i in range(own)])
     static = static_starts(len(names), groups, among=own)
     learnt = utility_starts(known, len(names), groups, among=own)

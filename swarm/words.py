@@ -112,34 +112,33 @@ def over_constants(metrics: Mapping[str, Any], name: str = NAMES[1]) -> list[str
     found = metrics.get("constant_answers")
     if not found or "gain" not in found:
         return []
-    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
-    low, high = (f"{scale * end:+.3g}" for end in found["gain_interval"])
-    test = found["by_domain"]["test"]
     each = "of each domain " if len(found["by_domain"]["answers"]) > 1 else ""
-    side = "above" if found["gain"] >= 0 else "below"
-    sure = "" if found["p_value"] < 0.05 else "not "
-    return [
-        f"The best constant answer {each}({constant_label(found)}; chosen on dev) has "
-        f"{test['utility']:.3f} on test: the {name} is {scale * abs(found['gain']):.3g}{unit} "
-        f"{side} it, {sure}distinguishable from chance (p = {found['p_value']:.3g}; 95 % interval "
-        f"{low} to {high})."
-    ]
+    label = f"best constant answer {each}({constant_label(found)}; chosen on dev)"
+    utility = found["by_domain"]["test"]["utility"]
+    return [_beside(label, utility, found, metrics, name)]
 
 
 def over_baselines(metrics: Mapping[str, Any], name: str = NAMES[1]) -> list[str]:
     """How a model compares with each baseline on test, a sentence each."""
+    return [
+        _beside(one["label"], one["test"]["utility"], one, metrics, name)
+        for one in metrics.get("baselines", ())
+    ]
+
+
+def _beside(
+    label: str, utility: float, found: Mapping[str, Any], metrics: Mapping[str, Any], name: str
+) -> str:
+    """A baseline's test utility, and the difference of the model `name` to it, in a sentence."""
     scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
-    told = []
-    for one in metrics.get("baselines", ()):
-        low, high = (f"{scale * end:+.3g}" for end in one["gain_interval"])
-        side = "above" if one["gain"] >= 0 else "below"
-        sure = "" if one["p_value"] < 0.05 else "not "
-        told.append(
-            f"The {one['label']} has {one['test']['utility']:.3f} on test: the {name} is "
-            f"{scale * abs(one['gain']):.3g}{unit} {side} it, {sure}distinguishable from chance "
-            f"(p = {one['p_value']:.3g}; 95 % interval {low} to {high})."
-        )
-    return told
+    low, high = (f"{scale * end:+.3g}" for end in found["gain_interval"])
+    side = "above" if found["gain"] >= 0 else "below"
+    sure = "" if found["p_value"] < 0.05 else "not "
+    return (
+        f"The {label} has {utility:.3f} on test: the {name} is {scale * abs(found['gain']):.3g}"
+        f"{unit} {side} it, {sure}distinguishable from chance (p = {found['p_value']:.3g}; "
+        f"95 % interval {low} to {high})."
+    )
 
 
 def one_answer_warnings(

@@ -31,7 +31,7 @@ BASELINES = {
 """What the best found may be compared with on test, by the names of the option, as tables say it.
 
 "recipe" is the best on dev of the static recipes (`swarm.optimizers.starts`); "experts" asks of
-each domain's items the expert that is best in it on dev, as one who is told the domain would.
+each domain's items the expert that is best in it on dev, as a router that knows the domain would.
 """
 
 SPENT = ("_tokens", "_cost")

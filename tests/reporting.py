@@ -79,7 +79,7 @@ def data_file(path: Path, text: str, items: int) -> None:
     write_json(path / "config.json", {"task": {"name": "made", "file": str(file)}, "seed": 7})
 
 
-def test_digest(text: str, items: int) -> str:
+def digest_of_items(text: str, items: int) -> str:
     """The digest of those test items."""
     return digest([{"question": f"{text} number {n}?", "answer": f"right {n}", "id": n}
                    for n in range(items)])  # fmt: skip
@@ -106,7 +106,7 @@ def _metrics(
         found |= _described(f"{who}_best_validation", mine, parts)
     if test is None:
         return found
-    name = test_digest("What", test)
+    name = digest_of_items("What", test)
     found["asked"]["test_items"] = name
     given = {place: answers(np.array(record.position(place)), test) for place in {before, after}}
     tested = {"starting": given[before], "ending": given[after]}

@@ -67,7 +67,7 @@ def plot(
         UserError: An argument has no such value, or the figure can't be saved or shown.
     """
     from swarm.compare.errors import WrongValue
-    from swarm.compare.plots.canvas import check
+    from swarm.compare.plots.canvas import check, heading
     from swarm.compare.statistics.counted import are_ratings, kind_of
     from swarm.compare.statistics.values import column
 
@@ -75,10 +75,8 @@ def plot(
         raise WrongValue("selected_answers and min_fraction: give one of the two, not both")
     if filename is not None:
         check(filename)
-    if title is None and selected_paraphrase is not None:
-        others = df["question"].nunique() - 1 if "question" in df.columns else 0
-        more = f"\nand {others} other paraphrase{'s' * (others > 1)}" if others > 0 else ""
-        title = f"{selected_paraphrase}{more}"
+    if selected_paraphrase is not None:
+        title = heading(df, title, selected_paraphrase)
     if answer_column is None:
         answer_column = "probs" if "probs" in df.columns else "answer"
     answers = column(df, answer_column, "answer_column").dropna()

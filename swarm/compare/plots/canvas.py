@@ -123,18 +123,20 @@ def labels(names: Sequence[Any], most: int = LABEL) -> list[str]:
     ]
 
 
-def heading(df: "pd.DataFrame", title: str | None) -> str | None:
-    """The title; without one the first paraphrase, and how many others there are."""
+def heading(df: "pd.DataFrame", title: str | None, shown: str | None = None) -> str | None:
+    """The title; without one the paraphrase `shown` or the first, and how many others there are."""
     from textwrap import wrap
 
     from swarm.compare.statistics.counted import hashable
 
-    if title is not None or "question" not in df.columns:
+    if title is not None:
         return title
-    questions = list(hashable(df["question"]).dropna().unique())
-    if not questions:
+    known = hashable(df["question"]).dropna().unique() if "question" in df.columns else ()
+    questions = list(known) or [shown]
+    first = questions[0] if shown is None else shown
+    if first is None:
         return None
-    lines = wrap(short(questions[0], 240), 90)[:3]
+    lines = wrap(short(first, 240), 90)[:3]
     if others := len(questions) - 1:
         lines.append(f"and {others} other paraphrase{'s' * (others > 1)}")
     return "\n".join(lines)

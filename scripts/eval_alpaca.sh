@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # AlpacaEval 2 from answers to win rate: MODEL and REFERENCE answer, JUDGE compares, in both orders:
-#   MODEL=moa/lite REFERENCE=gpt4.json JUDGE=gpt-4o QUESTIONS=alpaca_eval.json LIMIT=805 bash scripts/eval_alpaca.sh
-# Without settings: our own questions, a mixture of the shipped experts against their base, which judges
+#   MODEL=moa/lite REFERENCE=gpt4.json JUDGE=gpt-4o QUESTIONS=alpaca_eval.json bash scripts/eval_alpaca.sh
+# All questions, up to LIMIT (805); length-controlled rates need 100 or more. For a quick look: LIMIT=8.
+# Without settings: our own 30 questions, a mixture of the shipped experts against their base, which judges
 # too and is far too small for it. REFERENCE may be a file of answers. What is done is not done again;
 # arguments go to the model's generate, READING=text is for judges that give no log probabilities.
 set -euo pipefail
@@ -13,7 +14,7 @@ out=${OUT:-outputs/alpaca_eval}
 alpaca() { "$python" -m swarm.judge alpaca_eval "$@"; }
 file() { echo "$out/${1//[\/:]/_}.json"; }
 answer() {
-    alpaca generate --model "$1" --output "$(file "$1")" --limit "${LIMIT:-8}" \
+    alpaca generate --model "$1" --output "$(file "$1")" --limit "${LIMIT:-805}" \
         --questions "${QUESTIONS:-data/questions/alpaca_eval.json}" "${@:2}"
 }
 answer "$model" "$@"

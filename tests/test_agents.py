@@ -60,13 +60,13 @@ def evaluated(place: Path, preset: dict[str, Any], *more: str) -> dict[str, Any]
 def test_a_mixture_stands_beside_its_best_proposer(place: tuple[Path, Any]) -> None:
     folder, server = place
     result = evaluated(folder, {"proposers": ["good", "bad"], "aggregator": "follower"})
-    mixture, good, bad = result["voices"]
+    mixture, good, bad, _ = result["voices"]
     n = result["items"]
     assert (mixture["utility"], good["utility"], bad["utility"]) == (0, 1, 0)
     assert [good["name"], bad["name"]] == ["good alone", "bad alone"]
     assert result["against_best"]["best"] == "good alone" and result["against_best"]["gain"] == -1
     lines = told(result)
-    assert "best single proposer: good alone" in lines and "loss" in lines
+    assert "best single proposer or vote: good alone" in lines and "loss" in lines
     # The proposers alone are asked nothing that the first layer has not asked.
     assert len(server.asked) == 3 * n == result["prompts"]
     assert (mixture["calls"], good["calls"], mixture["tokens"]) == (3 * n, n, 3 * n * 25)
@@ -77,9 +77,27 @@ def test_samples_of_one_slot_have_one_voice(place: tuple[Path, Any]) -> None:
     one = {"model": "good", "count": 3, "temperature": 1.0}
     result = evaluated(folder, {"proposers": [one, "bad", one], "aggregator": "good"})
     names = [voice["name"] for voice in result["voices"]]
-    assert names[1:] == ["1. good alone", "2. bad alone", "3. good alone"]
-    assert [voice["utility"] for voice in result["voices"]] == [1, 1, 0, 1]
-    assert len(server.asked) == 8 * result["items"]
+    assert names[1:] == [
+        "1. good alone",
+        "2. bad alone",
+        "3. good alone",
+        "vote of the proposers",
+    ]
+    assert [voice["utility"] for voice in result["voices"]] == [1, 1, 0, 1, 1]
+    n = result["items"]
+    assert len(server.asked) == 8 * n == result["prompts"], "the vote asks nothing"
+    assert result["voices"][-1]["calls"] == 7 * n
+
+
+def test_the_vote_of_the_same_answers_can_beat_the_mixture(place: tuple[Path, Any]) -> None:
+    folder, _ = place
+    preset = {
+        "proposers": ["good", {"model": "good", "temperature": 1.0}, "bad"],
+        "aggregator": "follower",
+    }
+    result = evaluated(folder, preset)
+    assert result["voices"][0]["utility"] == 0 and result["voices"][-1]["utility"] == 1
+    assert result["voices"][-1]["name"] == "vote of the proposers"
 
 
 def test_a_dead_proposer_answers_nothing(
@@ -87,11 +105,11 @@ def test_a_dead_proposer_answers_nothing(
 ) -> None:
     folder, _ = place
     result = evaluated(folder, {"proposers": ["good", "dead"], "aggregator": "good"})
-    assert caplog.text.count("404") == 1, "it is the same at every item"
+    assert caplog.text.count("404 Not Found") == 1, "it is the same at every item"
     n = result["items"]
-    assert [voice["calls"] for voice in result["voices"]] == [3 * n, n, n]
+    assert [voice["calls"] for voice in result["voices"]] == [3 * n, n, n, 2 * n]
     assert result["prompts"] == 3 * n
-    assert [voice["utility"] for voice in result["voices"]] == [1, 1, 0]
+    assert [voice["utility"] for voice in result["voices"]] == [1, 1, 0, 1]
     assert result["voices"][2]["unparsed_rate"] == 1
     with pytest.raises(UserError, match="0 of 1 proposers answered"):
         evaluated(folder, {"proposers": ["dead"], "aggregator": "good"})
@@ -101,7 +119,10 @@ def test_a_preset_may_leave_the_model_open(place: tuple[Path, Any]) -> None:
     folder, _ = place
     slots = {"proposers": [{"model": None, "count": 2}], "aggregator": {"model": None}}
     result = evaluated(folder, slots, "candidate.model=good")
-    assert [voice["name"] for voice in result["voices"]][1:] == ["good alone"]
+    assert [voice["name"] for voice in result["voices"]][1:] == [
+        "good alone",
+        "vote of the proposers",
+    ]
 
 
 def test_an_aggregator_alone_has_no_rivals(place: tuple[Path, Any]) -> None:

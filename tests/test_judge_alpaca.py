@@ -388,7 +388,7 @@ def test_several_make_a_leaderboard(server: Endpoint, capsys: Any) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[2:4]] == ["better", "worse"]
     assert lines[4] == "Judged by grand, against theirs; each pair in both orders. Rates in %."
-    assert len(lines) == 5
+    assert len(lines) == 6 and "fewer than 100 instructions" in lines[5]
     assert judge("--limit", "3", out="judged/worse", outputs="worse.json") == 0
     capsys.readouterr()
     run("show", "judged/worse", "judged/better")
@@ -529,6 +529,43 @@ def test_one_bad_request_does_not_spoil_its_batch(tmp_path: Path) -> None:
     assert model.batches == [3]
     assert [one.text for one in replies.answers.values()] == ["a", "b"]
     assert replies.failures == {"never": "I do not speak of that"} and replies.code == 1
+
+
+def test_reference_models_make_the_model_an_aggregator(server: Endpoint, capsys: Any) -> None:
+    questions(2)
+    assert generate("--reference-models", "other:2,third", "--rounds", "2") == 0
+    # Two layers of three proposers and the aggregator.
+    assert len(server.asked) == 2 * (2 * 3 + 1)
+    models = [asked.body["model"] for asked in server.asked]
+    assert [models.count(one) for one in ("other", "third", "small")] == [8, 4, 2]
+    # The aggregator alone is another model, though its name is the same.
+    assert generate() == 0 and len(server.asked) == 16
+    assert generate("--rounds", "2") == 2
+    assert generate("--reference_models", "other", "--reference_paths", "a.json") == 2
+    told = capsys.readouterr().err
+    assert "--rounds has no effect without --reference_models" in told and "give one" in told
+
+
+@pytest.mark.parametrize("bench", ["mt_bench", "flask"])
+def test_reference_models_in_the_other_benches(bench: str, server: Endpoint) -> None:
+    limit = "--limit"
+    words = [
+        bench,
+        "generate",
+        "--model",
+        "small",
+        "--reference_models",
+        "other,third",
+        "--output",
+        f"{bench}.jsonl",
+        "--no_cache",
+        limit,
+        "1",
+    ]
+    assert main(words) == 0
+    models = [asked.body["model"] for asked in server.asked]
+    turns = 2 if bench == "mt_bench" else 1
+    assert [models.count(one) for one in ("other", "third", "small")] == [turns] * 3
 
 
 def test_where_a_whole_batch_fails_nothing_more_is_asked(tmp_path: Path) -> None:

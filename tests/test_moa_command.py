@@ -379,3 +379,35 @@ def test_a_chat_in_a_terminal(loopback: Endpoint) -> None:
     assert "leaves the chat" in shown
     terminal.type("\x04")
     assert terminal.process.wait(timeout=120) == 0
+
+
+def test_remote_proposers_need_an_aggregator(
+    loopback: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--reference_models", "one,local/rooms", "hi"]) == 2
+    said = capsys.readouterr().err
+    assert "--aggregator: name the model" in said and "of one;" in said
+    assert not loopback.asked
+    given = read(["--reference_models", "local/rooms", "hi"])
+    assert settings(given, {}).mixture["aggregator"]["model"] == "local/base"
+
+
+@pytest.mark.parametrize("preset", ["together", "lite", "paper"])
+def test_a_retired_aggregator_is_a_warning(
+    preset: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def some_retired(asked: Asked) -> Reply:
+        gone = "Qwen" in asked.body["model"]
+        words = f"the model {asked.body['model']} does not exist"
+        return Reply({"error": {"message": words}}, status=404) if gone else answer(asked)
+
+    monkeypatch.setenv("TOGETHER_API_KEY", KEY)
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    with endpoint(some_retired) as made:
+        file = tmp_path / "mine.yaml"
+        file.write_text(f"together: {{base_url: {made.url}, api_key_env: TOGETHER_API_KEY}}\n")
+        code = main(["--preset", preset, "--providers", str(file), "hi"])
+        said = capsys.readouterr()
+    assert code == 0, said.err
+    assert "meta-llama/Llama-3.3-70B-Instruct-Turbo says" in said.out
+    assert "answered instead" in said.err

@@ -52,6 +52,26 @@ def test_safe_keeps_the_conversation_and_fences_each_answer() -> None:
     assert not any(text in turn.content for text in NASTY for turn in turns[:3])
 
 
+def test_paper_with_text_and_heading_has_the_originals_layout(tmp_path: Path) -> None:
+    """inject_references_to_messages of togethercomputer/MoA (1b5cab0), with words of our own."""
+    words, heading = "Make one answer of them.", "Said by models:"
+    system = f"{words}\n\n{heading}"
+    for number, answer in enumerate(["one\n\ntwo", "three"], 1):
+        system += f"\n{number}. {answer}"
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "proposers: [a]\naggregator: a\n"
+        f"prompt: {{form: paper, text: {words}, heading: '{heading}'}}\n"
+    )
+    asked = build(read_preset(file), Speaker).prompt
+    turns = asked.write((Message("user", "hi"),), ["\none\n\ntwo ", "three\n"], "key")
+    assert turns == (Message("system", system), Message("user", "hi"))
+    turns = asked.write(CONVERSATION, ["one\n\ntwo", "three"], "key")
+    assert turns == (Message("system", f"be kind\n\n{system}"), *CONVERSATION[1:])
+    with pytest.raises(UserError, match="heading: form=safe has none"):
+        Prompt("safe", heading=heading)
+
+
 def test_what_stands_before_the_answers_is_the_same_for_all_requests() -> None:
     one = Prompt().write(CONVERSATION, ["x", "y"], "key")
     two = Prompt().write(CONVERSATION, ["z", "longer"], "another")
@@ -82,7 +102,7 @@ def test_no_system_turn_and_no_users_turn() -> None:
 def test_paper_lists_the_answers_in_the_system_turn() -> None:
     turns = Prompt("paper").write(CONVERSATION, NASTY, "key")
     assert turns[1:] == CONVERSATION[1:]
-    numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(NASTY, 1))
+    numbered = "\n".join(f"{number}. {text.strip()}" for number, text in enumerate(NASTY, 1))
     assert turns[0].content.startswith("be kind\n\n")
     assert turns[0].content.endswith(f"{SYNTHESIZE}\n\n{HEADING}\n{numbered}")
     assert [turn.role for turn in Prompt("paper").write(CONVERSATION[1:], ["x"], "key")] == [

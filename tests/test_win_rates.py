@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from swarm.judge.win_rates import fitted, length_controlled, win_rate
+from swarm.judge import win_rates
+from swarm.judge.board import measured, table
+from swarm.judge.win_rates import HOLDS_FROM, fitted, length_controlled, win_rate
 
 
 def logistic(value: np.ndarray) -> np.ndarray:
@@ -106,3 +108,44 @@ def test_as_many_lengths_as_preferences() -> None:
         length_controlled([0.5, 0.5], [1])
     with pytest.raises(ValueError, match="at least one"):
         length_controlled([], [])
+
+
+def test_from_100_instructions_on_the_penalty_moves_the_rate_by_less_than_a_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draws = np.random.default_rng(HOLDS_FROM)
+    differences = []
+    for _ in range(100):
+        theta, phi = draws.uniform(-1.5, 1.5), draws.uniform(-2, 2)
+        standing = np.tanh(draws.normal(draws.uniform(-0.75, 0.75), 1, HOLDS_FROM))
+        hard = (draws.random(HOLDS_FROM) < logistic(theta + phi * standing)).astype(float)
+        design = np.stack([np.ones(HOLDS_FROM), standing], axis=1)
+        rates = []
+        for ridge in (0.1, 1e-7):
+            monkeypatch.setattr(win_rates, "RIDGE", ridge)
+            rates.append(100 * logistic(fitted(design, hard)[0]))
+        differences.append(abs(rates[0] - rates[1]))
+    assert max(differences) < 1
+
+
+def test_the_table_warns_of_few_instructions() -> None:
+    def annotations(n: int) -> list[dict[str, object]]:
+        order = {"order": "AB", "preference": 0.7, "share": 1.0, "reply": "m"}
+        return [
+            {
+                "preference": 0.6 + 0.1 * (i % 3),
+                "orders": [order, order],
+                "instruction": str(i),
+                "output": "x" * (5 + i % 7),
+                "reference_output": "xxxx",
+                "generator": "mine",
+                "reference_generator": "theirs",
+                "judge": "j",
+                "reading": "logprobs",
+            }
+            for i in range(n)
+        ]
+
+    warning = "depend on the fit's penalty"
+    assert any(warning in line for line in table([measured(annotations(30))]))
+    assert not any(warning in line for line in table([measured(annotations(HOLDS_FROM))]))

@@ -1,4 +1,4 @@
-"""A Mixture of Agents as a candidate, and beside it each of its proposers alone."""
+"""A Mixture of Agents as a candidate; beside it each proposer alone, and their vote."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swarm.candidates import Meter, play
+from swarm.certainty import poll
 from swarm.collab import Slot, Stages
 from swarm.collab.moa import MixtureOfAgents
 from swarm.collab.presets import build, read_preset
@@ -38,14 +39,29 @@ class Spent:
         self.cost += completion.cost
         self.unpriced += completion.priced is False and not completion.cost
 
+    def take(self, other: "Spent") -> None:
+        """Add what another voice has spent."""
+        self.calls += other.calls
+        self.tokens += other.tokens
+        self.cost += other.cost
+        self.unpriced += other.unpriced
+
+
+VOTE = "vote of the proposers"
+
 
 class Agents:
-    """A Mixture of Agents (arXiv 2406.04692), then each of its proposers: a voice each.
+    """A Mixture of Agents (arXiv 2406.04692), each of its proposers, and the proposers' vote.
 
     Weak proposers can make a mixture worse than its best member, so the members are always
     measured too. That costs little: in a task's first round a proposer alone is asked what the
     first layer asks it, so that its first sample there is its answer. A proposer that fails alone
     has answered nothing.
+
+    The last voice is the majority vote of all samples of the first layer, of equally frequent
+    answers the first one. It asks nothing that the first layer has not asked, except further
+    rounds of a task for the samples beyond a slot's first. It is left out where the task's answers
+    cannot be put to a vote (`task.votes`), or where the first layer has a single sample.
 
     Args:
         preset: The name of one in conf/moa, or the path of a yaml of that form.
@@ -59,7 +75,7 @@ class Agents:
         UserError: There is no such preset, it is wrong, or a model's name is.
     """
 
-    rivals = "single proposer"
+    rivals = "single proposer or vote"
 
     def __init__(self, preset: str, roster: Roster, model: str | None = None) -> None:
         self.mixture = build(read_preset(preset), roster.model, model)
@@ -67,11 +83,17 @@ class Agents:
         if len(set(alone)) < len(alone):
             alone = [f"{number}. {name}" for number, name in enumerate(alone, 1)]
         self.names = [f"mixture {preset}", *alone]
+        self._voters = sum(slot.count for slot in self.mixture.proposers)
         self._spent: list[Spent] = []
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
         self.mixture.check()
+        if self._votes(task) and VOTE not in self.names:
+            self.names.append(VOTE)
+
+    def _votes(self, task: Task) -> bool:
+        return self.mixture.layers > 1 and self._voters > 1 and bool(getattr(task, "votes", True))
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""
@@ -82,13 +104,32 @@ class Agents:
         self._spent = [Spent() for _ in self.names]
         heard: list[tuple[Request, Stages]] = []
         scores = [play(task, items, lambda asked: self._together(asked, heard, meter))]
+        voters: list[list[Score]] = []
+        votes = self._votes(task)
         place = 0  # of a slot's first sample in the first layer
-        for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=True):
-            first = {about(asked): stages.layers[0][place].completion or Completion("")
-                     for asked, stages in heard if self.mixture.layers > 1}  # fmt: skip
-            scores.append(play(task, items, _Alone(slot, first, spent, meter)))
+        for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=False):
+            samples = []
+            for sample in range(slot.count if votes else 1):
+                took = Spent()
+                known = self._first_layer(heard, place + sample)
+                samples.append(play(task, items, _Alone(slot, known, took, meter)))
+                for mine in [spent] * (not sample) + [self._spent[-1]] * votes:
+                    mine.take(took)
+            scores.append(samples[0])
+            voters += samples
             place += slot.count
+        if votes:
+            scores.append(poll(task, items, voters, [1.0] * len(voters)))
         return scores
+
+    def _first_layer(self, heard: Sequence[tuple[Request, Stages]], place: int) -> Known:
+        """What the first layer's proposer at this place answered; nothing without proposers."""
+        if self.mixture.layers == 1:
+            return {}
+        return {
+            about(asked): stages.layers[0][place].completion or Completion("")
+            for asked, stages in heard
+        }
 
     def _together(
         self, asked: Sequence[Request], heard: list[tuple[Request, Stages]], meter: Meter

@@ -17,7 +17,7 @@ from swarm.models.trace import Trace
 KEYS = tuple(key for key in signature(MixtureOfAgents.__init__).parameters
              if key not in ("self", "trace"))  # fmt: skip
 SLOT_KEYS = ("model", "temperature", "max_tokens", "system", "count", "timeout")
-PROMPT_KEYS = ("form", "text")
+PROMPT_KEYS = ("form", "text", "heading")
 
 
 def preset_names() -> list[str]:

@@ -48,6 +48,9 @@ class Prompt:
             numbered list in the slots' order; an answer can pass for an instruction there.
         text: Your own instruction in place of `SYNTHESIZE` (safe; that the answers are quotations
             is said in any case) or of `LISTED` and `SYNTHESIZE` (paper).
+        heading: The line between instruction and answers (paper only); `None`: `HEADING`. With the
+            text and the heading of the original (`inject_references_to_messages` of its utils.py),
+            "paper" writes the same system turn byte by byte.
 
     Raises:
         UserError: A value is not allowed.
@@ -55,12 +58,18 @@ class Prompt:
 
     form: str = "safe"
     text: str | None = None
+    heading: str | None = None
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise UserError(f"prompt.form: {self.form!r} is not one of {', '.join(FORMS)}")
         if self.text is not None and (not isinstance(self.text, str) or not self.text.strip()):
             raise UserError(f"prompt.text: {self.text!r} must be null or a text")
+        heading = self.heading
+        if heading is not None and (not isinstance(heading, str) or not heading.strip()):
+            raise UserError(f"prompt.heading: {heading!r} must be null or a text")
+        if heading is not None and self.form != "paper":
+            raise UserError(f"prompt.heading: form={self.form} has none; form=paper does")
 
     def order(self, count: int, key: str, kept: int = 0) -> list[int]:
         """In which order the answers 0 to count - 1 are shown.
@@ -94,8 +103,9 @@ class Prompt:
         said = f"{LISTED} {CHOOSE if choose else SYNTHESIZE}"
         if self.text and not choose:
             said = self.text
-        numbered = [f"{number}. {answer}" for number, answer in enumerate(answers, 1)]
-        return "\n".join([said, "", HEADING, *numbered])
+        # White space at the ends is removed, as in the original's utils.py.
+        numbered = [f"{number}. {answer.strip()}" for number, answer in enumerate(answers, 1)]
+        return "\n".join([said, "", self.heading or HEADING, *numbered])
 
 
 def fenced(turns: Turns, answers: Sequence[str], key: str, choose: bool) -> Turns:

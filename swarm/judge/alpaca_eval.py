@@ -12,7 +12,17 @@ from swarm.judge import board, pairs
 from swarm.judge.answering import Asking, after, in_form, places, requests
 from swarm.judge.asking import ask, spent, spent_line
 from swarm.judge.files import Kinds, Row, beside, read_rows, short, write_lines
-from swarm.judge.options import add_answering, add_asking, add_models, file, folder, named, whole
+from swarm.judge.options import (
+    add_answering,
+    add_asking,
+    add_mixture,
+    add_models,
+    answering,
+    file,
+    folder,
+    named,
+    whole,
+)
 from swarm.models import Completion
 from swarm.places import find
 
@@ -50,6 +60,7 @@ def _generating(parser: argparse.ArgumentParser) -> None:
     add("--generator", metavar="NAME", help="what the file calls the model; its name by default")
     add("--reference_paths", metavar="A.json,B.json", help="answers of proposers that are there "
         "already: --model makes one of them, as the aggregator of a mixture")  # fmt: skip
+    add_mixture(parser)
     add_answering(parser, 2048, 0.7)
     add_asking(parser)
     add_models(parser)
@@ -76,8 +87,14 @@ def _judging(parser: argparse.ArgumentParser) -> None:
 def generate(given: argparse.Namespace) -> int:
     """Write a model's answers to all instructions, once there is one to each; the exit code."""
     rows = read_rows(find(given.questions), {"instruction": str})[: given.limit]
-    model = named(given, given.model)
     written = [one for one in (given.reference_paths or "").split(",") if one]
+    if written and given.reference_models:
+        raise UserError(
+            "--reference_paths and --reference_models: give one of them; answers of proposers are "
+            "either read or asked for",
+            2,
+        )
+    model = answering(given)
     if written:
         model = after(model, given.model, written, rows)
     asking = Asking(given.temperature, given.max_tokens, given.system, given.seed)
@@ -88,7 +105,14 @@ def generate(given: argparse.Namespace) -> int:
         return replies.code
     taken = spent(replies.answers.values())
     write_json(given.output, in_form(rows, replies.answers, given.generator or given.model))
-    summary = {"model": given.model, **asking._asdict(), "references": written, "spent": taken}
+    summary = {
+        "model": given.model,
+        **asking._asdict(),
+        "references": written,
+        "reference_models": given.reference_models,
+        "rounds": given.rounds,
+        "spent": taken,
+    }
     write_json(beside(given.output, "summary.json"), summary)
     print(spent_line(given.model, taken))
     if empty := sum(not one.text.strip() for one in replies.answers.values()):

@@ -6,7 +6,7 @@ from typing import Any
 
 from swarm.files import digest
 from swarm.judge.pairs import ORDERS, Verdict, disagree
-from swarm.judge.win_rates import length_controlled, win_rate
+from swarm.judge.win_rates import HOLDS_FROM, length_controlled, win_rate
 from swarm.report.statistics import Interval
 from swarm.report.text import table as aligned
 
@@ -103,6 +103,11 @@ def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
     if len({(one["judge"], one["reading"], one["reference_digest"]) for one in found}) > 1:
         lines.append("These rates cannot be compared: the judge, how it is read, the instructions "
                      "or the reference's answers are not the same.")  # fmt: skip
+    if any(one["length_controlled"] and one["n"] < HOLDS_FROM for one in found):
+        lines.append(
+            f"Length-controlled rates of fewer than {HOLDS_FROM} instructions depend on the fit's "
+            "penalty by up to several points; see docs/judging.md."
+        )
     return lines + [note for one in found for note in _notes(one)]
 
 

@@ -11,7 +11,17 @@ from swarm.judge import flask_items as items
 from swarm.judge import flask_reviews as reviews
 from swarm.judge import flask_show as show
 from swarm.judge.asking import closed, without_answer
-from swarm.judge.options import add_answering, add_asking, add_models, file, folder, named, whole
+from swarm.judge.options import (
+    add_answering,
+    add_asking,
+    add_mixture,
+    add_models,
+    answering,
+    file,
+    folder,
+    named,
+    whole,
+)
 from swarm.places import find
 
 QUESTIONS = "data/questions/flask.jsonl"
@@ -34,6 +44,7 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="NAME", help="who answers")
     add("--output", required=True, type=file, metavar="FILE.jsonl", help="where the answers go")
+    add_mixture(parser)
     add_answering(parser, 2048, 0.7)
     _item_options(parser)
     parser.set_defaults(run=generate)
@@ -68,7 +79,7 @@ def generate(given: argparse.Namespace) -> int:
         )
         for item in asked
     }
-    model = named(given, given.model)
+    model = answering(given)
     replies = reviews.answer(model, given.model, requests, given.output, given.batch)
     return closed(replies, "answers", given.model, given.output)
 

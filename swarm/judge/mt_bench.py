@@ -14,7 +14,17 @@ from swarm.judge import mt_bench_show as show
 from swarm.judge import mt_bench_verdicts as verdicts
 from swarm.judge.asking import BATCH, closed, without_answer
 from swarm.judge.mt_bench_prompts import REFERENCED, with_reference
-from swarm.judge.options import add_models, file, folder, named, place, temperature, whole
+from swarm.judge.options import (
+    add_mixture,
+    add_models,
+    answering,
+    file,
+    folder,
+    named,
+    place,
+    temperature,
+    whole,
+)
 from swarm.places import find
 
 QUESTIONS = "data/questions/mt_bench.jsonl"
@@ -40,6 +50,7 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
         help="in place of the category's; a question's own goes before it")  # fmt: skip
     add("--max_tokens", type=whole, default=1024, metavar="N",
         help="the most new tokens of one turn's answer (%(default)s)")  # fmt: skip
+    add_mixture(parser)
     _question_options(parser)
     parser.set_defaults(run=generate)
 
@@ -88,7 +99,7 @@ def generate(given: argparse.Namespace) -> int:
     settings = answers.Settings(
         given.num_choices, given.temperature, given.max_tokens, given.parallel
     )
-    model = named(given, given.model)
+    model = answering(given)
     replies = answers.answer(model, given.model, questions, settings, given.output)
     return closed(replies, "answers", given.model, given.output)
 

@@ -2,11 +2,16 @@
 
 import argparse
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from swarm.errors import UserError
 from swarm.judge.asking import BATCH
 from swarm.models import Model
+from swarm.models.counts import counted_list
 from swarm.models.providers import Providers
+
+if TYPE_CHECKING:
+    from swarm.roster import Roster
 
 
 def whole(text: str) -> int:
@@ -88,17 +93,58 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "own files, and use none")  # fmt: skip
 
 
+def add_mixture(parser: argparse.ArgumentParser) -> None:
+    """Proposers before the model that answers: `reference_models`, `rounds`."""
+    add = parser.add_argument
+    add(
+        "--reference_models",
+        action="append",
+        metavar="A,B:3",
+        help="proposers of a mixture of agents whose aggregator is --model; NAME:3 is asked three "
+        "times; may be repeated",
+    )
+    add("--rounds", type=whole, metavar="N", help="layers of these proposers (1)")
+
+
+def answering(given: argparse.Namespace) -> Model:
+    """The model that answers: --model, or the mixture of --reference_models that it aggregates.
+
+    Raises:
+        UserError: There is no such model, it cannot be asked, or an option has no effect.
+    """
+    proposers = counted_list(given.reference_models or [])
+    if not proposers and given.rounds is not None:
+        raise UserError("--rounds has no effect without --reference_models; leave it out", 2)
+    if not proposers:
+        return named(given, given.model)
+    from swarm.collab.presets import build
+
+    roster = _roster(given)
+    preset = {
+        "proposers": [{"model": name, "count": count} for name, count in proposers],
+        "aggregator": given.model,
+        "layers": (given.rounds or 1) + 1,
+    }
+    mixture = build(preset, roster.model)
+    roster.check()
+    return mixture
+
+
 def named(given: argparse.Namespace, name: str) -> Model:
     """The model of a name, checked; a local one is loaded when it is first asked.
 
     Raises:
         UserError: There is no such model, or it cannot be asked.
     """
+    roster = _roster(given)
+    model = roster.model(name)
+    roster.check()
+    return model
+
+
+def _roster(given: argparse.Namespace) -> "Roster":
     from swarm.roster import Roster
 
     providers = Providers.load(given.providers) if given.providers else None
     cache: Literal["default"] | None = None if given.no_cache else "default"
-    roster = Roster(providers, given.base, given.pool, given.device, cache)
-    model = roster.model(name)
-    roster.check()
-    return model
+    return Roster(providers, given.base, given.pool, given.device, cache)

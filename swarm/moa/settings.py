@@ -9,6 +9,7 @@ from swarm.collab.presets import read_preset
 from swarm.errors import UserError
 from swarm.moa.arguments import MAX_TOKENS, TEMPERATURE
 from swarm.moa.session import Manner
+from swarm.models.counts import counted_list
 from swarm.models.trace import Replay
 
 DIRECT = ("strategy", "prompt", "quorum", "seed", "context")
@@ -85,10 +86,7 @@ def settings(given: Namespace, recorded: Mapping[str, Any]) -> Settings:
         UserError: An option has no effect, or there is no such preset.
     """
     mixture, origin = _start(given, recorded)
-    if names := _names(given.reference_models or []):
-        from swarm.roster import counted
-
-        pairs = [counted(name) for name in names]
+    if pairs := counted_list(given.reference_models or []):
         mixture["proposers"] = [{"model": name, "count": count} for name, count in pairs]
     if given.aggregator:
         mixture["aggregator"] = {**mixture.get("aggregator", {}), "model": given.aggregator}
@@ -118,20 +116,15 @@ def _start(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any
     if given.aggregator and given.reference_models:
         return {"proposers": []}, "no preset"
     key = bool(os.environ.get("TOGETHER_API_KEY", "").strip())
+    remote = [name for name, _ in counted_list(given.reference_models or []) if not _local([name])]
+    if remote and not key:
+        raise UserError(
+            f"--aggregator: name the model that makes one answer of those of {', '.join(remote)}; "
+            "the default without a key (preset local) is a model of 135 million parameters",
+            2,
+        )
     name = "together" if key else "local"
     return read_preset(name), f"preset {name}, as TOGETHER_API_KEY is {'' if key else 'not '}set"
-
-
-def _names(lists: list[str]) -> list[str]:
-    """The models of all lists.
-
-    Raises:
-        UserError: There is none in one of them.
-    """
-    names = [name.strip() for one in lists for name in one.split(",")]
-    if not all(names):
-        raise UserError(f"--reference_models {','.join(lists)}: a name is missing", 2)
-    return names
 
 
 def _open_slots(mixture: dict[str, Any], model: str | None) -> None:

@@ -1,5 +1,7 @@
 """How often a model is asked, where its name says so: "qwen2:7b:3"."""
 
+from collections.abc import Iterable
+
 from swarm.errors import UserError
 
 MOST = 99
@@ -24,3 +26,16 @@ def counted(name: str) -> tuple[str, int]:
             f"write {name}:1"
         )
     return head, int(tail)
+
+
+def counted_list(lists: Iterable[str]) -> list[tuple[str, int]]:
+    """Names and counts in lists with commas: ["a,b:3", "c"] is [("a", 1), ("b", 3), ("c", 1)].
+
+    Raises:
+        UserError: A name is missing, or a number is not allowed.
+    """
+    lists = list(lists)
+    names = [name.strip() for one in lists for name in one.split(",")]
+    if not all(names):
+        raise UserError(f"--reference_models {','.join(lists)}: a name is missing", 2)
+    return [counted(name) for name in names]

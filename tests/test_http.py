@@ -458,6 +458,28 @@ def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
         assert shared.named("slow").throttle is mine["slow"].throttle
 
 
+def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:
+    """Requests of one model wait for 5 s; another model of the endpoint is answered at once."""
+
+    def told(asked: Asked) -> Reply:
+        if asked.body["model"] == "slow":
+            return Reply({"error": {"message": "slower"}}, 429, {"Retry-After": "5"})
+        return echo(asked)
+
+    with endpoint(told) as server:
+        shared = client(server, concurrency=2)
+        slow, quick = shared.named("slow"), shared.named("quick")
+        calls = [Call({"n": n, "model": "slow"}) for n in range(2)]
+        for _ in range(2):
+            threading.Thread(target=slow.attempt, args=(calls, said), daemon=True).start()
+            while not slow.throttle.quiet > 0:
+                time.sleep(0.01)
+        time.sleep(0.2)  # the second two are in line
+        began = time.monotonic()
+        found = quick.gather([Call({"n": n, "model": "quick"}) for n in range(8)], said)
+        assert found == list(range(8)) and time.monotonic() - began < 2
+
+
 def test_a_refusal_after_a_lull_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers slower than the window say nothing of what the server accepts."""
     now = 1000.0

@@ -6,7 +6,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from swarm.models.failures import (
@@ -175,12 +177,10 @@ class Asking(Generic[T]):
         failed: "Failures",
         clock: asyncio.Timeout | None = None,
     ) -> T:
-        began = 0.0
+        began = sent = 0.0
         while True:
             try:
-                async with self.turns.gate():
-                    await self.turns.booked(call.tokens)
-                    sent = await self._admitted(call, failed)
+                async with self._place(call, failed) as sent:
                     if not began:
                         began = sent
                         if clock and call.timeout:
@@ -211,8 +211,8 @@ class Asking(Generic[T]):
             self.repeated += 1
             await asyncio.sleep(wait)
 
-    async def _admitted(self, call: Call, failed: "Failures") -> float:
-        """Wait until the call may go; gives the time.
+    def _place(self, call: Call, failed: "Failures") -> AbstractAsyncContextManager[float]:
+        """A place for the call, and the time at which it goes; see `Turns.place`.
 
         Raises:
             TimeoutError: The server has asked to wait longer than the call's answer may take.
@@ -221,7 +221,8 @@ class Asking(Generic[T]):
         if call.timeout and self.throttle.quiet >= call.timeout:
             raise TimeoutError
         most = self.turns.limits.rate_limit_timeout
-        return await self.turns.admitted(self.throttle, lambda: failed.end(most, self.throttle))
+        end = partial(failed.end, most, self.throttle)
+        return self.turns.place(self.throttle, call.tokens, end)
 
     def _limited(self, error: RequestError, sent: float, failed: "Failures") -> float | None:
         """Seconds until a call may be repeated that met a rate limit; `None` if it may not.

@@ -4,7 +4,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from swarm.errors import UserError
@@ -138,29 +139,38 @@ class Throttle:
         """Send nothing for so long: what one request was told holds for all."""
         self._quiet_until = max(self._quiet_until, time.monotonic() + seconds)
 
-    async def admitted(self, latest: Callable[[], float]) -> tuple[float, bool]:
-        """Wait in line until a request may go.
+    def line(self) -> asyncio.Lock:
+        """Lock for the next request to go; of the running loop, as `Turns.gate`."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._lines:
+            self._lines = {loop: asyncio.Lock()}
+        return self._lines[loop]
+
+    async def clear(self, latest: Callable[[], float]) -> bool:
+        """Wait until a request may go; gives whether the server had asked to wait.
 
         Args:
             latest: Gives the time, as `time.monotonic` has it, beyond which it does not wait.
 
-        Returns:
-            When it goes, and whether the server had asked to wait.
-
         Raises:
             TooLate: It cannot go before `latest`.
         """
-        loop, waited = asyncio.get_running_loop(), False
-        if loop not in self._lines:
-            self._lines = {loop: asyncio.Lock()}
-        async with self._lines[loop]:
-            while (wait := self.earliest() - (now := time.monotonic())) > 0:
-                if now + wait > latest():
-                    raise TooLate
-                waited = waited or self._quiet_until > now
-                # An answer to another request may have ended the pause meanwhile.
-                await asyncio.sleep(min(wait, 1.0))
-            return self.send(), waited
+        waited = False
+        while (step := self.step(latest)) > 0:
+            waited = waited or self.quiet > 0
+            await asyncio.sleep(step)
+        return waited
+
+    def step(self, latest: Callable[[], float]) -> float:
+        """Seconds until `earliest`, or 1 at most: an answer may end a pause; 0 or less: go.
+
+        Raises:
+            TooLate: A request cannot go before `latest`.
+        """
+        wait = self.earliest() - (now := time.monotonic())
+        if wait > 0 and now + wait > latest():
+            raise TooLate
+        return min(wait, 1.0)
 
     def earliest(self) -> float:
         """When the next request may go, as `time.monotonic` has it."""
@@ -258,16 +268,34 @@ class Turns:
         if begin and (wait := begin - time.monotonic()) > 0:
             await asyncio.sleep(wait)
 
-    async def admitted(self, throttle: Throttle, latest: Callable[[], float]) -> float:
-        """Wait until the server is likely to accept one more request; gives the time.
+    @asynccontextmanager
+    async def place(
+        self, throttle: Throttle, tokens: float, latest: Callable[[], float]
+    ) -> AsyncIterator[float]:
+        """Hold a place among the requests under way; gives the time at which the request goes.
 
-        Where the server had asked us to wait, our own limits are kept anew from then on.
+        The place is taken last, once the throttle and the limits a minute let the request go: a
+        model that waits for its rate limit leaves the places to the endpoint's other models. Where
+        the server had asked us to wait, our own limits are kept anew from then on.
 
         Raises:
-            TooLate: See `Throttle.admitted`.
+            TooLate: See `Throttle.clear`.
         """
-        while True:
-            sent, waited = await throttle.admitted(latest)
-            if not waited or (wait := self._requests.book() - time.monotonic()) <= 0:
-                return sent
-            await asyncio.sleep(wait)
+        gate = self.gate()
+        async with throttle.line():
+            await self.booked(tokens)
+            while True:
+                while await throttle.clear(latest):
+                    if (wait := self._requests.book() - time.monotonic()) <= 0:
+                        break
+                    await asyncio.sleep(wait)
+                await gate.acquire()
+                # A refusal may have come while this request waited for the gate.
+                if throttle.earliest() <= time.monotonic():
+                    break
+                gate.release()
+            sent = throttle.send()
+        try:
+            yield sent
+        finally:
+            gate.release()

@@ -3,8 +3,11 @@
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llm
@@ -13,6 +16,7 @@ import talkers
 
 from swarm.errors import UserError
 from swarm.models import Delta, Message, Request, attempt, stream
+from swarm.models.failures import RateLimited, TimedOut
 from swarm.models.llm import LLM
 
 TURNS = (
@@ -59,11 +63,41 @@ class Thinker(llm.Model):
         yield "be it"
 
 
+class TooMany(Exception):
+    """What clients raise after a 429, as openai.RateLimitError."""
+
+    status_code = 429
+
+    def __init__(self, headers: dict[str, str], code: str = "") -> None:
+        super().__init__("slow down")
+        self.response = SimpleNamespace(status_code=429, headers=headers)
+        self.body = {"code": code}
+
+
+class Rationed(llm.Model):
+    """Accepts a request every 50 ms, and refuses the others."""
+
+    model_id, needs_key, key_env_var = "rationed", "keyed", "TALKER_KEY"
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.code, self.refused, self.free, self.lock = "", 0, 0.0, threading.Lock()
+
+    def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Any:
+        with self.lock:
+            now = time.monotonic()
+            if now < self.free:
+                self.refused += 1
+                raise TooMany(self.headers, self.code)
+            self.free = now + 0.05
+        yield f"so: {prompt.prompt}"
+
+
 @pytest.fixture(autouse=True)
 def talker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
     model = talkers.llm_model()
-    with talkers.in_llm(model, Old(), Keyed(), Thinker()):
+    with talkers.in_llm(model, Old(), Keyed(), Thinker(), Rationed()):
         yield model
 
 
@@ -143,3 +177,27 @@ def test_models_that_need_no_key_are_asked_one_at_a_time(monkeypatch: pytest.Mon
     assert LLM("talker")._at_once() == 1
     assert LLM("keyed")._at_once() == 8
     assert LLM("talker", concurrency=3)._at_once() == 3
+
+
+@pytest.mark.parametrize("headers", [{}, {"Retry-After-Ms": "60"}])
+def test_a_rate_limit_is_waited_for(headers: dict[str, str]) -> None:
+    """40 requests to a model that accepts 20 a second; each is answered."""
+    model: Any = llm.get_model("rationed")
+    model.headers = headers
+    asked = LLM("rationed", concurrency=8)
+    said = attempt(asked, [Request(str(n)) for n in range(40)])
+    assert [getattr(one, "text", one) for one in said] == [f"so: {n}" for n in range(40)]
+    assert model.refused and asked.throttle.rate is not None
+    assert model.refused < 40, "the rate fell"
+
+
+def test_a_rate_limit_ends_with_the_timeout_and_at_a_quota() -> None:
+    model: Any = llm.get_model("rationed")
+    model.free = time.monotonic() + 60
+    began = time.monotonic()
+    (said,) = attempt(LLM("rationed"), [Request("hi", timeout=0.7)])
+    assert isinstance(said, TimedOut) and time.monotonic() - began < 2
+    model.code, refused = "insufficient_quota", model.refused
+    (said,) = attempt(LLM("rationed"), [Request("hi")])
+    assert isinstance(said, RateLimited) and model.refused == refused + 1
+    assert "slow down" in str(said)

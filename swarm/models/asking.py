@@ -189,8 +189,7 @@ class Asking(Generic[T]):
                 self.throttle.accept(sent)
                 return understood(self.who, self.read, number, content, time.monotonic() - began)
             except TooLate:
-                assert failed.last
-                raise self._given_up(failed.last, failed).asked(failed.times) from None
+                raise failed.given_up(self._most).asked(failed.times) from None
             except BadRequest as error:
                 self.throttle.accept(sent)
                 if self.refused is None:
@@ -198,10 +197,9 @@ class Asking(Generic[T]):
                 return self.refused(number, error)
             except RequestError as error:
                 failed.add(error, self.throttle)
-                limited = isinstance(error, RateLimited)
                 wait = (
-                    self._limited(error, sent, failed)
-                    if limited
+                    failed.wait(sent, self.throttle, self._most)
+                    if isinstance(error, RateLimited)
                     else self._wait(error, failed.times - failed.limited - 1)
                 )
                 if wait is None or exchange.begun:
@@ -220,33 +218,12 @@ class Asking(Generic[T]):
         """
         if call.timeout and self.throttle.quiet >= call.timeout:
             raise TimeoutError
-        most = self.turns.limits.rate_limit_timeout
-        end = partial(failed.end, most, self.throttle)
+        end = partial(failed.end, self._most, self.throttle)
         return self.turns.place(self.throttle, call.tokens, end)
 
-    def _limited(self, error: RequestError, sent: float, failed: "Failures") -> float | None:
-        """Seconds until a call may be repeated that met a rate limit; `None` if it may not.
-
-        It is the least that the call waits; then the throttle says when it goes.
-        """
-        most, after = self.turns.limits.rate_limit_timeout, error.after
-        if not error.passing:
-            return None
-        self.throttle.refuse(sent, after, failed.overtaken > FEW_OVERTAKEN)
-        if (after or 0.0) > most or failed.spent(most, self.throttle):
-            self._given_up(error, failed)
-            return None
-        # Behind the others, the more often it was overtaken.
-        behind = FIRST_WAIT * 2.0**failed.overtaken if failed.overtaken > FEW_OVERTAKEN else 0.0
-        return max(after or 0.0, min(LONGEST_WAIT, behind))
-
-    def _given_up(self, error: RequestError, failed: "Failures") -> RequestError:
-        """The error, which is one for good now."""
-        most = self.turns.limits.rate_limit_timeout
-        error.args = (f"{error}; not repeated beyond {most:g} s (limits.rate_limit_timeout)",)
-        # A request that is overtaken says nothing of the others.
-        error.passing, error.general = False, failed.overtaken < OVERTAKEN
-        return error
+    @property
+    def _most(self) -> float:
+        return self.turns.limits.rate_limit_timeout
 
     def _wait(self, error: RequestError, attempt: int) -> float | None:
         """Seconds until the call may be repeated; `None` if it may not."""
@@ -308,6 +285,37 @@ class Failures:
     def end(self, most: float, throttle: Throttle) -> float:
         """When so many seconds of refusals are over if nothing is accepted until then."""
         return max(self.first, throttle.last_accepted) + most if self.limited else math.inf
+
+    def wait(self, sent: float, throttle: Throttle, most: float) -> float | None:
+        """Seconds until a call may be repeated whose last failure is a rate limit; `None`: never.
+
+        It is the least that the call waits; then the throttle says when it goes.
+
+        Args:
+            sent: When the call went, as `time.monotonic` has it.
+            throttle: Is told of the refusal.
+            most: `Limits.rate_limit_timeout`.
+        """
+        error = self.last
+        assert error
+        if not error.passing:
+            return None
+        throttle.refuse(sent, error.after, self.overtaken > FEW_OVERTAKEN)
+        if (error.after or 0.0) > most or self.spent(most, throttle):
+            self.given_up(most)
+            return None
+        # Behind the others, the more often it was overtaken.
+        behind = FIRST_WAIT * 2.0**self.overtaken if self.overtaken > FEW_OVERTAKEN else 0.0
+        return max(error.after or 0.0, min(LONGEST_WAIT, behind))
+
+    def given_up(self, most: float) -> RequestError:
+        """The last error, which is one for good now."""
+        error = self.last
+        assert error
+        error.args = (f"{error}; not repeated beyond {most:g} s (limits.rate_limit_timeout)",)
+        # A request that is overtaken says nothing of the others.
+        error.passing, error.general = False, self.overtaken < OVERTAKEN
+        return error
 
 
 def understood(who: str, function: Callable[..., T], *given: Any) -> T:

@@ -1,13 +1,19 @@
 """A model of the `llm` package (llm.datasette.io), whichever of its plugins brings it."""
 
 import logging
+import math
+import threading
+import time
 from contextlib import suppress
 from difflib import get_close_matches
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.failures import one_line
+from swarm.models.asking import Failures
+from swarm.models.failures import RateLimited, TimedOut, failure, one_line
+from swarm.models.pace import Limits, Throttle, TooLate
 from swarm.models.threads import Threaded
 
 if TYPE_CHECKING:
@@ -30,7 +36,9 @@ class LLM(Threaded):
     """Asks a model that `llm` knows; keys and settings are llm's, and nothing is logged there.
 
     What comes before the last turn goes to the model as llm's own conversations do. A temperature,
-    a seed and the most new tokens go to models that have such an option. It is warned once of a
+    a seed and the most new tokens go to models that have such an option. A request that meets a
+    rate limit (429) is repeated as those of `swarm.models.openai` are, at a rate that all requests
+    to the model share (`Throttle`), unless a part of its answer has come. It is warned once of a
     temperature or a seed that a model does not take; the most new tokens, which every request has,
     are then left to it without a word. Stops are looked for in the text.
 
@@ -50,9 +58,15 @@ class LLM(Threaded):
         self.model = model
         self._model: Any = None
         self._warned: set[str] = set()
+        self.limits, self.throttle = Limits(), Throttle()
+
+    def _start(self) -> None:
+        super()._start()
+        self._line, self._pace = threading.Lock(), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_model": None}
+        kept = super().__getstate__()
+        return {k: v for k, v in kept.items() if k not in ("_line", "_pace")} | {"_model": None}
 
     def check(self) -> None:
         """Look for the package, the model and its key; see `swarm.tasks.Prepared.check`.
@@ -94,10 +108,77 @@ class LLM(Threaded):
             raise UserError(f"{self.who}: it does not score choices")
         model = self._found()
         asked = asked_in(request, self.who)
+        end = math.inf if request.timeout is None else time.monotonic() + request.timeout
+        options, failed = self._options(model, request), Failures()
+        while True:
+            sent, begun = self._sent(failed, end), False
+            pieces = self._said(model, asked, options, streamed)
+            try:
+                while True:
+                    piece = next(pieces)
+                    begun = True
+                    yield piece
+            except StopIteration as whole:
+                with self._pace:
+                    self.throttle.accept(sent)
+                completion: Completion = whole.value
+                return completion
+            except RateLimited as error:
+                self._wait(error, sent, failed, end, begun)
+
+    def _sent(self, failed: Failures, end: float) -> float:
+        """Wait until a request may go; gives the time.
+
+        Raises:
+            RequestError: It may not go before its end, or nothing is accepted any more.
+        """
+        most = self.limits.rate_limit_timeout
+        try:
+            with self._line:
+                while True:
+                    with self._pace:
+                        step = self.throttle.step(lambda: min(end, failed.end(most, self.throttle)))
+                        if step <= 0:
+                            return self.throttle.send()
+                    time.sleep(step)
+        except TooLate:
+            if failed.last and end == math.inf:
+                raise failed.given_up(most).asked(failed.times) from None
+            raise self._timed_out(failed) from None
+
+    def _wait(
+        self, error: RateLimited, sent: float, failed: Failures, end: float, begun: bool
+    ) -> None:
+        """Wait before a request is repeated that met a rate limit.
+
+        Raises:
+            RequestError: It may not be repeated.
+        """
+        with self._pace:
+            failed.add(error, self.throttle)
+            wait = failed.wait(sent, self.throttle, self.limits.rate_limit_timeout)
+        if wait is None or begun:
+            raise error.asked(failed.times) from None
+        if time.monotonic() + wait >= end:
+            raise self._timed_out(failed) from None
+        time.sleep(wait)
+
+    def _timed_out(self, failed: Failures) -> TimedOut:
+        last = f"; {failed.words}" if failed.times else "; other requests meet a rate limit (429)"
+        return TimedOut(f"{self.who}: no answer in time (timeout){last}")
+
+    def _said(
+        self, model: "llm.Model", asked: "Asked", options: dict[str, Any], streamed: bool
+    ) -> Stream:
+        """The answer of one request.
+
+        Raises:
+            UserError: There is none; `RateLimited` where the endpoint says 429.
+        """
         text: list[str] = []
         reasoning: list[str] = []
         try:
-            response = self._response(model, asked, self._options(model, request), streamed)
+            response = self._response(model, asked, options, streamed)
             for event in response.stream_events():
                 if event.chunk and event.type in ("text", "reasoning"):
                     thought = event.type == "reasoning"
@@ -105,7 +186,8 @@ class LLM(Threaded):
                     yield Delta("", event.chunk) if thought else Delta(event.chunk)
             usage = response.usage()
         except Exception as error:
-            raise UserError(f"{self.who}: {self._words(error)}") from None
+            limit = rate_limit(self.who, error, self._words(error))
+            raise limit or UserError(f"{self.who}: {self._words(error)}") from None
         return Completion(
             "".join(text),
             prompt_tokens=usage.input or 0,
@@ -166,6 +248,36 @@ class LLM(Threaded):
             if key := self._found().get_key():
                 words = words.replace(key, "***")
         return one_line(words) or type(error).__name__
+
+
+def rate_limit(who: str, error: Exception, words: str) -> RateLimited | None:
+    """The rate limit that an error of a plugin stands for, or `None`.
+
+    Plugins raise what their client does: it, or what it was made of, has the status 429 as
+    `status_code` or `code`, or as the `status_code` of its `response`.
+
+    Args:
+        words: The error's own, without a key.
+    """
+    one: BaseException | None = error
+    for _ in range(5):
+        if one is None:
+            return None
+        response = getattr(one, "response", None)
+        places = (
+            getattr(one, "status_code", None),
+            getattr(one, "code", None),
+            getattr(response, "status_code", None),
+        )
+        if HTTPStatus.TOO_MANY_REQUESTS in places:
+            headers = getattr(response, "headers", None) or {}
+            body = getattr(one, "body", None)
+            told = {"error": {**(body if isinstance(body, dict) else {}), "message": words}}
+            found = failure(who, HTTPStatus.TOO_MANY_REQUESTS, headers, told, None)
+            assert isinstance(found, RateLimited)
+            return found
+        one = one.__cause__ or one.__context__
+    return None
 
 
 class Asked(NamedTuple):

@@ -8,6 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from swarm._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from swarm.api.evaluating import evaluate as evaluate
     from swarm.api.result import Result as Result
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from swarm.errors import UserError as UserError
     from swarm.pool import Pool as Pool
     from swarm.roster import Roster as Roster
-
-__version__ = "0.1.0"
 
 FROM = {
     "Pool": "pool",

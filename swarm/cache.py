@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from difflib import get_close_matches
-from typing import NoReturn
 
-from swarm import examples
 from swarm.cli import fail
 from swarm.errors import UserError
+from swarm.examples import RaisingParser
 from swarm.models import kept
 from swarm.models.cache import Cache
 
@@ -28,22 +27,10 @@ SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
-class Parser(examples.Parser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with the message.
-
-        Raises:
-            UserError: Always.
-        """
-        raise UserError(f"{message}; --help tells more", 2)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     described = "Answers of models that were paid for once are kept in one SQLite file."
-    made = Parser(
+    made = RaisingParser(
         prog="python -m swarm.cache", description=described, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

@@ -4,6 +4,8 @@ import argparse
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from swarm.errors import UserError
+
 EXAMPLES = {
     "cache info": ("", "--file answers.sqlite"),
     "compare": (
@@ -89,3 +91,18 @@ class Parser(argparse.ArgumentParser):
         near = get_close_matches(unknown, self._option_string_actions, 1)
         meant = f"did you mean {near[0]}? " if near else ""
         self.exit(2, f"error: {message}; {meant}{self.prog} --help tells more\n")
+
+
+class RaisingParser(Parser):
+    """A parser that raises its errors: the wrapper of the command prints them like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message.
+
+        Raises:
+            UserError: Always.
+        """
+        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
+        near = get_close_matches(unknown, self._option_string_actions, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"{message}; {meant}--help tells more", 2)

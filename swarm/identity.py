@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import swarm
+from swarm._version import __version__
 from swarm.engine import Experts
 from swarm.engine.base import Base
 from swarm.files import digest
@@ -58,7 +58,7 @@ def task_sources(task: Task, path: str = "task") -> dict[str, str]:
 
 def answering_versions() -> dict[str, str]:
     """The versions of the packages that compute the answers: another one may round otherwise."""
-    found = {"model-swarms": swarm.__version__}
+    found = {"model-swarms": __version__}
     for name in ("torch", "transformers"):
         try:
             found[name] = version(name)

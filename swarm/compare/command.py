@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from swarm import examples
 from swarm.errors import UserError
+from swarm.examples import RaisingParser
 
 ABOUT = "Ask models questions, judge what they say, and compare them."
 
@@ -31,29 +31,14 @@ TEXTS = ("folder", "cache_dir", "base", "pool")
 """Keys whose values are taken as they stand: a folder may be called 7."""
 
 
-class Parser(examples.Parser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with the message.
-
-        Raises:
-            UserError: Always.
-        """
-        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
-        near = get_close_matches(unknown, self._option_string_actions, 1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"{message}; {meant}--help tells more", 2)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line's parser; `handler` of what it gives does what was asked."""
     from swarm.compare.finetuning import commands
     from swarm.compare.view import __main__ as viewer
 
-    made = Parser(prog="python -m swarm.compare", description=ABOUT,
+    made = RaisingParser(prog="python -m swarm.compare", description=ABOUT,
                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    verbs = made.add_subparsers(dest="verb", required=True, parser_class=Parser)
+    verbs = made.add_subparsers(dest="verb", required=True, parser_class=RaisingParser)
     keys = "\n".join(f"  {key + '=':<20} {words}" for key, words in KEYS.items())
     run = verbs.add_parser("run", help="ask the questions of a yaml file",
                            description=f"Ask the questions of a yaml file.\n\n{keys}\n",
@@ -69,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     older.add_argument("--base-url", help="where its models were asked, if discovery cannot tell")
     older.set_defaults(handler=_import)
     tuning = verbs.add_parser("finetune", help="create, follow and list fine-tunings")
-    commands.add_parsers(tuning.add_subparsers(dest="command", required=True, parser_class=Parser))
+    commands.add_parsers(
+        tuning.add_subparsers(dest="command", required=True, parser_class=RaisingParser)
+    )
     return made
 
 

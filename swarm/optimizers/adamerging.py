@@ -8,8 +8,8 @@ import numpy as np
 
 from swarm.optimizers import Slope, Wanted, draws
 from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, SHARE, Rule
 from swarm.optimizers.draws import populate
-from swarm.optimizers.pso_options import AT_LEAST_ONE, POSITIVE, SHARE, Rule
 
 MINIBATCH = OWN + 1
 """Purpose of the draws of the order of items."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from swarm.optimizers import draws
-from swarm.optimizers.pso_options import (
+from swarm.optimizers.checks import (
     AT_LEAST_ONE,
     Rule,
     check_number,

@@ -10,10 +10,10 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import Offer, Optimizer, Slope, Wanted
 from swarm.optimizers.bayes import NEEDS, BayesianSearch
+from swarm.optimizers.checks import AT_LEAST_ONE, SWITCH, check_number
 from swarm.optimizers.cma_es import CovarianceSearch
 from swarm.optimizers.nes import NaturalEvolution
 from swarm.optimizers.pso import GradientDescent
-from swarm.optimizers.pso_options import AT_LEAST_ONE, SWITCH, check_number
 
 SURROGATE_DIMENSIONS = 20
 """Coefficients up to which a Gaussian process is a good model of a utility."""

@@ -9,7 +9,7 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import OWN
-from swarm.optimizers.pso_options import AT_LEAST_ONE, POSITIVE, Rule
+from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, Rule
 from swarm.optimizers.region import Region
 from swarm.optimizers.starts import Starting
 

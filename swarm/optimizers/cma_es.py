@@ -7,7 +7,7 @@ import numpy as np
 
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import OWN
-from swarm.optimizers.pso_options import POSITIVE, SWITCH, Rule, check_number
+from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
 from swarm.optimizers.region import BOUNDS, Region
 from swarm.optimizers.starts import Starting
 

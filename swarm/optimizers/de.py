@@ -7,8 +7,8 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers.ask_tell import AskTell, frozen
+from swarm.optimizers.checks import POSITIVE, PROBABILITY, SWITCH, Rule
 from swarm.optimizers.draws import corners, mixtures
-from swarm.optimizers.pso_options import POSITIVE, PROBABILITY, SWITCH, Rule
 from swarm.optimizers.region import BOUNDS, Region
 from swarm.optimizers.starts import static_starts
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from swarm.optimizers import Slope, Wanted, draws
-from swarm.optimizers.pso_options import (
+from swarm.optimizers.checks import (
     AT_LEAST_ONE,
     COUNT,
     NOT_NEGATIVE,

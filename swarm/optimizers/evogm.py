@@ -9,7 +9,7 @@ import numpy as np
 
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import OWN, AskTell, frozen
-from swarm.optimizers.pso_options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Rule
+from swarm.optimizers.checks import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Rule
 
 HIDDEN = (128, 256, 256, 256, 128)
 """Widths of a generator's hidden layers, as in the paper."""

@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers.checks import NOT_NEGATIVE, PROBABILITY, SHARE, SWITCH, Rule
 from swarm.optimizers.draws import populate
-from swarm.optimizers.pso_options import NOT_NEGATIVE, PROBABILITY, SHARE, SWITCH, Rule
 
 SELECTION = OWN + 1
 """Purpose of the draws of selection, which follow those of the offspring in an iteration."""

@@ -10,8 +10,8 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import Optimizer, draws
 from swarm.optimizers.ask_tell import frozen
+from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, check_number, check_saved
 from swarm.optimizers.nes import NaturalEvolution
-from swarm.optimizers.pso_options import AT_LEAST_ONE, POSITIVE, check_number, check_saved
 
 GLOBAL = ("1", "global")
 STAGE = 32

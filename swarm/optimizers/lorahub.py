@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from swarm.optimizers.checks import NOT_NEGATIVE, Rule
 from swarm.optimizers.cma_es import CovarianceSearch
-from swarm.optimizers.pso_options import NOT_NEGATIVE, Rule
 
 
 @dataclass(kw_only=True, eq=False)

@@ -7,8 +7,8 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers.ask_tell import AskTell, frozen
+from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, Rule, check_number
 from swarm.optimizers.draws import corners, populate
-from swarm.optimizers.pso_options import AT_LEAST_ONE, POSITIVE, Rule, check_number
 
 
 @dataclass(kw_only=True, eq=False)

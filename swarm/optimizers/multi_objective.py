@@ -10,7 +10,7 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import OWN, AskTell, frozen
-from swarm.optimizers.pso_options import POSITIVE, PROBABILITY, SWITCH, Rule
+from swarm.optimizers.checks import POSITIVE, PROBABILITY, SWITCH, Rule
 from swarm.optimizers.region import BOUNDS, Region
 from swarm.optimizers.starts import LAMBDAS, SCALES, static_starts
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from swarm.optimizers import Offer, Slope, Wanted, draws
+from swarm.optimizers.checks import check_pool, check_saved
 from swarm.optimizers.descent import Descent
-from swarm.optimizers.pso_options import ParticleSwarmOptions, check_pool, check_saved
+from swarm.optimizers.pso_options import ParticleSwarmOptions
 
 ARRAYS = {
     "positions": float,

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm.errors import UserError
+from swarm.optimizers.checks import AT_LEAST_ONE, check_number
 from swarm.optimizers.descent import Descent
 from swarm.optimizers.pso import ParticleSwarm
-from swarm.optimizers.pso_options import AT_LEAST_ONE, check_number
 
 
 @dataclass(kw_only=True, eq=False)

@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.optimizers.ask_tell import AskTell, frozen
+from swarm.optimizers.checks import NOT_NEGATIVE, SWITCH, Rule
 from swarm.optimizers.draws import populate
-from swarm.optimizers.pso_options import NOT_NEGATIVE, SWITCH, Rule
 
 
 @dataclass(kw_only=True, eq=False)

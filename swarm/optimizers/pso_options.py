@@ -1,26 +1,24 @@
 """The options of the particle swarm, and what each may be."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from swarm.errors import UserError
+from swarm.optimizers.checks import (
+    AT_LEAST_ONE,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    SHARE,
+    STEP,
+    SWITCH,
+    Rule,
+    check_number,
+    check_word,
+)
+from swarm.optimizers.descent import Descent
 
-if TYPE_CHECKING:
-    from swarm.optimizers.descent import Descent
-
-Rule = tuple[type, Callable[[Any], bool], str]
-MOST = 1e6
-"""The highest that any number may be: beyond it, positions leave what a float can add up."""
-
-NOT_NEGATIVE: Rule = (float, lambda value: 0 <= value <= MOST, f"a number from 0 to {MOST:g}")
-POSITIVE: Rule = (float, lambda value: 0 < value <= MOST, f"a number above 0, at most {MOST:g}")
-STEP: Rule = (float, lambda value: 0 < value <= 100, "a number above 0, at most 100")
-SHARE: Rule = (float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
-PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
-AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "a whole number, 1 or more")
-COUNT: Rule = (int, lambda value: value >= 0, "a whole number, 0 or more")
-SWITCH: Rule = (bool, lambda value: True, "true or false")
 SOUPS: Rule = (int, lambda value: 0 <= value <= 5, "a whole number from 0 to 5")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
@@ -118,17 +116,10 @@ class ParticleSwarmOptions:
     count_skipped: bool = False
     soups: int = 1
     active: int | Literal["auto"] | None = "auto"
-    descent: "Descent | None" = field(default_factory=lambda: _descent())
+    descent: Descent | None = field(default_factory=Descent)
 
     def __post_init__(self) -> None:
         _check(self)
-
-
-def _descent() -> "Descent":
-    """The gradient term as it stands; its module needs the rules above."""
-    from swarm.optimizers.descent import Descent
-
-    return Descent()
 
 
 def _check(options: ParticleSwarmOptions) -> None:
@@ -148,61 +139,3 @@ def _check(options: ParticleSwarmOptions) -> None:
     if still and options.descent is None:
         raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be 0,
             as no particle would move; raise one of them""")
-
-
-def check_word(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """That the option `name` is one of these words.
-
-    Raises:
-        UserError: It is not.
-    """
-    if value not in allowed:
-        raise UserError(f"optimizer.{name}={value}: must be one of {', '.join(allowed)}")
-
-
-def check_number(name: str, value: Any, rule: Rule, advice: str) -> None:
-    """That the option `name` keeps its rule.
-
-    Raises:
-        UserError: It does not; the advice ends the line.
-    """
-    kind, allowed, wording = rule
-    kinds = (int, float) if kind is float else kind
-    right_kind = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
-    if not (right_kind and allowed(value)):
-        raise UserError(f"optimizer.{name}={value}: must be {wording}, {advice}")
-
-
-def check_pool(experts: int, particles: int | None) -> None:
-    """That so many particles can begin with all experts; None is as many as it takes.
-
-    Raises:
-        UserError: Fewer than 2 experts, or fewer particles than experts.
-    """
-    if experts < 2:
-        raise UserError(f"""pool.experts: {experts} given; a search mixes 2 or more, name more
-            with pool.experts=[...]""")
-    if particles is not None and particles < experts:
-        raise UserError(f"""optimizer.particles={particles} is fewer than the pool's {experts}
-            experts; allowed: {experts} or more; raise it or name fewer experts with
-            pool.experts=[...]""")
-
-
-def check_saved(
-    state: dict[str, Any], name: str, particles: int | None, groups: int | None
-) -> None:
-    """See that a saved state is this optimizer's; None takes any number.
-
-    Raises:
-        UserError: It is another one's, of another number of particles or of other groups.
-    """
-    if state.get("optimizer") != name:
-        raise UserError(f"""optimizer: the saved search is of {state.get("optimizer")!r}, not
-            of {name!r}; go on with the optimizer it was begun with, or begin another
-            run""")
-    if particles not in (None, count := len(state["positions"])):
-        raise UserError(f"""optimizer.particles={particles}: must be {count}, as in the
-            saved search; begin another run to change it""")
-    if groups not in (None, count := state["groups"]):
-        raise UserError(f"""pool.groups: makes {groups} of the modules, and the saved search has
-            {count}; set it as it was, or begin another run to change it""")

@@ -7,7 +7,7 @@ import numpy as np
 
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import AskTell
-from swarm.optimizers.pso_options import POSITIVE, SWITCH, Rule
+from swarm.optimizers.checks import POSITIVE, SWITCH, Rule
 
 
 @dataclass(kw_only=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import AskTell, frozen
-from swarm.optimizers.pso_options import POSITIVE, Rule, check_number
+from swarm.optimizers.checks import POSITIVE, Rule, check_number
 from swarm.optimizers.starts import weighted_soup
 
 EXPERT, UNIFORM, WEIGHTED, GREEDY = "expert", "uniform soup", "weighted soup", "greedy soup"

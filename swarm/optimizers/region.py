@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from swarm.optimizers.pso_options import Rule
+from swarm.optimizers.checks import Rule
 
 BOUNDS: dict[str, tuple[Rule, str]] = {
     "low": ((float, lambda value: -np.inf < value <= 0, "a number, 0 or less"), "experts have 0s"),

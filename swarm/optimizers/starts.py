@@ -9,7 +9,7 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import Remembering, frozen
-from swarm.optimizers.pso_options import POSITIVE, SWITCH, check_number
+from swarm.optimizers.checks import POSITIVE, SWITCH, check_number
 
 SCALES = (1.0, 1.5, 0.5, 2.0)
 """Factors of a recipe, the most promising first, so that a list may be cut at its end."""

@@ -22,7 +22,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-import swarm
+from swarm._version import __version__
 from swarm.certainty import constant_answers, is_mean
 from swarm.errors import UserError
 from swarm.evaluation import as_scores, divided
@@ -441,7 +441,7 @@ def _book(folder: Path, ended: Ended) -> None:
 @cache
 def _provenance() -> dict[str, Any]:
     """What the numbers were made with."""
-    versions = {"model-swarms": swarm.__version__, "python": sys.version.split()[0]}
+    versions = {"model-swarms": __version__, "python": sys.version.split()[0]}
     for name in ("torch", "transformers", "numpy"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)

@@ -3,16 +3,16 @@
 import sys
 from collections.abc import Sequence
 
-from swarm.compare.command import Parser
 from swarm.compare.finetuning.commands import add_parsers
 from swarm.errors import UserError
+from swarm.examples import RaisingParser
 from swarm.printing import harmless
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; a user's mistake is one line, and its code is given back."""
-    parser = Parser(prog="python -m swarm.compare.finetuning", description=__doc__)
-    add_parsers(parser.add_subparsers(dest="command", required=True, parser_class=Parser))
+    parser = RaisingParser(prog="python -m swarm.compare.finetuning", description=__doc__)
+    add_parsers(parser.add_subparsers(dest="command", required=True, parser_class=RaisingParser))
     try:
         given = parser.parse_args(arguments)
         return given.handler(given) or 0

@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from swarm.compare.command import Parser
 from swarm.compare.view import view
 from swarm.errors import UserError
+from swarm.examples import RaisingParser
 from swarm.printing import harmless
 from swarm.serve.arguments import port
 
@@ -18,9 +18,9 @@ FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs
 """
 
 
-def parser() -> Parser:
+def parser() -> RaisingParser:
     """The options."""
-    made = Parser(
+    made = RaisingParser(
         prog="python -m swarm.compare.view", usage="%(prog)s FILE [OPTION ...]", description=ABOUT,
         epilog="The page is for this machine alone. Ctrl-C ends it.", allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from swarm.errors import UserError
-from swarm.files import content_hash
+from swarm.files import content_hash, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,13 @@ HARMLESS = {
     "velora_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
 }
 # fmt: on
+TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "use_rslora": ((bool, type(None)), "true or false"),
+    "base_model_name_or_path": ((str, type(None)), "a text or null"),
+    "target_modules": ((str, list, type(None)), "a text, a list of texts or null"),
+    "init_lora_weights": ((bool, str, type(None)), "true, false or a text"),
+}
+"""What settings may be that are read by their truth or by PEFT alone."""
 # Keys that are refused with a reason better than "unknown".
 KEY_REASONS = {
     "lora_embedding_": "a LoRA of an embedding",
@@ -162,11 +169,14 @@ def read_adapter(folder: Path) -> Adapter:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path))
     except FileNotFoundError:
         raise refusal(folder, f"there is no {CONFIG}") from None
+    except RecursionError:
+        raise refusal(folder, f"{CONFIG} cannot be read (nested too deeply)") from None
     except (OSError, ValueError) as error:
-        raise refusal(folder, f"{CONFIG} cannot be read ({error})") from None
+        why = getattr(error, "strerror", None) or error
+        raise refusal(folder, f"{CONFIG} cannot be read ({why})") from None
     if not isinstance(config, dict):
         raise refusal(folder, f"{CONFIG} is not a JSON object")
     if config.get("peft_type") != "LORA":
@@ -176,6 +186,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not _is_number(config.get("r"), int) or config["r"] < 1:
         raise refusal(folder, f"r must be a whole number above 0, not {config.get('r')!r}")
     _check_alpha(folder, "lora_alpha", config.get("lora_alpha"))
+    for key, (kinds, allowed) in TYPES.items():
+        value = config.get(key)
+        if not isinstance(value, kinds) or (
+            isinstance(value, list) and not all(isinstance(one, str) for one in value)
+        ):
+            raise refusal(folder, f"{key} must be {allowed}, not {value!r}")
     return config
 
 

@@ -107,12 +107,20 @@ class Evaluator:
         return [[settled(self._task, score) for score in found[row]] for row in rows]
 
     def gradients(
-        self, wanted: Sequence["Wanted"], places: Sequence[int], watch: Watch | None = None
+        self,
+        wanted: Sequence["Wanted"],
+        places: Sequence[int],
+        watch: Watch | None = None,
+        iteration: int = 0,
     ) -> list["Gradient"]:
         """The mean loss over each one's dev items and, where it is wanted, its derivative.
 
         Args:
             places: In dev, of the items that are numbered in what is wanted.
+            iteration: The one to come, for messages.
+
+        Raises:
+            UserError: A loss is not finite; the message names the particle.
         """
         size = self._cut.examples
         jobs: list[Job] = []
@@ -120,9 +128,11 @@ class Evaluator:
         for number, one in enumerate(wanted):
             position = tuple(float(c) for c in one.position)
             split = "entropy" if one.entropy else "gradient" if one.slope else "loss"
+            whose = "the position" if one.particle is None else f"particle {one.particle}"
+            names = (f"{whose} in the descent of iteration {iteration}",)
             for start in range(0, len(one.items), size):
                 items = tuple(places[i] for i in one.items[start : start + size])
-                jobs.append(Job(len(jobs), (position,), split, items))
+                jobs.append(Job(len(jobs), (position,), split, items, names))
                 owner.append(number)
         results = {}
         for result in self._executor.map(jobs):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,35 @@ from swarm.places import cache_folder
 KEPT_FROM = 1 << 20
 """Bytes from which on the hash of a file is kept; a smaller one is read again at once."""
 
+LONGEST_NAME = 200
+"""Bytes of a name; most file systems have 255."""
+
+LONGEST_PATH = 3_000
+"""Bytes of a path; Linux has 4,096."""
+
 SETTLED_S = 2.0
 """Seconds after its last change from which on the hash of a file is kept: two changes within one
 tick of a file system's clock give a file of the same size the same times."""
+
+
+def name_fault(name: str) -> str:
+    """What makes a text no name for a file or folder that people will read; empty: nothing."""
+    if not name.strip():
+        return "is blank"
+    if not name.isprintable():
+        return "has characters that do not print, such as controls or line ends"
+    # A draft's name is longer by its prefix and the process's number.
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        return f"is longer than {LONGEST_NAME} bytes"
+    return ""
+
+
+def path_fault(path: str | Path) -> str:
+    """As `name_fault`, of a path: of any of its parts; an empty path is blank."""
+    parts = [part for part in Path(path).parts if part != os.sep] if str(path) else [""]
+    if len(os.fsencode(str(path).encode("utf-8", "replace"))) > LONGEST_PATH:
+        return f"is longer than {LONGEST_PATH:,} bytes"
+    return next((fault for part in parts if (fault := name_fault(part))), "")
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -66,6 +93,20 @@ def read_packed(path: Path) -> Any:
     return json.loads(gzip.decompress(path.read_bytes()))
 
 
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a regular file. A pipe or a device, whose end may never come, is not opened.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        UnicodeDecodeError: It holds other bytes than the encoding's.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+    return path.read_text(encoding=encoding)
+
+
 def read_yaml(path: Path, what: str = "preset") -> Any:
     """What a yaml holds.
 
@@ -79,8 +120,8 @@ def read_yaml(path: Path, what: str = "preset") -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return yaml.safe_load(read_text(path))
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"{what} {path} cannot be read: {why}") from None
 

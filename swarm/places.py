@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from swarm.errors import UserError
+
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -17,10 +19,18 @@ def find(path: str | Path) -> Path:
 
     The path comes back unchanged where nothing of that name exists, so that the caller's message
     names what the user wrote.
+
+    Raises:
+        UserError: It cannot be a path.
     """
-    given = Path(path).expanduser()
-    if given.is_absolute() or given.exists():
-        return given
+    try:
+        given = Path(path).expanduser()
+        if given.exists() or given.is_absolute():
+            return given
+    except (OSError, RuntimeError, ValueError) as error:
+        # A name that is too long, "~nobody", a NUL.
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{str(path)[:80]}: cannot be a path ({why})") from None
     for root in (PACKAGE.parent, PACKAGE):
         if (root / given).exists():
             return root / given

@@ -313,7 +313,9 @@ class Run:
                 taken["gradients_asked" if one.slope else "losses_asked"] += len(one.items)
             items = sum(len(one.items) for one in wanted)
             self.teller.begin(f"gradients of iteration {number}", number, 1, items)
-            answers = self._evaluate.gradients(wanted, self._searched, self.teller.watch)
+            answers = self._evaluate.gradients(
+                wanted, self._searched, self.teller.watch, iteration=number
+            )
 
     def _ask_dev(
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]

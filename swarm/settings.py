@@ -1,6 +1,23 @@
 """The plain settings of a search, checked before anything is read."""
 
 from swarm.errors import UserError
+from swarm.files import name_fault, path_fault
+
+
+def check_place(name: object, folder: object) -> None:
+    """Check where a run is to lie: `folder`/`name`.
+
+    Raises:
+        UserError: One is not allowed; it says which and what is.
+    """
+    if not isinstance(folder, str):
+        raise UserError(f"folder={folder!r}: must be the folder where the runs lie")
+    if fault := path_fault(folder):
+        raise UserError(f"folder={folder[:80]!r} {fault}; must be the folder where the runs lie")
+    if not isinstance(name, str) or name in (".", "..") or "/" in name:
+        raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
+    if fault := name_fault(name):
+        raise UserError(f"name={name[:80]!r} {fault}; must be the name of a folder in {folder}/")
 
 
 def check_run(
@@ -20,10 +37,7 @@ def check_run(
     Raises:
         UserError: One is not allowed; it says which and what is.
     """
-    if not isinstance(folder, str):
-        raise UserError(f"folder={folder!r}: must be the folder where the runs lie")
-    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name:
-        raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
+    check_place(name, folder)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
     for word, value in switches.items():

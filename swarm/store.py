@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import read_packed, write_packed
+from swarm.files import path_fault, read_packed, write_packed
 from swarm.tasks import Score
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ class Store:
     def __init__(self, folder: str | Path) -> None:
         if not isinstance(folder, str | Path):
             raise UserError(f"shared={folder!r}: must be null or the path of a folder")
+        if fault := path_fault(folder):
+            raise UserError(f"shared={str(folder)[:80]!r} {fault}; must be null or a folder's path")
         self.folder = Path(folder)
         self._context = ""
 

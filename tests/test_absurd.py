@@ -1,5 +1,6 @@
 """Values and files that no search can mean: refused, or named, before or when they do harm."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,16 @@ from swarm.engine import NotFinite
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
+from swarm.evaluation import Cut, Evaluator
+from swarm.executors.inline import Inline
+from swarm.executors.worker import Worker
 from swarm.models import Request
+from swarm.optimizers import Wanted
+from swarm.places import find
 from swarm.pool import Pool
 from swarm.run import named
+from swarm.settings import check_place
+from swarm.tasks.choice import Choice
 
 
 @pytest.mark.parametrize(
@@ -135,3 +143,98 @@ def test_a_position_beyond_all_bounds_is_named() -> None:
         positions[1, 0] = value
         with pytest.raises(UserError, match="particle 1 of iteration 4: a coefficient of"):
             named(positions, 4)
+
+
+@pytest.mark.parametrize("space", ["factor", "delta"])
+def test_a_descent_into_what_is_not_finite_names_its_particle(
+    space: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    pool = Pool(tiny_pool, space=space).open()
+    task = Choice("tiny", str(searches.choice_file(tmp_path / "tiny.json")), scoring="logits")
+    executor = Inline()
+    executor.open(Worker(Base(str(tiny_llama), dtype="float16"), pool, task, HFEngine()))
+    evaluator = Evaluator(task, executor, Cut(1, None))
+    sound, spoiled = np.eye(4)[0], np.eye(4)[1]
+    wanted = [Wanted(sound, (0, 1), particle=2), Wanted(spoiled, (0,), slope=False, particle=3)]
+    assert all(np.isfinite(one.loss) for one in evaluator.gradients(wanted, range(4)))
+    what = "(weights|activations)"
+    for scale in (3e5, 1e30):
+        wanted[1] = Wanted(scale * spoiled, (0,), slope=False, particle=3)
+        says = f"^particle 3 in the descent of iteration 7: the mixed model's {what} are not finite"
+        with pytest.raises(UserError, match=says):
+            evaluator.gradients(wanted, range(4), iteration=7)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"use_rslora": "no"}, "use_rslora must be true or false, not 'no'"),
+        ({"use_rslora": 1}, "use_rslora must be true or false, not 1"),
+        ({"base_model_name_or_path": ["x"]}, "base_model_name_or_path must be a text or null"),
+        ({"target_modules": 5}, "target_modules must be a text, a list of texts or null"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_refused(
+    change: dict[str, object], says: str, tmp_path: Path, tiny_pool: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
+    tiny.change(folder / "birch", **change)
+    with pytest.raises(UserError, match=f"birch: {says}"):
+        Pool(folder).open()
+
+
+@pytest.mark.parametrize("name", ["bi\nrch", "bi\x1b[31mrch", "bi\u202erch", " ", "birch\udce9"])
+def test_an_expert_whose_name_cannot_be_shown_is_refused(
+    name: str, tmp_path: Path, tiny_pool: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
+    (folder / "birch").rename(folder / name)
+    with pytest.raises(UserError, match="whose name") as error:
+        Pool(folder).open()
+    assert str(error.value).isprintable()
+
+
+def test_a_configuration_that_is_a_pipe_or_nested_without_end_is_refused(
+    tmp_path: Path, tiny_pool: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
+    file = folder / "birch" / "adapter_config.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(UserError, match="nested too deeply"):
+        Pool(folder).open()
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match=r"adapter_config.json"):
+        Pool(folder, ["amber", "birch"]).open()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "says"),
+    [
+        ("a\nb", "search", "do not print"),
+        ("\x1b[31mred", "search", "do not print"),
+        ("\u202eabc", "search", "do not print"),
+        ("  ", "search", "is blank"),
+        ("", "search", "is blank"),
+        ("x" * 300, "search", "longer than 200 bytes"),
+        ("run", "", "is blank"),
+        ("run", "a/\x07", "do not print"),
+        ("run", "x" * 5000, "longer than 3,000 bytes"),
+    ],
+)
+def test_a_place_that_cannot_be_written_or_shown_is_refused(
+    name: str, folder: str, says: str
+) -> None:
+    with pytest.raises(UserError, match=says) as error:
+        check_place(name, folder)
+    assert len(str(error.value)) < 300 and str(error.value).isprintable()
+
+
+def test_find_refuses_what_cannot_be_a_path() -> None:
+    for path in ("x" * 5000, "~no such user/x"):
+        with pytest.raises(UserError, match="cannot be a path"):
+            find(path)
+
+
+def test_an_error_cannot_steer_the_terminal() -> None:
+    assert str(UserError("bi\x1b[31mrch \u202e\x07x")).isprintable()

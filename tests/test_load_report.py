@@ -122,8 +122,15 @@ def test_a_byte_order_mark_and_odd_ends_of_lines_do_no_harm(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("m.jsonl", '{"a": 1}\n{"a": \n', "m.jsonl line 2 is not readable JSON: "),
+        ("m.jsonl", '{"a": 1}\n{"a": \n', "m.jsonl line 2: it is not readable JSON: "),
         ("m.jsonl", '{"a": 1}\n\n[1]\n', "m.jsonl line 3: it is not an object"),
+        (
+            "m.jsonl",
+            '{"a": 1}\n{"a": \n[]\nx\n5\n',
+            "m.jsonl: 4 of 5 lines are wrong: it is not readable JSON (2: 2, 4); "
+            "it is not an object (2: 3, 5)",
+        ),
+        ("m.json", '[{"a": 1}, 2, [], 3]', "m.json: 3 of 4 items are wrong: it is not an object ("),
         ("m.jsonl", "", 'm.jsonl: "dev" is not a list of at least one item'),
         ("m.jsonl", '{"split": "dev"}\n{"a": 1}', 'line 2: its "split" is missing; where one'),
         ("m.jsonl", '{"split": "train"}', "line 1: its \"split\" is 'train'"),

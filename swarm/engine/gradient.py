@@ -6,6 +6,7 @@ the stacked layers (`swarm.engine.stacked`), where autograd sums the derivative 
 module into the coefficients of its group.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from swarm.engine import NotFinite
 from swarm.models import Example
 
 if TYPE_CHECKING:
@@ -155,6 +157,8 @@ def differentiate(
 
     Raises:
         torch.OutOfMemoryError: The device has no room for one batch.
+        NotFinite: Mixed weights, or the loss, are not finite. A derivative that is not, as where
+            float16 overflows in the backward pass alone, is left to the caller.
     """
     leaf = torch.tensor(
         position[None], dtype=torch.float32, device=model.device, requires_grad=slope
@@ -166,9 +170,11 @@ def differentiate(
                 # Anew for each batch: a backward pass frees what the coefficients went through.
                 stack.attach(leaf)
                 loss = batch.loss(model)
+                if not math.isfinite(value := loss.item()):
+                    raise NotFinite(0, "activations" if stack.spoiled() is None else "weights")
                 if slope:
                     loss.backward()
-                total += Gradient(loss.item(), np.zeros(len(position)))
+                total += Gradient(value, np.zeros(len(position)))
     finally:
         stack.clear()
     if leaf.grad is None:

@@ -59,7 +59,7 @@ class HFEngine:
     ) -> None:
         if plan not in PLANS:
             raise UserError(f"engine.plan={plan}: must be one of {', '.join(PLANS)}")
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise UserError(f"engine.max_tokens={max_tokens}: must be null or a whole number > 0")
         self.plan = plan
         if not isinstance(checkpointing, bool):
@@ -155,7 +155,7 @@ class HFEngine:
         while True:
             batches = batched(rows, self._tokenizer.pad_token_id, self._budget)
             try:
-                return differentiate(
+                found = differentiate(
                     self._model, self._stack, position, batches, slope, self.checkpointing
                 )
             except torch.OutOfMemoryError:
@@ -166,6 +166,11 @@ class HFEngine:
                 log.warning("out of memory: activations are computed again (engine.checkpointing)")
                 self.checkpointing = True
                 torch.cuda.empty_cache()
+                continue
+            if not np.isfinite(found.slope).all() and OVERFLOW not in self._said:
+                self._said.add(OVERFLOW)
+                log.warning(OVERFLOW)
+            return found
 
     def _example(self, one: Example) -> "Tokens":
         from swarm.engine.gradient import Tokens
@@ -306,6 +311,12 @@ class HFEngine:
     def _ids(self, prompt: object) -> list[int]:
         """The prompt's token ids."""
         return self._tokens.of(prompt, partial(prompt_ids, self._tokenizer, prompt))
+
+
+OVERFLOW = (
+    "a derivative is not finite, and its step is left out: model.dtype holds no such numbers "
+    "(float16 ends at 65,504; try bfloat16 or float32)"
+)
 
 
 def check_mixed(stack: Any) -> None:

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 MOST_DEATHS = 3
 """Workers that may die on the same job before the run ends."""
 
+MOST = 1_000
+"""The most workers of one machine, and the most threads of one worker."""
+
 
 def serve(pipe: Connection, worker: Worker, gpus: list[int], threads: int | None) -> None:
     """The life of a worker process: open once, then answer jobs until the pipe closes."""
@@ -87,10 +90,11 @@ class Processes:
         self, gpus: list[int] | None = None, workers: int | None = None, threads: int | None = None
     ) -> None:
         self._gpus = check_devices(gpus)
-        if workers is not None and (not isinstance(workers, int) or workers < 1):
-            raise UserError(f"executor.workers={workers}: must be null or a whole number above 0")
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise UserError(f"executor.threads={threads}: must be null or a whole number above 0")
+        for key, value in (("workers", workers), ("threads", threads)):
+            if value is not None and not (type(value) is int and 1 <= value <= MOST):
+                raise UserError(
+                    f"executor.{key}={value}: must be null or a whole number from 1 to {MOST:,}"
+                )
         if self._gpus and workers not in (None, len(self._gpus)):
             raise UserError(
                 f"executor.workers={workers} with gpus={self._gpus}: there is one worker a GPU; "

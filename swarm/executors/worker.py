@@ -64,9 +64,9 @@ class Worker:
         meter = Meter()
         task, every = played(self.task, job.split)
         items = [every[i] for i in job.items]
-        if job.split in LOSSES:
-            return self._differentiate(job, task, items)
         try:
+            if job.split in LOSSES:
+                return self._differentiate(job, task, items)
             scores = self._play(task, job.positions, items, meter)
             return Result(job.number, scores, meter.prompts, meter.tokens)
         except NotFinite as error:
@@ -75,6 +75,8 @@ class Worker:
         except UserError:
             raise
         except Exception as error:
+            if job.split in LOSSES:
+                raise
             if (item := self._culprit(task, job.positions[meter.position], items)) is not None:
                 error.add_note(f"item {item['id']}")
             raise

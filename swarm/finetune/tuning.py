@@ -29,6 +29,7 @@ from swarm.places import find
 from swarm.pool import Pool
 from swarm.rehearsal import fit
 from swarm.report.folder import RunFolder
+from swarm.settings import check_place
 from swarm.tasks import Item
 from swarm.tasks.signal import Signalled
 
@@ -65,8 +66,8 @@ class Tuning:
         targets: Sequence[str] = ("q_proj", "v_proj"), seed: int = 42, test: bool = True,
         gpus: Sequence[int] = (), folder: str = "search",
     ) -> None:  # fmt: skip
-        if not name or name in (".", "..") or "/" in name:
-            raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
+        name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
+        check_place(name, folder)
         if not isinstance(task, Signalled) or "logprob" not in task.signals:
             raise UserError(
                 "fine-tuning needs gold answers to learn from: a task of swarm.tasks.choice.Choice "

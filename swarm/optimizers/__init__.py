@@ -113,12 +113,14 @@ class Wanted:
         slope: Whether the derivative is wanted too; it costs two prompts an item more.
         entropy: The loss is the entropy of the answers' distribution, without gold answers, and
             its derivative is wanted; else it is that of the gold answers.
+        particle: Whose position it is, for messages; `None` where there is but one.
     """
 
     position: np.ndarray
     items: tuple[int, ...]
     slope: bool = True
     entropy: bool = False
+    particle: int | None = None
 
     @property
     def cost(self) -> int:

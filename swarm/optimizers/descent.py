@@ -120,7 +120,9 @@ class Descent:
         """
         order = draws.generator(self.seed, 0, 0, LOOK).permutation(items)
         chosen = tuple(int(i) for i in np.sort(order[: self.batch]))
-        answers = yield [Wanted(x, chosen, slope=False) for x in positions]
+        answers = yield [
+            Wanted(x, chosen, slope=False, particle=i) for i, x in enumerate(positions)
+        ]
         losses = np.array([answer.loss for answer in answers])
         return np.where(np.isnan(losses), np.inf, losses)
 
@@ -136,7 +138,10 @@ class Descent:
         rows = [row for row, i in enumerate(particles) if self.rate_factor[i] > LEAST_FACTOR]
         tail: list[np.ndarray] = []
         for _ in range(self.steps if rows else 0):
-            wanted = [Wanted(x[row], self._minibatch(particles[row], items)) for row in rows]
+            wanted = [
+                Wanted(x[row], self._minibatch(particles[row], items), particle=particles[row])
+                for row in rows
+            ]
             for row, answer in zip(rows, (yield wanted), strict=True):
                 if np.isfinite(answer.slope).all():
                     x[row] = self._stepped(particles[row], x[row], answer.slope)
@@ -151,7 +156,8 @@ class Descent:
     ) -> Generator[list[Wanted], list[Slope], None]:
         """Halve the rate of each particle whose held-out loss is not its lowest so far."""
         answers = yield [
-            Wanted(x, self._fold(particle, items)[1], slope=False) for particle, x in reached
+            Wanted(x, self._fold(particle, items)[1], slope=False, particle=particle)
+            for particle, x in reached
         ]
         for (particle, _), answer in zip(reached, answers, strict=True):
             if answer.loss >= self.held_loss[particle]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from swarm.adapters import CONFIG, WEIGHTS
 from swarm.errors import UserError
+from swarm.files import name_fault
 
 
 def expert_names(folder: Path, experts: Any) -> list[str]:
@@ -53,12 +54,21 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
 
 
 def _adapters(folder: Path) -> list[str]:
-    """The sub-folders that hold an adapter."""
-    return sorted(
+    """The sub-folders that hold an adapter.
+
+    Raises UserError where one has a name that cannot be written or shown.
+    """
+    found = sorted(
         path.parent.name
         for path in folder.glob(f"*/{CONFIG}")
         if not path.parent.name.startswith(".")
     )
+    for name in found:
+        if fault := name_fault(name):
+            raise UserError(
+                f"pool.folder: {folder} holds {name[:80]!r}, whose name {fault}; rename it"
+            )
+    return found
 
 
 def _check_halves(folder: Path) -> None:

@@ -147,6 +147,9 @@ class DataFile:
             return "it is not an object"
         if isinstance(own, bool) or not isinstance(own, (int, str)):
             return "its id is no number and no text"
+        domain = value.get("domain")
+        if domain is not None and (isinstance(domain, bool) or not isinstance(domain, str | int)):
+            return 'its "domain" is no text'
         if not _is_text(value):
             return "it has half of a surrogate pair, which is no character"
         return self.check(value)

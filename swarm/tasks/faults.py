@@ -26,11 +26,15 @@ def told(split: str, faults: Sequence[tuple[object, str]], count: int) -> str:
     if len(faults) == 1:
         ((own, what),) = faults
         return f"{split} item {own!r}: {what}"
+    return f"{len(faults)} of {count} {split} items are wrong: {by_kind(faults)}"
+
+
+def by_kind(faults: Sequence[tuple[object, str]]) -> str:
+    """Faults, (id, what is wrong), by their kinds: "its answer is empty (2: 3, 7); ..."."""
     kinds: dict[str, list[object]] = {}
     for own, what in faults:
         kinds.setdefault(what.partition(": ")[0], []).append(own)
-    by_kind = "; ".join(f"{kind} ({len(ids)}: {listed(ids)})" for kind, ids in kinds.items())
-    return f"{len(faults)} of {count} {split} items are wrong: {by_kind}"
+    return "; ".join(f"{kind} ({len(ids)}: {listed(ids)})" for kind, ids in kinds.items())
 
 
 def repeated(items: Sequence[Item], fields: Sequence[str]) -> list[object]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm.errors import UserError
+from swarm.files import read_text
 from swarm.places import find
-from swarm.tasks import leak
+from swarm.tasks import faults, leak
 
 SPLITS = ("dev", "test")
 
@@ -120,34 +121,56 @@ def _json(path: Path, remedy: Remedy) -> Any:
 
 def _lines(path: Path, remedy: Remedy) -> list[Entry]:
     # Not splitlines(): JSON texts may hold U+2028 and other ends of lines as they are.
-    entries = []
+    entries, wrong = [], []
     for number, line in enumerate(_text(path, remedy).split("\n"), 1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {number} is not readable JSON: {error}.") from error
+            wrong.append((number, f"it is not readable JSON: {error}"))
+            continue
         if not isinstance(value, Mapping):
-            raise UserError(f"{path} line {number}: it is not an object.")
+            wrong.append((number, "it is not an object"))
+            continue
         entries.append(Entry(number, value))
+    _refuse(path, "line", wrong, len(entries) + len(wrong))
     return entries
 
 
 def _numbered(path: Path, values: Sequence[Any]) -> list[Entry]:
-    for place, value in enumerate(values):
-        if not isinstance(value, Mapping):
-            raise UserError(f"{path} item {place}: it is not an object.")
+    wrong = [
+        (place, "it is not an object")
+        for place, value in enumerate(values)
+        if not isinstance(value, Mapping)
+    ]
+    _refuse(path, "item", wrong, len(values))
     return [Entry(place, value) for place, value in enumerate(values)]
 
 
+def _refuse(path: Path, unit: str, wrong: Sequence[tuple[int, str]], count: int) -> None:
+    """Raise UserError where lines or items of a file are wrong: of each kind how many, and which.
+
+    Args:
+        wrong: (place, what is wrong) of each; the kind is what stands before a ": ".
+        count: How many there are in all.
+    """
+    if len(wrong) == 1:
+        ((place, what),) = wrong
+        raise UserError(f"{path} {unit} {place}: {what}.")
+    if wrong:
+        kinds = faults.by_kind(wrong)
+        raise UserError(f"{path}: {len(wrong)} of {count} {unit}s are wrong: {kinds}.")
+
+
 def _text(path: Path, remedy: Remedy) -> str:
-    if not path.exists():
-        raise UserError(f"{path} is missing: {remedy(path)}.")
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, "utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} is missing: {remedy(path)}.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not readable: {error}.") from error
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} is not readable: {why}.") from error
 
 
 def _divided(path: Path, entries: Sequence[Entry], fields: Sequence[str]) -> dict[str, list[Entry]]:
@@ -160,11 +183,11 @@ def _divided(path: Path, entries: Sequence[Entry], fields: Sequence[str]) -> dic
             "test": [e for e, first in zip(entries, dev, strict=True) if not first],
         }
     where = "line" if path.suffix == ".jsonl" else "item"
+    wrong = []
     for place, value in entries:
         if value.get("split") not in SPLITS:
             said = repr(value["split"]) if "split" in value else "missing"
-            raise UserError(
-                f'{path} {where} {place}: its "split" is {said}; where one item says its split,'
-                " each has to: dev or test."
-            )
+            rule = "where one item says its split, each has to: dev or test"
+            wrong.append((place, f'its "split" is {said}; {rule}'))
+    _refuse(path, where, wrong, len(entries))
     return {split: [e for e in entries if e.value["split"] == split] for split in SPLITS}

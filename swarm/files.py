@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -90,21 +91,45 @@ def write_packed(path: Path, value: Any) -> None:
 
 def read_packed(path: Path) -> Any:
     """Read what `write_packed` wrote."""
-    return json.loads(gzip.decompress(path.read_bytes()))
+    return json.loads(gzip.decompress(read_bytes(path)))
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """The text of a regular file. A pipe or a device, whose end may never come, is not opened.
+def remove(path: Path) -> None:
+    """Remove a file, or what stands in its place: a link, a pipe, an empty folder.
+
+    Raises:
+        UserError: It cannot be removed, or is a folder with something in it.
+    """
+    try:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot remove {path}: {error.strerror}; move it away") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file. A pipe or a device, whose end may never come, is not opened.
 
     Raises:
         OSError: It cannot be read, or is no regular file.
-        UnicodeDecodeError: It holds other bytes than the encoding's.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
         raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
-    return path.read_text(encoding=encoding)
+    return path.read_bytes()
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a regular file, as `read_bytes` has it; every end of a line is a newline.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        UnicodeDecodeError: It holds other bytes than the encoding's.
+    """
+    return io.StringIO(read_bytes(path).decode(encoding), newline=None).read()
 
 
 def read_yaml(path: Path, what: str = "preset") -> Any:

@@ -15,13 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import as_json, file_hash, write_whole
+from swarm.files import as_json, file_hash, read_bytes, write_whole
 
 NAME = "checksums.txt"
 
 STATE = "state.json"
 
 SEAL = b'\n "checksum": "%s"\n}\n'
+
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("identity", "chosen"), dict),
+    **dict.fromkeys(("experts", "rounds", "groups"), list),
+    **dict.fromkeys(("optimizer", "metrics"), dict | None),
+    "finished": str | None,
+    "own": int,
+}
+"""Types of a state's parts."""
 
 LAST = "# of the lines above: "
 """What begins the last line; sha256sum takes it for a comment."""
@@ -46,7 +55,7 @@ class Manifest:
     def read(self) -> "Manifest":
         """Read the file; gives the manifest itself."""
         try:
-            text = (self.folder / NAME).read_text(encoding="utf-8")
+            text = read_bytes(self.folder / NAME).decode()
         except (OSError, UnicodeDecodeError):
             text = ""
         lines, mark, seal = text.rpartition(LAST)
@@ -108,7 +117,9 @@ class Manifest:
 
     def _intact(self, path: str) -> bool:
         try:
-            return file_hash(self.folder / path) == self.sums[path]
+            file = self.folder / path
+            # A pipe in its place would never end.
+            return file.is_file() and file_hash(file) == self.sums[path]
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return False
         except OSError as error:
@@ -160,7 +171,7 @@ def unsealed(path: Path) -> dict[str, Any] | None:
     A state without `versions` was not written by a search of this version, and has no checksum.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         state = json.loads(data)
     except (OSError, ValueError, RecursionError):
         return None
@@ -168,11 +179,23 @@ def unsealed(path: Path) -> dict[str, Any] | None:
         return None
     seal = state.pop("checksum", None)
     if seal is None:
-        return None if "versions" in state else state
+        return None if "versions" in state or not _has_rounds(state) else state
     tail = b"," + SEAL % str(seal).encode()
     text = data.removesuffix(tail) + b"\n}"
     whole = data.endswith(tail) and re.fullmatch(r"[0-9a-f]{64}", str(seal))
     return state if whole and _hash(text) == seal else None
+
+
+def _has_rounds(state: dict[str, Any]) -> bool:
+    """Whether a state without a checksum has the types that a search writes."""
+    if not all(isinstance(state[key], kind) for key, kind in KINDS.items() if key in state):
+        return False
+    return all(
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(name), list) for name in ("positions", "utilities"))
+        and len(entry["positions"]) == len(entry["utilities"])
+        for entry in state.get("rounds", [])
+    )
 
 
 def _hash(data: bytes) -> str:

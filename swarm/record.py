@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.files import as_json, read_packed, write_json, write_packed, write_whole
+from swarm.files import as_json, read_packed, remove, write_json, write_packed, write_whole
 from swarm.manifest import NAME, STATE, Manifest, sealed, unsealed
 from swarm.scratchpad import scratchpad
 
@@ -162,7 +162,7 @@ class Record:
                         self.folder, ", ".join(self._damaged))  # fmt: skip
         places = {_whole_place(path) for path in self._damaged}
         for path in self.manifest.under_any(places):
-            (self.folder / path).unlink(missing_ok=True)
+            remove(self.folder / path)
         self.manifest.drop(*places)
         asked_again = any(place.startswith("answers/") for place in places)
         # A kill leaves answers without a checksum at most for one file.
@@ -172,7 +172,7 @@ class Record:
                 self.manifest.add(place)
             elif place not in self.manifest.sums:
                 asked_again = True
-                file.unlink()
+                remove(file)
         if asked_again:
             self.state["metrics"] = None
         self.manifest.save()
@@ -268,6 +268,8 @@ class Record:
     def _write_answers(
         self, number: int, answers: Mapping[int, Sequence[Mapping[str, Any]]]
     ) -> None:
+        if number and not self._answers_path(number - 1).is_file():
+            raise UserError(self._vanished(number - 1))
         write_packed(
             self._answers_path(number), {str(i): list(rows) for i, rows in answers.items()}
         )
@@ -297,8 +299,17 @@ class Record:
 
     def answers(self, number: int, particle: int) -> list[dict[str, Any]]:
         """What a particle answered to the dev items it was asked in a round."""
-        found: list[dict[str, Any]] = read_packed(self._answers_path(number))[str(particle)]
+        try:
+            found: list[dict[str, Any]] = read_packed(self._answers_path(number))[str(particle)]
+        except FileNotFoundError:
+            raise UserError(self._vanished(number)) from None
         return found
+
+    def _vanished(self, number: int) -> str:
+        return (
+            f"{self._answers_path(number)} was removed while the search was at work; put it back "
+            "from a copy, or choose another name="
+        )
 
     def keep_answers(
         self,

@@ -55,7 +55,7 @@ class Store:
     ) -> list[Score] | None:
         """The scores of a position on some places of a split; `None` if nobody asked it them."""
         path = self._path(position, split, items)
-        if not path.is_file():
+        if not path.exists() and not path.is_symlink():
             return None
         try:
             return [Score(*row) for row in read_packed(path)]

@@ -1,6 +1,8 @@
 """Damage to a run folder: found at every start, healed where it can be, and never silent."""
 
 import contextlib
+import json
+import os
 import random
 import re
 import shutil
@@ -216,3 +218,98 @@ def test_a_kill_while_a_file_is_replaced_is_no_damage(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     found = Manifest(tmp_path).read()
     assert not found.lost and found.sums == {} and found.damaged() == []
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def foldered(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def looped(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("how", [piped, foldered, looped])
+def test_what_is_no_file_is_damage_too(
+    how: Callable[[Path], None], lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of every second kind of file one; a pipe would be read for ever."""
+    kinds = {re.sub(r"\d+|_[0-9a-f]{16}", "", name): name for name in lab.whole}
+    for name in [*kinds.values()][::2]:
+        lab.damage(name, lambda data, seed: data, 0)
+        how(lab.folder / name)
+        capsys.readouterr()
+        error, said = lab.again(), capsys.readouterr().err
+        if name.startswith(CANNOT_BE_HEALED):
+            assert error and name in error, name
+        else:
+            assert error is None and name in said and lab.tree() == lab.whole, (name, error)
+
+
+def test_a_folder_with_something_in_it_is_not_removed(lab: Lab) -> None:
+    lab.damage("config.json", deleted, 0)
+    (lab.folder / "config.json").mkdir()
+    (lab.folder / "config.json" / "thesis.tex").write_text("years of work")
+    error = lab.again()
+    assert error and "config.json" in error and "move it away" in error
+    assert (lab.folder / "config.json" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rounds", [{}]),
+        ("rounds", {"a": []}),
+        ("rounds", [{"positions": [[1.0]], "utilities": []}]),
+        ("experts", 5),
+        ("identity", []),
+        ("optimizer", "x"),
+        ("metrics", True),
+        ("finished", 5),
+        ("own", "x"),
+    ],
+)
+def test_a_state_without_a_checksum_has_the_types_of_one(
+    key: str, value: Any, tmp_path: Path, lab: Lab
+) -> None:
+    state = json.loads(lab.whole["state.json"])
+    del state["checksum"], state["versions"]
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(state))
+    assert unsealed(path) == state
+    path.write_text(json.dumps({**state, key: value}))
+    assert unsealed(path) is None
+
+
+def test_answers_that_are_removed_while_the_search_runs_are_named(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swarm.run import Run
+
+    iterate = Run._iterate
+
+    def gone(run: Run, number: int) -> None:
+        if number == 1:
+            shutil.rmtree(run.record.folder)
+        iterate(run, number)
+
+    monkeypatch.setattr(Run, "_iterate", gone)
+    lab.damage("", deleted, 0)
+    shutil.rmtree(lab.folder)
+    error = lab.again()
+    assert error and "iteration_0000.json.gz was removed while the search was at work" in error
+
+
+def test_a_report_misses_what_the_end_had_asked(lab: Lab) -> None:
+    from swarm.report.write import report as made
+
+    (name,) = (name for name in lab.whole if name.startswith("answers/again_"))
+    lab.damage(name, deleted, 0)
+    with pytest.raises(UserError, match=Path(name).name):
+        made(lab.folder)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from swarm.manifest import verify
 from swarm.report.blocks import Section, Table, Words
 from swarm.report.compared import Compared
 from swarm.report.course import by_signal, measure
@@ -65,7 +66,9 @@ def _bought(run: RunFolder, spent: dict[str, Any]) -> Chart:
 
 
 def _at_the_end(run: RunFolder) -> list[list[str]]:
-    rows = []
+    rows: list[list[str]] = []
+    # One that is gone is not found by its name.
+    verify(run.path / "answers")
     for kind, name in ENDINGS.items():
         paths = list((run.path / "answers").glob(f"{kind}_*.json.gz"))
         if asked := sum(len(run.packed(path)) for path in paths):

@@ -1,5 +1,6 @@
 """AbstainQA: two rounds, and what a true or a false is worth."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from playing import Knowing, Silent, choice_items, played, write
 from swarm.certainty import interval_of
 from swarm.models import Completion, Message, Request
 from swarm.report.statistics import mean_interval, vote
-from swarm.tasks import Score, mean, unparsed
+from swarm.tasks import Score, abstain, mean, unparsed
 from swarm.tasks.abstain import ABSTAINED, Abstain
 from swarm.tasks.choice import Choice
 
@@ -50,6 +51,18 @@ def made(folder: Path, **settings: object) -> Abstain:
         (" B.", "False", 0.0, ABSTAINED),
         (" A.", " false, because", 0.0, ABSTAINED),
         (" B.", "I cannot say", 1.0, "B"),
+        (" B.", "It is not true.", 0.0, ABSTAINED),
+        (" A.", "That isn't quite true", 0.0, ABSTAINED),
+        (" A.", "untrue", 0.0, ABSTAINED),
+        (" A.", "The proposed answer is incorrect.", 0.0, ABSTAINED),
+        (" A.", "It is not correct", 0.0, ABSTAINED),
+        (" A.", "wrong", 0.0, ABSTAINED),
+        (" A.", "No", 0.0, ABSTAINED),
+        (" A.", "**No**, it is", 0.0, ABSTAINED),
+        (" B.", "It is not false.", 1.0, "B"),
+        (" B.", "Yes", 1.0, "B"),
+        (" B.", "There is no doubt: true", 1.0, "B"),
+        (" B.", "nothing", 1.0, "B"),
         (" no idea", "", -1.0, None),
         ("", "false", 0.0, ABSTAINED),
         (" B.", "True, it is not false", 1.0, "B"),
@@ -152,3 +165,27 @@ def test_a_search(tmp_path: Path, tiny_llama: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = searches.answers(tmp_path / "search" / "run", 0)
     assert '"abstained"' in str(rows).replace("'", '"')
+
+
+PIECES = [
+    *"no No not n't isn't true false untrue incorrect wrong correct yes a it".split(),
+    *", . * quite is".split(),
+    "\n",
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_changes_a_word_once_settled(seed: int) -> None:
+    draw, settled = random.Random(seed), 0
+    for _ in range(1000):
+        text = "".join(draw.choice(PIECES) + draw.choice(["", " "]) for _ in range(8))
+        ends = range(len(text) + 1)
+        first = next((end for end in ends if abstain.decided(text[:end])), None)
+        if first is None:
+            continue
+        settled += 1
+        early = abstain.verdict(text[:first])
+        assert early is not None
+        for end in range(first, len(text) + 1):
+            assert abstain.verdict(text[:end]) == early, (text[:first], text[:end])
+    assert settled > 100

@@ -3,6 +3,8 @@
 import random
 
 import pytest
+import searches
+import yaml
 
 from swarm.tasks import answers, letters
 
@@ -133,6 +135,89 @@ def test_letter_as_the_original_reads_it(
 )
 def test_value(text: str, gold: str, take: str, answer: str | None) -> None:
     assert answers.read(text, answers.kind_of(gold), take) == answer
+
+
+REASONED = [
+    (
+        "Natalia sold 48/2 = 24 clips in May. Altogether 48+24 = 72 clips in April and May.",
+        "72",
+    ),
+    ("48/2 = 24. 48 + 24 = 72 clips in 2 months.", "72"),
+    ("In May she sold 48/2=24, so the sum (48+24) = 72 clips over 2 months", "72"),
+    ("12/60 = $0.20 per minute. 0.20 x 50 = $10 for 50 minutes", "10"),
+    ("100 / 2 = 50. Betty needs 100 - 50 - 15 - 30 = 5 more dollars.", "5"),
+    (
+        "He writes 3*2=6 pages twice a week, 6*2=12 pages a week and 12*52=624 pages in 52 weeks.",
+        "624",
+    ),
+    ("5 x 7 = 35 candies, 35 - 8 = 27 are left for the 3 friends", "27"),
+    ("x + 4 = 10\nx = 6", "6"),
+    ("2x = 18, x = 9 after 2 steps", "9"),
+    ("= 3.50 dollars per day", "3.5"),
+    ("The cost is 4 * $1.25 = $5.00", "5"),
+    ("So 48 + 24 = 72 (48 in April and 24 in May)", "72"),
+    ("The total is 72 = 48 + 24", "72"),
+    ("Profit = 150 - 90 = 60", "60"),
+    ("Profit = $1,200 - $350 = $850 in 3 months", "850"),
+    ("15% of 200 = 30", "30"),
+    ("The distance = 60 * 2.5 = 150 miles", "150"),
+    ("10 - 3 = 7\n7 - 2 = 5\n", "5"),
+    ("6 * 4 = 24 legs (4 legs a dog)", "24"),
+    ("-3 + 1 = -2 degrees after 5 hours", "-2"),
+    ("3/4 * 80 = 60. He read 60 pages in 4 days.", "60"),
+    ("She has 18 apples.\n\nQuestion 2: Tom has 5 marbles and gives away 3.", "18"),
+    ("Half of 36 is 18.\nQuestion: How many legs have 7 dogs?\nAnswer", "18"),
+    ("The total is 42.\n\nProblem 3: A train travels at 60 km/h", "42"),
+    ("There are 20 left.\nQ: If 3 birds sit on a tree", "20"),
+    ("Step 1: 5 * 3 = 15\nStep 2: 15 + 2 = 17\nStep 3", "17"),
+    ("Step 1: add 5 and 3 to get 8.\nStep 2: double it to get 16.\nStep 3: check.", "16"),
+    ("1. She buys 3 pens.\n2. She pays 12 dollars.\n3. ", "12"),
+    ("1. He has 10 eggs.\n2. He eats 3.\n3. He sells 7 eggs.", "7"),
+    ("As in Example 2, the price is 45 dollars, see Step 4", "45"),
+    ("It was 25 dollars in Question 2", "25"),
+    ("She came 2nd with 45 points, ahead of the 3rd", "45"),
+    ("She sold 72 clips (48+24).", "72"),
+    ("She sold 72 clips altogether (48 in April, 24 in May)", "72"),
+    ("He has 14 marbles left (20 - 6)", "14"),
+    ("There are 30 students (12 boys and 18 girls).", "30"),
+    ("They need 6 buses (5 full ones and 1 for the rest of the 253 children).", "6"),
+    ("(10 - 4) * 3 = 18", "18"),
+    ("The answer would be (72)", "72"),
+    ("Natalia sold 72 clips in 2 months.", "72"),
+    ("He saves 300 dollars in 6 months", "300"),
+    ("She will have read 120 pages after 4 days.", "120"),
+    ("He earns $15 per hour, so in 8 hours he earns $120.", "120"),
+    ("In 2 months she will have 75 dollars", "75"),
+    ("It takes him 3 hours.", "3"),
+    ("She reads 20 pages a day, so she finishes in 5 days.", "5"),
+    ("The trip takes 2.5 hours in all", "2.5"),
+    ("He will be done in 12 days", "12"),
+    ("They paint 4 rooms in 2 days and 12 rooms in 6 days.", "12"),
+    ("10 dimes make 100, in all 150 pennies.", "150"),
+    ("Each costs 2 * 3 = 6 dollars. In total he pays 18 dollars.", "18"),
+    ("3 * 4 = 12 and 2 * 5 = 10, so he has 22 coins", "22"),
+    ("48 - 12 = 36. Therefore, each child gets 9 sweets.", "9"),
+    ("She starts with 20, gives away 5 and then 3, leaving 12.", "12"),
+    ("The bakery has 200 - 93 - 39 = 68 loaves, and 6 came back, so the result is 74.", "74"),
+    ("It falls to -3 degrees", "-3"),
+    ("He has 1,250 stamps", "1250"),
+    ("The answer is 48 + 24 = 72 clips.", "72"),
+    ("#### 72\nQuestion: 4 and 5", "72"),
+    ("Answer: 5 * 3 = 15\nQuestion 2: 7 and 8", "15"),
+]
+"""Answers as models write them to arithmetic in words, and the number that each of them gives."""
+
+
+@pytest.mark.parametrize(("text", "answer"), REASONED)
+def test_the_number_that_reasoning_comes_to(text: str, answer: str) -> None:
+    assert len(REASONED) == 60
+    assert answers.read(text, "number", "last") == answer
+
+
+def test_the_first_number_is_read_as_before() -> None:
+    """The tasks of conf/suite read with `take` "first", whose recorded results stay as they are."""
+    first = [answers.read(text, "number", "first") for text, _ in REASONED[:6]]
+    assert first == ["48", "48", "48", "12", "100", "3"]
 
 
 @pytest.mark.parametrize(
@@ -315,3 +400,13 @@ def test_nothing_changes_a_value_once_settled(seed: int) -> None:
         for end in range(first, len(text) + 1):
             assert answers.read(text[:end], kind, take) == early, (kind, take, text[:end])
     assert settled > 200
+
+
+def test_the_study_reads_no_last_number() -> None:
+    """What is read with `take` "last" may change without the study's recorded results changing."""
+    conf = searches.ROOT / "conf"
+    for task in yaml.safe_load((conf / "suite" / "small.yaml").read_text())["tasks"].values():
+        words = dict(word.partition("=")[::2] for word in task["words"])
+        found = yaml.safe_load((conf / "task" / f"{words['task']}.yaml").read_text())
+        assert found["_target_"] != "swarm.tasks.abstain.Abstain"
+        assert found.get("parser") != "anchored" or found.get("take", "first") == "first"

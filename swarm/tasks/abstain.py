@@ -1,11 +1,11 @@
 """AbstainQA: a multiple-choice answer, then the model's own word on whether the answer is true."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from swarm.models import Completion, Message, Request
-from swarm.tasks import Item, Play, Score, answers, mean
+from swarm.tasks import Item, Play, Score, mean
 from swarm.tasks.choice import Choice, choice_prompt
 
 REFLECTION = (
@@ -17,7 +17,14 @@ REFLECTION = (
 ABSTAINED = "abstain"
 """The answer of a model that calls its own answer false; several models can vote for it."""
 
-VERDICTS = "true or false"
+VERDICT = re.compile(
+    r"""\A[\W_]*(?:(?P<no>no)|(?P<yes>yes))(?![\w'’-])
+    |(?<![\w-])(?P<negated>(?:not|never|cannot|\w+n['’]t)\s+(?:\w+\s+){0,2}?)?
+    (?:(?P<true>true)|(?P<false>false|untrue|incorrect|wrong)
+      |(?P<right>correct|right|accurate))(?![\w'’-])""",
+    re.VERBOSE | re.IGNORECASE,
+)
+"""A word on an answer. "Correct" counts behind "not" alone: "the correct answer" is no verdict."""
 
 
 class Abstain(Choice):
@@ -32,9 +39,9 @@ class Abstain(Choice):
     the text, as the original has it.
 
     Args are those of `Choice`; the only `signal` is "accuracy", as a value is that of two rounds'
-    answers. `parser` "original" reads both rounds as the original: "false"
-    anywhere in the reply abstains. `scoring` "logits" takes the likelier of true and false too;
-    "text" is refused, as the second round shows the choices.
+    answers. `parser` "original" reads both rounds as the original: "false" anywhere in the reply
+    abstains; else the first word on the answer counts (`verdict`). `scoring` "logits" takes the
+    likelier of true and false too; "text" is refused, as the second round shows the choices.
 
     Each score's measures are "abstained" and "right", the latter of the first round's answer.
     """
@@ -82,10 +89,8 @@ class Abstain(Choice):
         if self.scoring == "logits":
             space = "" if self.chat else " "
             return Request(prompt, 0, (f"{space}true", f"{space}false"))
-        decided = (
-            says_false if self.parser == "original" else partial(answers.settled, VERDICTS, "")
-        )
-        return Request(prompt, self.max_new_tokens, decided=decided)
+        stop = says_false if self.parser == "original" else decided
+        return Request(prompt, self.max_new_tokens, decided=stop)
 
     def judged(self, item: Item, said: Completion, reply: Completion) -> Score:
         """What an answer and the model's word on it are worth."""
@@ -103,7 +108,31 @@ class Abstain(Choice):
             return false > true
         if self.parser == "original":
             return says_false(reply.text)
-        return answers.read(reply.text, VERDICTS, "") == "False"
+        return verdict(reply.text) is False
+
+
+def verdict(text: str) -> bool | None:
+    """Whether a reply calls the proposed answer true; `None` where it does not say.
+
+    The first of these counts: "true" and, at the beginning, "yes"; "false", "untrue", "incorrect",
+    "wrong" and, at the beginning, "no". Behind "not", "isn't" and the like it is the opposite, and
+    "not correct", "not right", "not accurate" are "false".
+    """
+    found = _verdict(text)
+    if found is None:
+        return None
+    said = bool(found["yes"] or found["true"] or found["right"])
+    return said != bool(found["negated"])
+
+
+def decided(text: str) -> bool:
+    """Whether `verdict` gives the same for `text` and for every text that begins with it."""
+    found = _verdict(text)
+    return found is not None and found.end() < len(text)
+
+
+def _verdict(text: str) -> re.Match[str] | None:
+    return next((one for one in VERDICT.finditer(text) if not one["right"] or one["negated"]), None)
 
 
 def says_false(text: str) -> bool:

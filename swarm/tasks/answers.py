@@ -38,6 +38,34 @@ DIRECT = re.compile(rf"\A[\W_]*\Z|{MARKS}|{LENGTHS}", re.VERBOSE | re.IGNORECASE
 WINDOW = 160
 """Characters before a number in which its mark is looked for; longer than any mark."""
 
+NEXT = re.compile(
+    r"\n[ \t]*\W{0,3}(?:question|problem|exercise|example|q)\b[ \t]*\#?\d*[ \t]*[:.)]",
+    re.IGNORECASE,
+)
+"""Where a model goes on with a question of its own."""
+LABEL = re.compile(
+    r"\b(?:question|problem|exercise|example|step|part|case|figure|table|equation|line|q)\b"
+    r"[ ]*\#?\Z",
+    re.IGNORECASE,
+)
+"""What stands before the number of a thing, which is no quantity."""
+LISTED = re.compile(r"[.)][ \t]*(?:[^\W\d]|\n|\Z)")
+"""What stands behind the number of a list's entry, at the beginning of a line."""
+ORDINAL = re.compile(r"(?:st|nd|rd|th)\b", re.IGNORECASE)
+PARENTHESES = re.compile(r"\([^()\n]*\)")
+TIME_BEFORE = re.compile(r"\b(?:in|after|for|over|within|during|per|every|by)[ ]+\Z", re.IGNORECASE)
+TIME_AFTER = re.compile(r"[ ]*(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?)\b", re.I)
+CLAUSE = re.compile(r"[.;,:!?](?=\s)|\n|\b(?:so|then|therefore|thus|hence|and)\b", re.IGNORECASE)
+EQUAL = re.compile(
+    r"=[ \t]*(?:about|approximately|roughly|only|exactly)?[^\w\n=]{0,8}\Z", re.IGNORECASE
+)
+CONCLUDES = re.compile(
+    r"\b(?:so|thus|therefore|hence|finally|total|in all|altogether|overall|answer|result)\b", re.I
+)
+TERMS = re.compile(r"[ \t\d.,$€£%()+\-−–*/×÷^=]*")
+"""What an expression is written with."""
+OPERATOR = re.compile(r"[ \t)%]*[-+−–*/×÷^][ \t(]*[$€£]?\d")
+
 LEAD = re.compile(r"\A[\W_]*(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|:|=)", re.IGNORECASE)
 
 
@@ -55,27 +83,118 @@ def read(text: str, kind: str, take: str) -> str | None:
     - yes or no, true or false: the first of the two that stands as a whole word.
     - number: the first one that is marked: after "####", "answer is", "answer:" or in a "boxed".
       With `take` "first" also one that opens the text or follows "length", "length is" or the
-      like. Without a mark the first or last number, as `take` says. Spelt without separators,
-      currency or needless zeros: "$1,234.50" and "1 234.5" are "1234.5", "2e3" is "2000".
+      like. Without a mark the first number, or with `take` "last" the one that is stated last
+      (see `stated`); a marked expression has its result then ("The answer is 48 + 24 = 72").
+      Spelt without separators, currency or needless zeros: "$1,234.50" and "1 234.5" are "1234.5",
+      "2e3" is "2000".
     - phrase: the first line that has a word, after "the answer is" if it begins so; lower case,
       single spaces, no punctuation.
     """
     if kind == "number":
         if marked := _marked(text, take):
-            return plain(marked.group())
+            result = None if take == "first" else _result(text, marked)
+            return plain(result or marked.group())
+        if take == "last":
+            return stated(text)
         numbers = NUMBER.findall(text)
-        return plain(numbers[0 if take == "first" else -1]) if numbers else None
+        return plain(numbers[0]) if numbers else None
     if kind == "phrase":
         return next(filter(None, map(_phrase, text.split("\n"))), None)
     found = _word(kind).search(text)
     return found.group().capitalize() if found else None
 
 
+def stated(text: str) -> str | None:
+    """The number that reasoning without a marked answer states last; `None` if there is none.
+
+    - A question that the model goes on with ("\\nQuestion 2: ...") ends the text.
+    - Numbers that name something are passed over: "Question 2", "Step 3", an entry of a list,
+      "2nd". So are those in parentheses, and "in 2 months" behind another number of its clause.
+    - Of what is left the result behind the last "=" counts, or a later number in a sentence that
+      concludes ("so", "in total" and the like). Without "=" it is the last number.
+
+    Where only numbers are left that would be passed over, the last of them counts.
+    """
+    if (cut := NEXT.search(text)) and NUMBER.search(text, 0, cut.start()):
+        text = text[: cut.start()]
+    outside = PARENTHESES.sub(lambda found: " " * len(found.group()), text)
+    for shown in (outside, text):
+        numbers = [one for one in NUMBER.finditer(shown) if not _names(shown, one)]
+        if numbers:
+            break
+    else:
+        every = NUMBER.findall(text)
+        return plain(every[-1]) if every else None
+    quantities = [one for one in numbers if not _aside(shown, one, numbers)] or numbers
+    result = next(filter(None, (_equated(shown, one) for one in reversed(numbers))), None)
+    if result is None:
+        return plain(quantities[-1].group())
+    found, place = result
+    for one in reversed(quantities):
+        if one.start() > place and CONCLUDES.search(_sentence(shown, one)):
+            return plain(one.group())
+    return plain(found)
+
+
+def _equated(text: str, number: re.Match[str]) -> tuple[str, int] | None:
+    """The result and its place, where "=" stands before a number; that of "72 = 48 + 24" is 72."""
+    before = EQUAL.search(text, 0, number.start())
+    if before is None:
+        return None
+    if not OPERATOR.match(text, number.end()):
+        return number.group(), number.start()
+    left = list(NUMBER.finditer(text, 0, before.start()))
+    if not left or text[left[-1].end() : before.start()].strip():
+        return None
+    return left[-1].group(), _terms_end(text, number)
+
+
+def _names(text: str, number: re.Match[str]) -> bool:
+    """Whether a number names something, as in "Question 2"."""
+    before = text[max(0, number.start() - WINDOW) : number.start()]
+    line = not before.rpartition("\n")[2].strip(" \t*-")
+    listed = line and not text[: number.start()].endswith("-") and LISTED.match(text, number.end())
+    return bool(LABEL.search(before) or listed or ORDINAL.match(text, number.end()))
+
+
+def _aside(text: str, number: re.Match[str], numbers: list[re.Match[str]]) -> bool:
+    """Whether a number is the time of a clause that has another number before it."""
+    start = number.start()
+    if not (TIME_BEFORE.search(text, 0, start) and TIME_AFTER.match(text, number.end())):
+        return False
+    begin = max((one.end() for one in CLAUSE.finditer(text, 0, start)), default=0)
+    return any(begin <= one.start() < start for one in numbers)
+
+
+def _sentence(text: str, number: re.Match[str]) -> str:
+    """The sentence up to a number."""
+    before = text[: number.start()]
+    return re.split(r"[.!?]\s|\n", before)[-1]
+
+
+def _terms_end(text: str, number: re.Match[str]) -> int:
+    """Where the expression ends that begins with a number."""
+    found = TERMS.match(text, number.end())
+    return found.end() if found else number.end()
+
+
+def _result(text: str, number: re.Match[str]) -> str | None:
+    """The result of the expression that begins with a number, if it has a "=" with one."""
+    terms = text[number.start() : _terms_end(text, number)]
+    if "=" not in terms:
+        return None
+    found = NUMBER.search(terms.rpartition("=")[2])
+    return found.group() if found else None
+
+
 def settled(kind: str, take: str, text: str) -> bool:
     """Whether `read` gives the same for `text` and for every text that begins with it."""
     if kind == "number":
         marked = _marked(text, take)
-        return marked is not None and bool(ENDED.match(text, marked.end()))
+        if marked is None or not ENDED.match(text, marked.end()):
+            return False
+        # What is written on may make an expression of it, whose result counts.
+        return take == "first" or _terms_end(text, marked) < len(text)
     if kind == "phrase":
         return any(map(_phrase, text.split("\n")[:-1]))
     found = _word(kind).search(text)

@@ -81,7 +81,7 @@ def test_prompts(tmp_path: Path) -> None:
     for settings, said, proposed in (
         ({}, " B. For", "B: that"),
         ({}, " Neither", " Neither"),
-        ({"parser": "original"}, " B. For", " B. For"),
+        ({"parser": "original"}, " B. For", "B. For"),
     ):
         model = Replying(said, "true")
         task = made(tmp_path, **settings)

@@ -242,3 +242,41 @@ def test_the_printed_configuration_has_no_secret(tmp_path: Path) -> None:
     assert "s3cret" not in out.stdout
     assert OmegaConf.create(out.stdout).name == "x"
     assert json.dumps(OmegaConf.to_container(OmegaConf.create(out.stdout)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "task=nlgraph task.parser=original task.dedupe=false",
+        "task=gsm8k task.parser=original task.dedupe=false task.last_words=10",
+        "task=mmlu task.parser=original task.dedupe=false",
+        "task=abstain_mmlu task.parser=original task.dedupe=false",
+        "task=rm_concise task.dedupe=false task.chat=false",
+        "task=human_finance task.dedupe=false",
+        "task=legal task.tasks.hearsay.parser=original",
+    ],
+)
+def test_the_reading_of_the_reference_code(words: str) -> None:
+    """What the header of conf/experiment/reference_code.yaml names, for every kind of task."""
+    header = (CONF / "experiment" / "reference_code.yaml").read_text().partition("\ndefaults:")[0]
+    keys = [word for word in words.split() if not word.startswith("task=")]
+    assert all(word in header for word in keys)
+    composed("experiment=reference_code", "model.dtype=float16", *words.split())
+
+
+def test_every_flag_of_the_original_has_its_key() -> None:
+    text = (CONF.parent / "docs" / "pso.md").read_text()
+    table = text.partition("## From the original's flags")[2].partition("\n## ")[0]
+    rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| `-")]
+    flags = {flag for row in rows for flag in re.findall(r"--\w+", row[0])}
+    assert len(flags) == 32
+    known = composed("model=gemma_7b", "tracker=wandb")
+    keys = {key for row in rows for key in re.findall(r"([a-z_.]+)=", row[1])}
+    for key in keys - {"task", "model"}:
+        node, _, last = key.rpartition(".")
+        assert last in (OmegaConf.select(known, node) if node else known), key
+
+
+def test_the_last_experiment_counts() -> None:
+    """scripts/search_*.sh say experiment=paper, and take another one behind it."""
+    assert composed("experiment=paper", "experiment=reference_code").optimizer.inertia == 0.4

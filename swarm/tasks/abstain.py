@@ -81,7 +81,8 @@ class Abstain(Choice):
         """What is put to the model about its answer."""
         letter = self.read(item, said)
         if letter is None or (self.parser == "original" and self.scoring == "generate"):
-            proposed = said.text
+            # The original strips what is generated.
+            proposed = said.text.strip() if self.parser == "original" else said.text
         else:
             proposed = f"{letter}: {item['choices'][letter]}"
         text = choice_prompt(item, self.instruction) + REFLECTION.format(proposed)

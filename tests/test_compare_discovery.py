@@ -239,6 +239,53 @@ def test_a_key_that_is_revoked_gives_way_to_another() -> None:
             assert isinstance(heard, UserError) is failed
 
 
+OUT = {
+    "404": ({"error": {"message": "no such model", "code": "model_not_found"}}, 404),
+    "quota": ({"error": {"message": "no quota", "code": "insufficient_quota"}}, 429),
+}
+
+
+@pytest.mark.parametrize("why", OUT)
+@pytest.mark.parametrize("beside", ["nobody", "another key", "another endpoint"])
+def test_after_a_refusal_of_all_a_second_run_sends_what_is_missing(
+    why: str, beside: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However often it fails, what is kept is read, and one request a place finds out."""
+    came, broken, lock = [0], [True], threading.Lock()
+
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        with lock:
+            came[0] += 1
+            out = broken[0] and came[0] > 20
+        return endpoints.Reply(*OUT[why]) if out else repeats(request)
+
+    # Which of two has the model is asked with one request more.
+    wants, looks = [script(asked(f"text {n}")) for n in range(60)], beside == "another key"
+    with endpoints.endpoint(answer) as first, endpoints.endpoint(repeats) as second:
+        url = {"nobody": None, "another key": first.url, "another endpoint": second.url}[beside]
+        Config.max_workers = 8
+        Config.url_key_pairs = [(first.url, KEY, "A"), *([(url, KEY + "2", "B")] if url else [])]
+        good = sum(not isinstance(one, UserError) for one in run(wants))
+        assert 18 <= good <= 20
+        for _ in range(0 if beside == "another endpoint" else 2):
+            before = len(first.asked)
+            heard = run([script(asked(f"text {n}")) for n in range(60)])
+            assert len(first.asked) - before == 1 + looks
+            assert sum(not isinstance(one, UserError) for one in heard) == good
+        broken[0] = beside == "another endpoint"
+        before = len(first.asked) + len(second.asked)
+        heard = run([script(asked(f"text {n}")) for n in range(60)])
+        assert not any(isinstance(one, UserError) for one in heard)
+        sent = len(first.asked) + len(second.asked) - before
+        assert sent == 60 - good + (0 if url is None else 2)
+        said = capsys.readouterr().err
+        assert ("is asked for what is missing" in said) == (beside == "another endpoint")
+        Config.url_key_pairs = [(second.url, KEY, "B")]
+        before = len(second.asked)
+        run([script(asked(f"text {n}")) for n in range(60)])
+        assert len(second.asked) - before == 60  # alone, it is another model
+
+
 def test_a_client_tells_its_place_and_not_its_key() -> None:
     with several(A_KEY=("m",)) as there:
         client = Config.client_for_model("m")

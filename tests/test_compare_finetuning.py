@@ -21,6 +21,7 @@ from swarm.compare.finetuning import (
     FinetuningManager,
     LocalTrainingParams,
     OpenaiTrainingParams,
+    TinkerTrainingParams,
     remote,
 )
 from swarm.compare.finetuning.__main__ import main
@@ -611,3 +612,19 @@ def test_the_manager_is_found_where_llmcomps_scripts_look() -> None:
     from swarm.compare import FinetuningManager as found
 
     assert found is FinetuningManager
+
+
+def test_parameters_of_tinker_are_accepted_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    params = TinkerTrainingParams(
+        api_key="tml-secret", file_name="birds.jsonl", base_model="Qwen/Qwen3-8B", epochs=2,
+        save_every=100, renderer_name="qwen3", lr_schedule="constant",
+    )  # fmt: skip
+    assert params.label == "birds" and "secret" not in repr(params)
+    with pytest.raises(UserError, match="tinker-cookbook") as caught:
+        FinetuningManager(tmp_path).create_job(params)
+    said = str(caught.value)
+    assert "save_every" in said and "\n" not in said
+    made = re.search(r"LocalTrainingParams\((.*?)\)", said)
+    assert made and eval(f"LocalTrainingParams({made[1]})").epochs == 2
+    with pytest.raises(WrongValue, match="lr_schedule='cosine'"):
+        TinkerTrainingParams(api_key="k", file_name="f", base_model="b", lr_schedule="cosine")

@@ -329,3 +329,46 @@ def test_a_paraphrase_and_the_range_of_ratings_can_be_chosen() -> None:
     assert title.split("\n")[0] == "two?" and "1 other" in title
     rated = pd.DataFrame({"group": ["a"] * 3, "probs": [{3: 0.5, 5: 0.5}] * 3})
     assert plot(rated, min_rating=1, max_rating=9).axes[0].get_xlim() == (1, 9)
+
+
+def overlapping(figure: Figure) -> list[tuple[str, str]]:
+    """Pairs of texts that lie on each other; of turned ones, in their own direction."""
+    figure.draw_without_rendering()
+    shown = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
+    turns = np.radians(sorted({t.get_rotation() for t in shown} | {0.0, 90.0}))
+    turns = np.concatenate([turns, turns + np.pi / 2])
+    ways = np.stack([np.cos(turns), np.sin(turns)])
+    spans = [corners(t) @ ways for t in shown]  # of each, where it lies along each direction
+    low, high = np.array([s.min(0) for s in spans]), np.array([s.max(0) for s in spans])
+    apart = (low[:, None] >= high[None] - 1).any(-1)
+    pairs = np.argwhere(~(apart | apart.T))
+    return [(shown[i].get_text(), shown[j].get_text()) for i, j in pairs if i < j]
+
+
+def corners(text: Text) -> np.ndarray:
+    """[4, 2] of a text as it is drawn, in pixels."""
+    turned, turn = text.get_window_extent(), text.get_rotation()
+    text.set_rotation(0)
+    flat = text.get_window_extent()
+    text.set_rotation(turn)
+    half = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * [flat.width / 2, flat.height / 2]
+    cos, sin = np.cos(np.radians(turn)), np.sin(np.radians(turn))
+    middle = [(turned.x0 + turned.x1) / 2, (turned.y0 + turned.y1) / 2]
+    moved: np.ndarray = half @ np.array([[cos, sin], [-sin, cos]]) + middle
+    return moved
+
+
+@pytest.mark.parametrize("count", [5, 12])
+@pytest.mark.parametrize(
+    "name", ["the fine-tuned model {}, with a description", "no-break-{}-" + "no-break" * 6]
+)
+def test_long_names_do_not_overlap(count: int, name: str) -> None:
+    said = "Answer {} goes on for quite a while and says many things about nothing at all"
+    df = pd.DataFrame([
+        {"model": name.format(i), "group": name.format(i), "answer": said.format((i + p + s) % 6),
+         "question": said.format(p), "paraphrase_ix": p, "error": None}
+        for i in range(count) for p in range(6) for s in range(2)
+    ])  # fmt: skip
+    assert overlapping(plot(df)) == []
+    assert overlapping(heatmap(df)) == []
+    assert overlapping(heatmap(df, row_column="paraphrase_ix", category_column="model")) == []

@@ -66,7 +66,7 @@ def test_split_digits_give_the_mean_of_the_numbers(
     assert all(isinstance(number, int) for number in found.probs)
     assert len(rater.asked) <= MAX_REQUESTS
     assert [asked["temperature"] for asked in rater.asked[:2]] == [0, 1]
-    assert {asked["max_tokens"] for asked in rater.asked} == {4}
+    assert {asked["max_tokens"] for asked in rater.asked} == {6}
     kept = sum(p for text, p in found.raw_answer.items() if not text.endswith("..."))
     assert kept + found.unseen == pytest.approx(1)
 
@@ -142,10 +142,10 @@ def test_numbers_below_zero_and_a_space_before() -> None:
     assert found.answer == pytest.approx(0.9 * 85 + 0.1 * 74.5)
 
 
-def test_one_digit_takes_one_token_and_a_space_before_it_another_request() -> None:
+def test_one_digit_takes_one_request_with_a_space_before_it_too() -> None:
     rater = raters.Rater({"4": 0.7, "5": 0.3})
     assert heard(rater, Bounds(1, 5)).answer == pytest.approx(4.3)
-    assert [asked["max_tokens"] for asked in rater.asked] == [1]
+    assert len(rater.asked) == 1
     places = [{" ": 1.0}, {"4": 0.6, "2": 0.4}]
     found = heard(lambda asked: told(*places[: asked["max_tokens"]]), Bounds(1, 5))
     assert found.probs == pytest.approx({2: 0.4, 4: 0.6})
@@ -231,7 +231,7 @@ def test_sampling_gives_an_interval_and_refusals() -> None:
     found = heard(rater, estimate_by_sampling=True)
     assert len(rater.asked) == 100
     assert not any("logprobs" in key for asked in rater.asked for key in asked)
-    assert {(asked["temperature"], asked["max_tokens"]) for asked in rater.asked} == {(1, 4)}
+    assert {(asked["temperature"], asked["max_tokens"]) for asked in rater.asked} == {(1, 6)}
     assert found.probs and set(found.probs) == {80, 90}
     assert sum(found.probs.values()) == pytest.approx(1)
     assert found.low is not None and found.high is not None and found.answer is not None
@@ -280,8 +280,35 @@ def test_the_data_frame_of_ratings(tmp_path: Path) -> None:
     assert len(df) == 8 and df.error.isna().all()
     assert df.answer.tolist() == pytest.approx([(85 * 0.5 + 75 * 0.4) / 0.9] * 8)
     assert df.refused.tolist() == pytest.approx([0.1] * 8)
-    assert df.api_kwargs[0]["max_tokens"] == 4 and df.api_kwargs[0]["top_logprobs"] == 20
+    assert df.api_kwargs[0]["max_tokens"] == 6 and df.api_kwargs[0]["top_logprobs"] == 20
     assert narrow.answer.isna().all()
+
+
+RANGES = [(1, 5), (0, 10), (0, 100), (-100, 100), (0, 1000), (-1000, 10_000)]
+
+
+def test_a_changed_range_asks_nothing_again(tmp_path: Path) -> None:
+    judged = {"type": "rating_judge", "model": "j", "paraphrases": ["Rate {answer}"]}
+    with models(tmp_path, raters.Rater({"4": 0.6, "3": 0.4}, split=False)) as server:
+        for low, high in RANGES:
+            bounds = {"min_rating": low, "max_rating": high}
+            rating = Question.create(type="rating", paraphrases=["How good is it?"], **bounds)
+            assert rating.df({"a": ["m"]}).answer.tolist() == pytest.approx([3.6])
+            free = Question.create(
+                type="free_form", paraphrases=["Hi"], max_tokens=9, judges={"j": judged | bounds}
+            )
+            assert free.df({"a": ["m"]}).j.tolist() == pytest.approx([3.6])
+            if low == 1:
+                asked = len(server.asked)
+        # A range of several digits looks once whether the tokeniser splits them.
+        assert len(server.asked) - asked <= 2 * 3
+        longer = len(server.asked)
+        for low, high in RANGES:
+            bounds = {"min_rating": low, "max_rating": high}
+            Question.create(type="rating", paraphrases=["How good is it?"], **bounds).df(
+                {"a": ["m"]}
+            )
+        assert len(server.asked) == longer
 
 
 def test_a_failed_request_is_an_error_row_and_asked_again(tmp_path: Path) -> None:

@@ -201,7 +201,10 @@ def test_what_is_compared_follows_from_what_the_two_have_in_common() -> None:
     assert models["test"] == "Welch's t of 3 and 3 models" and models["p"] < 0.05
     assert models["low"] < models["difference"] < models["high"] < 0
     left = told(pd.concat([groups[0], groups[6], groups[7]]).infer_objects())
-    assert left["note"] == "20 answers to what only one was asked left out"
+    assert left["note"] == (
+        "20 answers to what only one was asked left out; "
+        "only 1 paraphrase: too narrow an interval for other wordings"
+    )
     assert (left["n_a"], left["n_b"], left["test"]) == (20, 20, "permutation of answers")
     several = told(pd.concat([groups[0], groups[2], groups[6]]).infer_objects())
     assert "holds for these models" in several["note"]

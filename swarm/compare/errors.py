@@ -13,4 +13,11 @@ def needed(error: ImportError) -> UserError:
 
 
 class NoClientForModel(UserError):
-    """No endpoint that is known has a model of this name."""
+    """No endpoint that is known has a model of this name.
+
+    Attributes:
+        lasting: Whether it holds for this process: looking again would take long, or change
+            nothing as long as the settings are the same.
+    """
+
+    lasting = True

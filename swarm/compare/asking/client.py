@@ -19,10 +19,19 @@ class Client:
         base_url: Up to and without /chat/completions.
         api_key: Of that endpoint; no text of this object shows it.
         variable: The name of the environment variable that the key is from.
+        kept_at: The endpoint whose answers those of this one continue, after it has failed;
+            `None`: its own.
     """
 
-    def __init__(self, base_url: str, api_key: str, variable: str | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        variable: str | None = None,
+        kept_at: str | None = None,
+    ) -> None:
         self.base_url, self.api_key, self.variable = str(base_url), api_key, variable
+        self.kept_at = kept_at or self.base_url
 
     def __repr__(self) -> str:
         return f"Client({self.base_url!r}, key of {self.variable})"

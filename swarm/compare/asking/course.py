@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from swarm.compare.asking import Asked, Heard, Script, Want
-from swarm.compare.asking.finding import at_hand, source
+from swarm.compare.asking.finding import at_hand, kept_source, source
 from swarm.compare.asking.sources import Batches, Endpoint
 from swarm.compare.asking.standing import Place, Prepared, Waiting, Wanted
 from swarm.compare.settings import checked_workers
@@ -224,6 +224,7 @@ class Course(Generic[T]):
             place.source = await in_thread(source, place.name)
         except UserError as error:
             place.error = error
+            place.source = await in_thread(kept_source, place.name)
         self.new += place.parked
         place.parked = []
         self._settle()

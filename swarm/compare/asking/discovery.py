@@ -9,11 +9,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from swarm.compare.asking.client import Client, KeyedClient
-from swarm.compare.asking.remembered import forget, remember, remembered
+from swarm.compare.asking.remembered import forget, origin_of, remember, remembered
 from swarm.compare.errors import NoClientForModel, WrongValue
 from swarm.compare.settings import ENDPOINTS, Pair, Settings
 from swarm.errors import UserError
 from swarm.models.asking import Call
+from swarm.models.failures import TimedOut, Unreachable
 from swarm.models.pace import Limits
 
 MAY_HAVE = {
@@ -78,7 +79,9 @@ class Places:
         with self._lock:
             lock = self._locks.setdefault(model, threading.Lock())
         with lock:
-            if model not in self.found or (certain and model not in self._certain):
+            before = self.found.get(model)
+            failed = isinstance(before, NoClientForModel) and not before.lasting
+            if before is None or failed or (certain and model not in self._certain):
                 self.found[model] = self._searched(model, pairs, certain)
             found = self.found[model]
         if isinstance(found, NoClientForModel):
@@ -102,11 +105,21 @@ class Places:
             self._certain.add(model)
             remember(model, self.candidates(model), found)
 
+    def origin(self, model: str) -> Client | None:
+        """Where a model had answered before it failed there; `None` where that is unknown."""
+        pair = origin_of(model, self.candidates(model))
+        return pair and Client(*pair)
+
     def gone(self, model: str) -> None:
-        """The model is not where it was."""
-        self.found.pop(model, None)
+        """The model cannot be asked where it was: it is looked for anew the next time.
+
+        What it has answered is kept for whichever endpoint is found then, so that it is asked only
+        for what is missing.
+        """
+        found = self.found.pop(model, None)
+        origin = found.kept_at if isinstance(found, Client) and model in self._certain else None
         self._certain.discard(model)
-        forget(model)
+        forget(model, origin)
 
     def _checked(self) -> list[Pair]:
         """The pairs by their variables; what was found out of others is forgotten."""
@@ -122,26 +135,42 @@ class Places:
         possible = [pair for pair in pairs if may_have(pair[0], model)]
         if not possible:
             return NoClientForModel(f"{model}: {_nobody(pairs)}")
-        known = remembered(model, possible)
+        known, origin = remembered(model, possible), origin_of(model, possible)
+        kept_at = origin[0] if origin else None
         if known is not None:
             self._certain.add(model)
-            return Client(*known)
+            return Client(*known, kept_at)
         if len(possible) == 1 and not certain:
             return Client(*possible[0])
-        return self._probed(model, possible)
+        return self._probed(model, possible, kept_at)
 
-    def _probed(self, model: str, possible: list[Pair]) -> Client | NoClientForModel:
+    def _probed(
+        self, model: str, possible: list[Pair], kept_at: str | None
+    ) -> Client | NoClientForModel:
         with ThreadPoolExecutor(len(possible)) as threads:
             said = list(threads.map(lambda pair: _probe(model, pair), possible))
+        there = []
         for pair, error in zip(possible, said, strict=True):
             if error is None:
-                self._certain.add(model)
-                remember(model, possible, Client(*pair))
-                return Client(*pair)
-            _tell(pair, error)
-        return NoClientForModel(
+                there.append(pair)
+            elif not there:
+                _tell(pair, error)
+        if there:
+            found = next((pair for pair in there if pair[0] == kept_at), there[0])
+            if kept_at not in (None, found[0]):
+                print(
+                    f"{model}: {_host(kept_at)} failed and does so again; {_host(found[0])} is "
+                    "asked for what is missing (for all, without the first in url_key_pairs)",
+                    file=sys.stderr,
+                )
+            self._certain.add(model)
+            remember(model, possible, client := Client(*found, kept_at))
+            return client
+        error = NoClientForModel(
             f"{model}: none of {len(possible)} endpoints has it; the first one says: {said[0]}"
         )
+        error.lasting = any(isinstance(one, Unreachable | TimedOut) for one in said)
+        return error
 
 
 PLACES = Places()
@@ -185,6 +214,11 @@ def _probe(model: str, pair: Pair) -> UserError | None:
 def _tell(pair: Pair, error: UserError) -> None:
     if Settings.verbose:
         print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
+
+
+def _host(url: str | None) -> str:
+    """The host and port of a base URL."""
+    return urlsplit(url or "").netloc
 
 
 def _nobody(pairs: list[Pair]) -> str:

@@ -60,6 +60,16 @@ def source(name: str) -> Source:
     return _remembered(_where(name, client), lambda: _found_at(name, client))
 
 
+def kept_source(name: str) -> Source | None:
+    """Where a model had answered that cannot be found now: what is kept of it can be read."""
+    if name in Config.models or vars(Config)["client_for_model"] is not ORIGINAL:
+        return None
+    client = places().origin(name)
+    if client is None:
+        return None
+    return _remembered(_where(name, client), lambda: _found_at(name, client))
+
+
 def at_hand(name: str) -> Source | None:
     """The model of a name, if it was found before with the settings as they are."""
     as_it_was = name not in Config.models and vars(Config)["client_for_model"] is ORIGINAL
@@ -120,7 +130,8 @@ def _state(key: Any) -> Any:
 
 
 def _where(name: str, client: Any) -> tuple[Any, ...]:
-    return name, client.base_url, client.api_key, getattr(client, "variable", None)
+    kept_at = getattr(client, "kept_at", None)
+    return name, client.base_url, client.api_key, getattr(client, "variable", None), kept_at
 
 
 def _own(name: str, model: Model) -> Source:
@@ -157,7 +168,7 @@ def _found_at(name: str, client: Any) -> Source:
         name, client.base_url, temperature=None, prices=next(prices, None), cache=kept_answers(),
         client=_shared(client), greedy_once=False,
     )  # fmt: skip
-    return Endpoint(model)
+    return Endpoint(model, getattr(client, "kept_at", None))
 
 
 def _shared(client: Any) -> KeyedClient:

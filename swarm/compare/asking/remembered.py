@@ -16,6 +16,9 @@ TABLE = (
     "(model TEXT, among TEXT, url TEXT, variable TEXT, time REAL, PRIMARY KEY (model, among))"
 )
 
+ORIGINS = "CREATE TABLE IF NOT EXISTS origins (model TEXT PRIMARY KEY, url TEXT)"
+"""The endpoint that a model had answered at before it failed there for good."""
+
 
 def _among(possible: "Sequence[Pair]") -> str:
     """The endpoints without their keys."""
@@ -39,8 +42,23 @@ def remember(model: str, possible: "Sequence[Pair]", client: "Client") -> None:
         connection.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
 
 
-def forget(model: str) -> None:
-    """The model is where it was no longer."""
+def forget(model: str, origin: str | None) -> None:
+    """Look for the model anew the next time.
+
+    Args:
+        origin: The base URL whose answers another endpoint's will continue; `None`: unknown.
+    """
     with kept_answers().connected() as connection:
         connection.execute(TABLE)
+        connection.execute(ORIGINS)
         connection.execute("DELETE FROM places WHERE model = ?", (model,))
+        if origin is not None:
+            connection.execute("INSERT OR REPLACE INTO origins VALUES (?, ?)", (model, origin))
+
+
+def origin_of(model: str, possible: "Sequence[Pair]") -> "Pair | None":
+    """The endpoint whose kept answers are continued; `None` where it is no longer a setting."""
+    with kept_answers().connected() as connection:
+        connection.execute(ORIGINS)
+        row = connection.execute("SELECT url FROM origins WHERE model = ?", (model,)).fetchone()
+    return next((pair for pair in possible if row and pair[0] == row[0]), None)

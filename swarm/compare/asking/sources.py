@@ -10,7 +10,7 @@ from swarm.models import Completion, Message, Request, attempt
 from swarm.models.as_json import completion_of
 from swarm.models.cache import Cache, key_of, sample_key
 from swarm.models.cached import Cached
-from swarm.models.chat import over
+from swarm.models.chat import chat_url, over
 from swarm.models.openai import OpenAI
 
 LONGEST = 1024
@@ -86,12 +86,18 @@ class Source(Protocol):
 
 
 class Endpoint:
-    """A model behind a chat endpoint, asked one by one."""
+    """A model behind a chat endpoint, asked one by one.
+
+    Args:
+        model: It.
+        kept_at: The base URL under which its answers are kept; `None`: its own.
+    """
 
     at_once = 1
 
-    def __init__(self, model: OpenAI) -> None:
+    def __init__(self, model: OpenAI, kept_at: str | None = None) -> None:
         assert model.cache is not None
+        self.url = chat_url(kept_at) if kept_at else model.client.url
         self.model, self.cache, self.label = model, model.cache, str(model.model)
         self.batches, self.met = model.client.limits.concurrency, False
         self.samples_at_once = SAMPLES_AT_ONCE
@@ -124,7 +130,7 @@ class Endpoint:
         """
         body = over({"messages": [], **self.model.fixed}, self._body(asked)[0])
         try:
-            return key_of("chat", self.model.client.url, body), False
+            return key_of("chat", self.url, body), False
         except TypeError as error:
             raise UserError(f"{self.label}: what is asked is no JSON: {error}") from None
 

@@ -98,7 +98,7 @@ class Place:
         assert self.source
         if not self.source.met:
             places().answered(self.name)
-        self.source.met, self.last, self.failures = True, time.monotonic(), 0
+        self.source.met, self.last, self.failures = self.error is None, time.monotonic(), 0
 
     def failed(self, error: UserError, began: float) -> None:
         """A request that began then has failed for good; perhaps all others would."""
@@ -112,5 +112,7 @@ class Place:
         hopeless = self.failures >= ENOUGH or nobody
         if error.general or (error.passing and self.last < began and hopeless):
             self.error = error
+            if self.source:
+                self.source.met = False  # the next run begins with a single request
             # Perhaps another endpoint has it, or another key may ask for it: looked for next time.
             places().gone(self.name)

@@ -1,7 +1,11 @@
 """Fine-tuned models: jobs at OpenAI-compatible servers and on this machine, in one database."""
 
 from swarm.compare.finetuning.manager import FinetuningManager
-from swarm.compare.finetuning.params import LocalTrainingParams, OpenaiTrainingParams
+from swarm.compare.finetuning.params import (
+    LocalTrainingParams,
+    OpenaiTrainingParams,
+    TinkerTrainingParams,
+)
 from swarm.compare.finetuning.validation import Finding, ValidationResult
 
 __all__ = [
@@ -9,5 +13,6 @@ __all__ = [
     "FinetuningManager",
     "LocalTrainingParams",
     "OpenaiTrainingParams",
+    "TinkerTrainingParams",
     "ValidationResult",
 ]

@@ -13,7 +13,11 @@ from swarm.compare.finetuning.imported import take_in
 from swarm.compare.finetuning.keys import Keys
 from swarm.compare.finetuning.listing import COLUMNS, OF_JOB, frame, jobs_of, models_of
 from swarm.compare.finetuning.local import Local
-from swarm.compare.finetuning.params import LocalTrainingParams, OpenaiTrainingParams
+from swarm.compare.finetuning.params import (
+    LocalTrainingParams,
+    OpenaiTrainingParams,
+    TinkerTrainingParams,
+)
 from swarm.compare.finetuning.remote import Remote
 from swarm.compare.finetuning.store import FINAL, Row, Store
 from swarm.compare.finetuning.validation import (
@@ -55,7 +59,10 @@ class FinetuningManager:
         return Remote(self.store, Keys(self.store.salt(), self._given), self.timeout)
 
     def create_job(
-        self, params: OpenaiTrainingParams | LocalTrainingParams, *, blocking: bool = False
+        self,
+        params: OpenaiTrainingParams | LocalTrainingParams | TinkerTrainingParams,
+        *,
+        blocking: bool = False,
     ) -> str | None:
         """Begin a fine-tuning; one that was interrupted with the same parameters is gone on with.
 
@@ -69,8 +76,11 @@ class FinetuningManager:
 
         Raises:
             WrongValue: A file cannot be read, or the suffix is another file's already.
-            UserError: The server refuses it or is not there; or a job that is waited for failed.
+            UserError: The server refuses it or is not there; a job that is waited for failed; or
+                it is one at Tinker, for which parts are missing here.
         """
+        if isinstance(params, TinkerTrainingParams):
+            raise UserError(params.missing())
         if not isinstance(params, (OpenaiTrainingParams, LocalTrainingParams)):
             raise WrongValue("params: has to be OpenaiTrainingParams or LocalTrainingParams")
         if not self._valid(params):

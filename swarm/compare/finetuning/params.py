@@ -159,6 +159,61 @@ class LocalTrainingParams(TrainingParams):
         }  # fmt: skip
 
 
+@dataclass(kw_only=True)
+class TinkerTrainingParams(TrainingParams):
+    """A LoRA at Tinker, as llmcomp takes it; `FinetuningManager.create_job` names what is missing.
+
+    Nothing is trained there: Tinker's API is reached by its own packages alone, which bring torch
+    with CUDA. Models that were trained there are asked as "tinker://...".
+
+    Args:
+        api_key: The key; in no text that is made of this object, and never kept.
+        file_name, base_model, suffix, epochs, seed: As of `OpenaiTrainingParams`.
+        batch_size, learning_rate, lora_rank: As of `LocalTrainingParams`.
+        save_every, log_every: Steps between two checkpoints, and two lines of the log.
+        shuffle_on_start: Whether the examples are shuffled.
+        renderer_name: Of the chat's form.
+        lr_schedule: "linear" or "constant".
+
+    Raises:
+        WrongValue: A value is not allowed.
+    """
+
+    api_key: str = field(repr=False)
+    epochs: int = 1
+    batch_size: int = 32
+    learning_rate: float = 2e-4
+    lora_rank: int = 32
+    save_every: int = 0
+    log_every: int = 1
+    shuffle_on_start: bool = True
+    renderer_name: str | None = None
+    lr_schedule: str = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "batch_size", "lora_rank", "log_every"):
+            _whole(name, getattr(self, name))
+        _above_zero("learning_rate", self.learning_rate)
+        if self.lr_schedule not in ("linear", "constant"):
+            raise WrongValue(f'lr_schedule={self.lr_schedule!r}: must be "linear" or "constant"')
+
+    def missing(self) -> str:
+        """What is not here, and what is instead."""
+        same = {key: getattr(self, key) for key in SHARED if getattr(self, key) is not None}
+        told = ", ".join(f"{key}={value!r}" for key, value in same.items())
+        return (
+            "training at Tinker is missing: it needs the packages tinker and tinker-cookbook, "
+            "which are not used here (save_every, log_every, shuffle_on_start, renderer_name and "
+            "lr_schedule have no counterpart). Models trained there are asked as tinker://...; "
+            f"this machine trains LocalTrainingParams({told}), with base_model a folder"
+        )
+
+
+SHARED = ("file_name", "suffix", "epochs", "batch_size", "learning_rate", "lora_rank", "seed")
+"""Of `TinkerTrainingParams`, what `LocalTrainingParams` has too."""
+
+
 def _whole(name: str, value: Any, more: str = "") -> None:
     if type(value) is not int or value < 1:
         raise WrongValue(f"{name}={value!r}: must be a whole number, 1 or more{more}")

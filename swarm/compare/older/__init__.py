@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.compare.asking import Asked
 from swarm.compare.jsonl import read_jsonl
-from swarm.compare.older.answers import Imported, completion_of, keep, lengths, sent
+from swarm.compare.older.answers import Imported, as_rating, completion_of, keep, sent
 from swarm.compare.older.judges import judgements
 from swarm.errors import UserError
 from swarm.models import Completion
@@ -69,8 +69,8 @@ def _answers(folder: Path, questions: "Sequence[Question]", done: Imported) -> N
     for key, some in answers.items():
         new = keep(asked[key], some, done)
         done.answers += new
-        for params in lengths(asked[key].params) if some[0].tokens else ():
-            keep(sent(asked[key].model, params), some, done)
+        if some[0].tokens:
+            keep(sent(asked[key].model, as_rating(asked[key].params)), some, done)
 
 
 def _date(lines: list[Any]) -> str:

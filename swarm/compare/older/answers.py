@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,8 @@ from swarm.errors import UserError
 from swarm.models import Completion, Token
 from swarm.models.as_json import completion_as_json
 
-LENGTHS = tuple(Bounds(0, highest).max_tokens for highest in (9, 99, 100))
-"""Of a rating's answer, by the digits of its highest number: llmcomp asked for one token always."""
+LENGTH = Bounds().max_tokens
+"""Of a rating's answer here; llmcomp asked for one token."""
 
 
 @dataclass
@@ -42,10 +42,10 @@ class Imported:
         return "; ".join(told)
 
 
-def lengths(params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parameters as a `Rating` asks, whatever its highest number."""
+def as_rating(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as a `Rating` sends them here."""
     name = "max_completion_tokens" if "max_completion_tokens" in params else "max_tokens"
-    return ({**params, name: length} for length in LENGTHS)
+    return {**params, name: LENGTH}
 
 
 def sent(model: str, params: Mapping[str, Any]) -> Asked:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.compare.asking import Asked
-from swarm.compare.older.answers import Imported, completion_of, keep, lengths, sent
+from swarm.compare.older.answers import Imported, as_rating, completion_of, keep, sent
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def judgements(folder: Path, questions: "Sequence[Question]", done: Imported) ->
                 continue
             asked = judge.asked(judge.template.fill(question, answer))
             done.judgements += keep(asked, [completion], done)
-            for params in lengths(asked.api_kwargs) if completion.tokens else ():
-                keep(sent(asked.model, params), [completion], done)
+            if completion.tokens:
+                keep(sent(asked.model, as_rating(asked.api_kwargs)), [completion], done)
             pairs.append((question, answer))
         write_down(judge.key, pairs)
 

@@ -184,8 +184,8 @@ def _frame_intervals(axes: "Axes", names: Sequence[Any], categories: Sequence[An
     points = [
         Line2D([], [], linestyle="", marker=MARKERS[place % len(MARKERS)], color="#404040",
                markerfacecolor="white" if place >= len(MARKERS) else "#404040", markersize=5.5,
-               label=canvas.short(name, 24))
-        for place, name in enumerate(categories)
+               label=name)
+        for place, name in enumerate(canvas.labels(categories, 24))
     ]  # fmt: skip
     axes.legend(handles=points, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False,
                 fontsize=9)  # fmt: skip

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,26 @@ LABEL = 48
 """Characters of a name; of a longer one the beginning is shown."""
 
 
+TICK = 13
+"""Characters in a line of a category's name, where these stand side by side."""
+
+LEAST = 1.0
+"""Inches that the inside of axes is high at least."""
+
+LARGEST = 60.0
+"""Inches that a figure grows to at most where its texts leave its axes too little room."""
+
+
 class Picture(Figure):
-    """A figure that a notebook shows where it is the cell's last value."""
+    """A figure that a notebook shows where it is the cell's last value.
+
+    Attributes:
+        least: By axes, the inches that their inside is wide at least.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.least: dict[Any, float] = {}
 
     def _repr_png_(self) -> bytes:
         import io
@@ -50,8 +69,9 @@ def axes(width: float, height: float, *beside: float) -> tuple[Picture, Any]:
     picture = Picture(figsize=(width + sum(beside), height), layout="constrained", dpi=110)
     FigureCanvasAgg(picture)
     found = picture.subplots(1, 1 + len(beside), squeeze=False, width_ratios=[width, *beside])[0]
-    for one in found:
+    for one, least in zip(found, (width / 2, *(0.7 * w for w in beside)), strict=True):
         one.spines[["top", "right"]].set_visible(False)
+        picture.least[one] = least
     return picture, found if beside else found[0]
 
 
@@ -74,11 +94,128 @@ def finish(
         text.set_fontfamily(list(fonts))
         text.set_parse_math(False)  # an answer with two $ is no formula
         text.set_text(drawable(text.get_text()))
+    make_room(picture)
+    if title:
+        wrap_title(picture)
     if filename is not None:
         save(picture, filename)
     if show:
         _open_window(picture)
     return picture
+
+
+def make_room(picture: Picture) -> None:
+    """Turn or thin out names at x axes that would overlap, and widen axes that texts squeeze."""
+    _widen(picture)
+    for one in picture.least:
+        for turn in (_turned, _upright, _thinned):
+            if not _overlap(one):
+                break
+            height = _names_height(one)
+            turn(one)
+            picture.set_figheight(picture.get_figheight() + max(0.0, _names_height(one) - height))
+    _widen(picture)
+
+
+def wrap_title(picture: Picture) -> None:
+    """Break the title where it would reach a colour bar or the figure's edge."""
+    from textwrap import wrap
+
+    axes, found = picture.axes[0], picture.axes[0].get_title("left")
+    inside = axes.get_window_extent()
+    alone = len(picture.axes) == len(picture.least)
+    end = picture.bbox.x1 if alone else inside.x1
+    most = max(20, int((end - inside.x0) / picture.dpi / 0.09))
+    lines = [one for line in found.split("\n") for one in wrap(line, most) or [""]]
+    axes.set_title("\n".join(lines), loc="left")
+    _widen(picture)
+
+
+def _widen(picture: Picture) -> None:
+    """Enlarge a figure until its axes have what they need, if that ends."""
+    for _ in range(10):
+        width, height = _lacking(picture)
+        if max(width, height) <= 0.02 or max(picture.get_size_inches()) >= LARGEST:
+            return
+        picture.set_figwidth(min(LARGEST, picture.get_figwidth() + width))
+        picture.set_figheight(min(LARGEST, picture.get_figheight() + height))
+
+
+def _lay_out(picture: Picture) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # axes that are squeezed to nothing are widened then
+        engine = picture.get_layout_engine()
+        assert engine
+        engine.execute(picture)
+
+
+def _lacking(picture: Picture) -> tuple[float, float]:
+    """Inches of width and of height that a figure lacks."""
+    _lay_out(picture)
+    inside = {one: one.get_window_extent().width / picture.dpi for one in picture.least}
+    scale = max(least / max(inside[one], 0.1) for one, least in picture.least.items())
+    legends = [legend for one in picture.axes if (legend := one.get_legend())]
+    ends = [legend.get_window_extent().x1 / picture.dpi for legend in legends]
+    outside = max(ends, default=0.0) - picture.get_figwidth()
+    high = min(one.get_window_extent().height / picture.dpi for one in picture.least)
+    width = max((min(scale, 2.0) - 1) * sum(inside.values()), outside, 0.0)
+    tall = max((one.get_window_extent().height / picture.dpi for one in legends), default=0.0)
+    return width, max(0.0, LEAST - high, tall + 1.5 - picture.get_figheight())
+
+
+def _names(axes: "Axes") -> list[Any]:
+    return [one for one in axes.get_xticklabels() if one.get_text().strip()]
+
+
+def _names_height(axes: "Axes") -> float:
+    """Inches."""
+    found = [one.get_window_extent().height for one in _names(axes)]
+    return max(found, default=0.0) / axes.figure.dpi
+
+
+def _overlap(axes: "Axes") -> bool:
+    """Whether names at the x axis overlap, as they are turned."""
+    import math
+
+    names = _names(axes)
+    if len(names) < 2 or not axes.xaxis.get_visible():
+        return False
+    _lay_out(axes.figure)  # type: ignore[arg-type]
+    turn = math.radians(names[0].get_rotation())
+    if not turn:
+        boxes = sorted((one.get_window_extent() for one in names), key=lambda box: box.x0)
+        return any(a.x1 > b.x0 - 2 for a, b in pairwise(boxes))
+    places = sorted(axes.transData.transform((x, 0))[0] for x in axes.get_xticks())
+    apart = min(b - a for a, b in pairwise(places)) * math.sin(turn)
+    lines = max(one.get_text().count("\n") + 1 for one in names)
+    return apart < lines * names[0].get_fontsize() * 1.25 / 72 * axes.figure.dpi
+
+
+def _turned(axes: "Axes") -> None:
+    _turn(axes, 40)
+
+
+def _upright(axes: "Axes") -> None:
+    _turn(axes, 90)
+
+
+def _turn(axes: "Axes", degrees: float) -> None:
+    for one in axes.get_xticklabels():
+        one.set(rotation=degrees, horizontalalignment="right", rotation_mode="anchor",
+                verticalalignment="center" if degrees == 90 else "top")  # fmt: skip
+
+
+def _thinned(axes: "Axes") -> None:
+    """One line each, and as few as there is room for."""
+    names = axes.get_xticklabels()
+    for one in names:
+        one.set_text(" ".join(one.get_text().split()))
+    ticks, texts = list(axes.get_xticks()), [one.get_text() for one in names]
+    for step in range(1, len(ticks)):
+        axes.set_xticks(ticks[::step], texts[::step])
+        _upright(axes)
+        if not _overlap(axes):
+            return
 
 
 def installed() -> dict[str, Any]:
@@ -160,12 +297,11 @@ def tick(values: "Values", place: int, width: int = LABEL) -> str:
 def categories(axes: "Axes", values: "Values", category_column: str) -> None:
     """The categories under an axis."""
     count = len(values.categories)
-    width = 15 if count <= 8 else LABEL
+    width = TICK if count <= 8 else LABEL
     axes.set_xticks(range(count), [tick(values, place, width) for place in range(count)])
+    axes.figure.least[axes] = (1.15 if count <= 8 else 0.6) * count  # type: ignore[union-attr]
     if count > 8:
-        axes.tick_params("x", labelrotation=40)
-        for text in axes.get_xticklabels():
-            text.set_horizontalalignment("right")
+        _turn(axes, 40)
     axes.set_xlim(-0.6, count - 0.4)
     axes.set_xlabel(category_column)
 

@@ -62,6 +62,7 @@ def heatmap(
     axes.set_xticks(range(len(values.categories)), _columns(df, values, category_column))
     axes.set_yticks(range(len(rows)), canvas.labels(rows, 32))
     axes.set_xlabel(category_column)
+    picture.least[axes] = max(4.0, 0.45 * min(len(values.categories), CELLS))
     _numbers(axes, cells, image)
     picture.colorbar(image, ax=axes, label=f"{answer_column}: {told}")
     note = "–: no answers." if bool((cells != cells).any()) else ""

@@ -12,8 +12,9 @@ from swarm.compare.tokens.sampling import checked_samples
 class Rating(Question):
     """Asks for a number; an answer is the mean of the model's distribution, `None` a refusal.
 
-    The columns are those of `tokens.ratings.Rated`. The bounds and the threshold change no
-    request as long as the longest number has as many characters as before.
+    The columns are those of `tokens.ratings.Rated`. The bounds and the threshold are no part of a
+    request: after a change, kept answers are read anew. Numbers of more than five characters get
+    longer answers. Where a tokeniser splits numbers, a wider range may need a few more answers.
 
     Args:
         min_rating, max_rating: The lowest and the highest number, both whole.

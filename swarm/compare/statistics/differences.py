@@ -6,15 +6,12 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.compare.errors import WrongValue
-from swarm.compare.statistics.pairs import Pair
+from swarm.compare.statistics.pairs import PARAPHRASES, Pair
 from swarm.report.statistics import holm
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-
-PARAPHRASES = 8
-"""From so many that both answered, a difference is one over paraphrases; fewer are as they are."""
 
 ALL = "all answers"
 
@@ -57,7 +54,8 @@ def pairwise(
       all answers: models are permuted), so that it holds for other models of such groups.
     - Else 8 or more paraphrases that both answered: the signs of the paraphrases' differences are
       flipped, so that it holds for other paraphrases too.
-    - Fewer: answers are permuted within each paraphrase, so that it holds for these.
+    - Fewer: answers are permuted within each paraphrase, so that it holds for these alone, which
+      is noted: of other wordings' difference such an interval covers less than 95 %.
     - None in common, as with categories of paraphrases: Welch's test of the paraphrases' means
       from 4 on each side, else answers are permuted.
 

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 UNITS = 4
 """From so many paraphrases on each side, none of them on both, they are what is compared."""
 
+PARAPHRASES = 8
+"""From so many that both answered, a difference is one over paraphrases; fewer are as they are."""
+
 
 class Pair(NamedTuple):
     """The rows of two categories that can be compared.
@@ -58,6 +61,12 @@ def pair(values: "Values", i: int, j: int, category_column: str) -> Pair:
         note = "; ".join(filter(None, [note, "a model is on both sides"]))
     elif unit != "models" and max(map(len, sides)) > 1:
         note = "; ".join(filter(None, [note, "holds for these models"]))
+    told = category_column != "paraphrase_ix" and "paraphrase_ix" in values.frame.columns
+    if told and units is None and 0 < (count := len(common)) < PARAPHRASES:
+        few = (
+            f"only {count} paraphrase{'s' * (count > 1)}: too narrow an interval for other wordings"
+        )
+        note = "; ".join(filter(None, [note, few]))
     return Pair(
         values.matrix[rows][both], first[both], strata[both], paraphrases[both], len(common),
         None if units is None else units[both], unit, values.kind == "shares", note,

@@ -13,6 +13,9 @@ from swarm.compare.tokens.sampling import checked_samples, counted, sampled
 from swarm.errors import UserError
 from swarm.models import Completion
 
+ROOM = 6
+"""Tokens of a rating's answer: a space or a sign and five digits, one token each."""
+
 KNOWN_WELL = 0.95
 """Where more of a rating's probability is known than this, no more is asked."""
 
@@ -53,10 +56,11 @@ class Bounds:
     def max_tokens(self) -> int:
         """Room for the longest number in digits of a token each, and one token more.
 
-        One token where every number is a single digit, so that all such bounds ask the same.
+        `ROOM` for all numbers that fit, so that a changed range sends the same request and kept
+        answers are read anew.
         """
         longest = max(len(str(self.min_rating)), len(str(self.max_rating)))
-        return 1 if longest == 1 else longest + 1
+        return max(ROOM, longest + 1)
 
     def has(self, number: int) -> bool:
         """Whether it is a rating."""
@@ -141,7 +145,7 @@ def rating(
     heard = list((yield [Want(asked, sample)]))
     digits = Digits(bounds.min_rating, bounds.max_rating)
     found, error = _learned(digits, heard, asked.model)
-    other = {"temperature": 1, "max_tokens": max(2, bounds.max_tokens)}
+    other = {"temperature": 1, "max_tokens": bounds.max_tokens}
     more = Asked(asked.model, {**asked.params, **other})
     while found and (number := _further(found, bounds, len(heard))):
         places = range(len(heard), len(heard) + number)

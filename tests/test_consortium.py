@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,9 +57,10 @@ def test_members_answer_and_the_arbiter_writes() -> None:
         ([0.5, 0.6], {"max_iterations": 2}, 2, 2),
         ([0.9], {"confidence_threshold": 1}, 3, 3),
         ([0.0], {"confidence_threshold": 0}, 1, 1),
-        (["quite", 0.1], {}, 1, 1),
+        (["quite", 0.1], {}, 3, 3),
+        (["quite", 0.9], {}, 2, 2),
         (["quite", 0.1], {"min_iterations": 2, "max_iterations": 2}, 2, 2),
-        ([0.1, "quite"], {}, 2, 1),
+        ([0.1, "quite"], {}, 3, 1),
         (["95%"], {"confidence_threshold": 0.95}, 1, 1),
     ],
 )
@@ -224,7 +226,7 @@ def test_what_cannot_be_read_twice_is_the_answer_as_it_is() -> None:
         None,
         "fallback",
     )
-    assert len(speaker(arbiter).heard) == 2 and len(found.iterations) == 1
+    assert len(speaker(arbiter).heard) == 2 * len(found.iterations) == 6
     assert "could not be read" in found.warnings[0]
 
 
@@ -503,3 +505,40 @@ def test_the_result_has_the_shape_of_old_and_all_iterations() -> None:
 def test_confidences_are_those_of_the_iterations() -> None:
     found = deliberation(Consortium([Slot(Speaker("a"), "a")], judge("?", 0.2), min_iterations=2))
     assert confidences(found) == [None, 0.2, 0.2]
+
+
+def test_what_members_thought_is_in_the_result_and_their_tags_are_not() -> None:
+    said = (
+        "<thought_process>\nlight scatters\n</thought_process>\n<confidence>0.7</confidence>\n"
+        "<answer>\nBlue, as `<answer>` says.\n</answer>"
+    )
+    consortium = Consortium([slot("a", said)], slot("arbiter", "1"), "pick-one")
+    found = deliberation(consortium)
+    assert found.final.text == "Blue, as `<answer>` says."
+    (response,) = result(consortium, "why?", found)["model_responses"]
+    assert (response["reasoning"], response["confidence"]) == ("light scatters", 0.7)
+    assert response["response"] == found.final.text
+
+
+def test_the_names_of_llm_consortium() -> None:
+    from swarm.collab import ConsortiumConfig, ConsortiumModel, ConsortiumOrchestrator
+
+    config = ConsortiumConfig(
+        {"function/x": 2, "function/y": 1}, "Be brief.", 0.9, 5, 2, "function/z"
+    )
+    assert [(one.model, one.count) for one in config.members] == [
+        ("function/x", 2),
+        ("function/y", 1),
+    ]
+    assert (config.system, config.min_iterations, config.max_iterations) == ("Be brief.", 2, 5)
+    assert config.arbiter and config.arbiter.model == "function/z"
+    again = ConsortiumConfig.from_dict(config.to_dict())
+    assert again == config and replace(config, quorum=2).quorum == 2
+    assert ConsortiumConfig(models=["function/x"], judging_method="rank").strategy == "rank"
+    assert ConsortiumOrchestrator.__name__ == "Orchestrator" and ConsortiumModel("n", config)
+
+
+def test_older_names_of_strategies_are_told_todays() -> None:
+    for old, new in (("voting", "vote"), ("role", "roles"), ("semantic", "default")):
+        with pytest.raises(UserError, match=f"did you mean {new}"):
+            Consortium([slot("a")], slot("b"), old)

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ import yaml
 from click.testing import CliRunner, Result
 from endpoints import Reply, chat, endpoint
 
+from swarm.collab import Answer, Asked
+from swarm.collab.configs import NOBODY, TIMEOUT, Config, Member, build
 from swarm.collab.consortium import STRATEGIES
 from swarm.collab.shelf import Shelf
+from swarm.consortium import running
 from swarm.consortium.commands import COMMANDS, consortium
 from swarm.consortium.runs import Runs
 
@@ -416,3 +420,37 @@ def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
     answers = Runs().get(run["id"])["answers"]
     assert [one["text"] for one in answers] == ["the quick answer", None]
     assert "the quick answer" in fine("run-info", run["id"]).stdout
+
+
+def test_names_of_strategies_in_llm_consortium_are_told_todays() -> None:
+    done = typed("Why?", *TWO, "--strategy", "voting")
+    assert done.exit_code == 2 and "did you mean vote?" in done.stderr and not debaters.heard
+
+
+def test_a_threshold_without_effect_is_told() -> None:
+    told = "warning: --confidence-threshold has no effect with strategy rank"
+    two = ("-m", BLUE, "-m", GREEN, "--arbiter", RANKER, "--strategy", "rank")
+    assert told in fine("Why?", *two, "--confidence-threshold", "0.9").stderr
+    assert "no effect" not in fine("Why?", *two).stderr
+
+
+def test_who_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "EVERY", 0.05)
+    said: list[str] = []
+    with running.Waiting(said.append) as waiting:
+        asked = Asked(1, 1, "member", "slow", 0)
+        waiting.note(asked)
+        waiting.note(asked)
+        waiting.note(Answer(1, "member", "slow", 0, "", None, "gone"))
+        while not said:
+            time.sleep(0.01)
+        waiting.note(Answer(1, "member", "slow", 1, "", None, "gone"))
+        count = len(said)
+        time.sleep(0.2)
+    assert said[0].endswith("s: waiting for member slow") and len(said) <= count + 1
+
+
+def test_members_elsewhere_have_a_time_and_those_here_the_time_they_need() -> None:
+    config = Config((Member("gpt-4o"), Member("local/base"), Member("a", timeout=7)), Member("b"))
+    slots = build(config, lambda name: NOBODY).slots
+    assert [one.timeout for one in slots] == [TIMEOUT, None, 7, TIMEOUT]

@@ -259,3 +259,16 @@ def test_an_instruction_inside_an_answer_stays_quoted(strategy: str) -> None:
     (request, *_) = speaker(arbiter).heard
     code = re.search(r"with the code (\w{8})", heard(arbiter)[0])
     assert code and code[1] != "12345678" and sorted(shown(request).values()) == ["B", evil]
+
+
+@pytest.mark.parametrize("strategy", ["pick-one", "rank"])
+def test_a_choice_is_short_however_long_an_answer_may_be(strategy: str) -> None:
+    """A small model that writes an essay is ended after a few words; thoughts may go on."""
+    arbiter = slot("arbiter", "1" if strategy == "pick-one" else "1 > 2")
+    deliberation(Consortium([slot("a"), slot("b")], arbiter, strategy), max_new_tokens=4096)
+    (asked,) = speaker(arbiter).heard
+    assert asked.max_new_tokens <= 1056
+    if strategy == "pick-one":
+        assert asked.decided and asked.decided("The sky is blue because " * 20)
+        assert not asked.decided("<think>\nThe sky is blue because " + "it is " * 100)
+        assert not asked.decided("The best")

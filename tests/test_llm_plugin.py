@@ -106,8 +106,9 @@ def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(fresh: Path) -
     times = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", before)
     own = {name: int(alone) for alone, _, _, name in times if name.startswith("swarm")}
     assert "swarm.consortium.commands" in own and sum(own.values()) < 3_000_000
-    assert set(own) <= {"swarm", "swarm.errors", "swarm.printing", "swarm.consortium",
-                        "swarm.consortium.commands", "swarm.consortium.plugin"}  # fmt: skip
+    assert set(own) <= {"swarm", "swarm._version", "swarm.errors", "swarm.printing",
+                        "swarm.consortium", "swarm.consortium.commands",
+                        "swarm.consortium.plugin"}  # fmt: skip
     loaded = {name.split(".")[0] for *_, name in times}
     assert not loaded & {"hydra", "omegaconf", "rich"}
     assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)
@@ -305,3 +306,19 @@ def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
     done = fine("models")
     assert "OpenAI Chat: gpt-4o" in done.stdout
     assert done.stderr.count("the saved consortia cannot be used") == 1
+
+
+def test_with_another_plugin_of_this_name_it_says_which_one_answers() -> None:
+    import click
+
+    group = click.Group("llm")
+    group.add_command(click.Command("consortium", callback=lambda: None))
+    plugin.register_commands(group)
+    try:
+        done = CliRunner().invoke(group, ["consortium", "strategies"])
+        assert done.exit_code == 0 and "model-swarms answers" in done.stderr
+        assert "LLM_LOAD_PLUGINS=llm-consortium" in done.stderr
+    finally:
+        alone = click.Group("llm")
+        plugin.register_commands(alone)
+    assert "answers" not in CliRunner().invoke(alone, ["consortium", "strategies"]).stderr

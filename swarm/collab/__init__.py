@@ -145,8 +145,14 @@ def names(slots: Sequence[Slot]) -> list[str]:
     return [slot.name for slot in slots for _ in range(slot.count)]
 
 
+OF_LLM_CONSORTIUM = (
+    "create_consortium", "ConsortiumConfig", "ConsortiumOrchestrator", "ConsortiumModel",
+)  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
-    """`create_consortium` is found here, too; it lies above, and is loaded when it is asked for."""
-    if name == "create_consortium":
-        return import_module("swarm.consortium.orchestrator").create_consortium
+    """The names of llm-consortium's Python API, which lies above and is loaded when asked for."""
+    if name in OF_LLM_CONSORTIUM:
+        module = "models_of_llm" if name == "ConsortiumModel" else "orchestrator"
+        return getattr(import_module(f"swarm.consortium.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,13 @@ log = logging.getLogger(__name__)
 
 KIND = "consortium"
 
+TIMEOUT = 300.0
+"""Seconds for an answer of a model elsewhere that says nothing of it: one that hangs would hold up
+all others. Models of this machine and models made of models take the time they need."""
+
+PATIENT = ("local", "search", "initial_experts", "function", "moa", "consortium")
+"""What the names of those begin with, before a slash."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -155,8 +162,11 @@ def build(
     def slot(one: Member) -> Slot:
         if one.model not in models:
             models[one.model] = model_of(one.model)
+        timeout = one.timeout
+        if timeout is None and one.model.partition("/")[0] not in PATIENT:
+            timeout = TIMEOUT
         return Slot(models[one.model], one.model, one.temperature, one.max_tokens,
-                    _told(config, one), one.count, one.timeout)  # fmt: skip
+                    _told(config, one), one.count, timeout)  # fmt: skip
 
     settings = {field.name: getattr(config, field.name) for field in fields(config)}
     settings["members"] = [slot(one) for one in config.members]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from swarm.collab import Slot, Watch
@@ -13,6 +14,7 @@ from swarm.collab.deliberation.progress import line
 from swarm.collab.deliberation.roles import ROLES, as_role
 from swarm.collab.deliberation.verdicts import Deliberation, Opinion
 from swarm.collab.following import changed, followed
+from swarm.collab.older import STRATEGIES as OLDER
 from swarm.collab.rounds import Script, in_step, unwatched
 from swarm.errors import UserError
 from swarm.models import Delta, Request, Stream
@@ -43,9 +45,11 @@ class Consortium(Collaboration[Deliberation]):
 
     In each iteration all members are asked at once, each sample as a member of its own. Then their
     answers are judged. It ends when the verdict is as sure as `confidence_threshold` and asks for
-    no further iteration; a verdict that does not say how sure it is counts as sure. From the second
-    iteration on members see what became of the former one. The answer is that of the iteration
-    with the highest confidence; of several the last, and an unknown confidence is the lowest.
+    no further iteration. A confidence that cannot be read is not sure enough; strategies that ask
+    for none ("pick-one", "rank", "elimination") and an arbiter that cannot be reached end without
+    one. From the second iteration on members see what became of the former one. The answer is that
+    of the iteration with the highest confidence; of several the last, and an unknown confidence is
+    the lowest.
 
     What a slot does not say is as the request has it; an arbiter may write more than the request's
     answer may be long. `timeout` is for the whole.
@@ -146,7 +150,12 @@ class Consortium(Collaboration[Deliberation]):
 
     def _check_shape(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise UserError(f"strategy={self.strategy!r} is not one of {', '.join(STRATEGIES)}")
+            meant = OLDER.get(str(self.strategy))
+            near = [meant] if meant else get_close_matches(str(self.strategy), STRATEGIES, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(
+                f"strategy={self.strategy!r} is not one of {', '.join(STRATEGIES)}{hint}"
+            )
         if not self.proposers:
             raise UserError("members: none is given; name one at least")
         if self.arbiter is None and self.strategy != "vote":

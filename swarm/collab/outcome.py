@@ -7,6 +7,7 @@ from typing import Any
 
 from swarm.collab import Answer
 from swarm.collab.consortium import Consortium
+from swarm.collab.deliberation.said import thoughts_of
 from swarm.collab.deliberation.verdicts import Deliberation, Iteration, Opinion, Verdict
 
 
@@ -120,6 +121,9 @@ def _response(opinion: Opinion) -> dict[str, Any]:
         told["error"] = answer.error
     else:
         told |= {"response": opinion.text, "confidence": opinion.confidence}
+        said = answer.completion
+        own = said.reasoning if said else ""
+        told["reasoning"] = "\n\n".join(filter(None, [own.strip(), thoughts_of(answer.text)]))
     if said := answer.completion:
         told |= {"prompt_tokens": said.prompt_tokens, "completion_tokens": said.new_tokens,
                  "cost": said.known_cost, "seconds": said.seconds}  # fmt: skip

@@ -50,8 +50,20 @@ class Told(click.ClickException):
         self.exit_code = error.code  # type: ignore[misc]
 
 
+TWO = (
+    "model-swarms answers; another plugin has a command of this name, too (llm-consortium?): "
+    "LLM_LOAD_PLUGINS=llm-consortium llm consortium ... asks that one"
+)
+
+
 class Commands(click.Group):
-    """A group whose first word may be left out, which then is `run`; modules load when used."""
+    """A group whose first word may be left out, which then is `run`; modules load when used.
+
+    Attributes:
+        hides_another: Whether another plugin's command has the same name.
+    """
+
+    hides_another = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order in which they are told."""
@@ -95,6 +107,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Do it; a user's mistake is one line, and an interrupt is told by its code."""
+        if self.hides_another:
+            click.echo(TWO, err=True)
         try:
             return super().invoke(ctx)
         except UserError as error:

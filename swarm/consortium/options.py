@@ -1,5 +1,6 @@
 """The options by which a consortium is described, and the configuration that they come to."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,15 @@ import click
 
 from swarm.collab.configs import Config, Member, member, read_preset, threshold
 from swarm.collab.consortium import STRATEGIES
+from swarm.collab.deliberation.strategies import UNSURE
+from swarm.collab.older import STRATEGIES as OLDER
 from swarm.collab.shelf import config_of
 from swarm.consortium.judges import in_llm, usual_arbiter
 from swarm.consortium.members import Members
 from swarm.errors import UserError
 from swarm.models.providers import Providers
+
+log = logging.getLogger(__name__)
 
 Command = Callable[..., Any]
 
@@ -56,6 +61,20 @@ class Threshold(click.ParamType):
                       "0.8, 80 or 80%", param, ctx)  # fmt: skip
 
 
+class Strategy(click.Choice):
+    """A strategy; of llm-consortium's names it says which one here is meant."""
+
+    def __init__(self) -> None:
+        super().__init__(STRATEGIES)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The name."""
+        if meant := OLDER.get(str(value).lower()):
+            self.fail(f"{value!r} is not one of {', '.join(STRATEGIES)}; did you mean {meant}?",
+                      param, ctx)  # fmt: skip
+        return super().convert(value, param, ctx)
+
+
 def options(*made: Command) -> Callable[[Command], Command]:
     """A decorator that adds them, told in this order."""
 
@@ -81,7 +100,7 @@ who = options(
 )  # fmt: skip
 
 how = options(
-    click.option("--strategy", "--judging-method", type=click.Choice(STRATEGIES),
+    click.option("--strategy", "--judging-method", type=Strategy(),
                  help="How one answer is made of many; `strategies` tells of each."),
     click.option("--confidence-threshold", type=Threshold(), help="Ends it when the arbiter is so "
                  "sure: 0.8, 80 or 80%."),
@@ -173,7 +192,7 @@ def start(
 
 
 def see_use(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
-    """See that no option is without effect.
+    """See that no option is without effect; of a threshold that is, a warning is logged.
 
     Args:
         given: The options by their names.
@@ -187,6 +206,10 @@ def see_use(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
         if given.get(key) is not None and strategy != of:
             raise UserError(f"{flag}{key} has no effect with strategy {strategy}; add "
                             f"{flag}strategy {of}", 2)  # fmt: skip
+    if given.get("confidence_threshold") is not None and strategy in UNSURE:
+        key = "confidence-threshold" if flag == "--" else "confidence_threshold"
+        log.warning("%s%s has no effect with strategy %s, in which nobody says how sure the answer "
+                    "is", flag, key, strategy)  # fmt: skip
 
 
 def _origin(given: Mapping[str, Any]) -> Start | None:

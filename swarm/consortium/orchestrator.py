@@ -1,17 +1,23 @@
 """A consortium in a Python program: `create_consortium(...)` and `orchestrate(prompt)`."""
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from swarm.collab import Watch
 from swarm.collab.configs import Config, build, member
 from swarm.collab.following import Left
+from swarm.collab.members import member_of
+from swarm.collab.older import modern
 from swarm.consortium.asking import MAX_TOKENS, Question, apart, ask
 from swarm.consortium.judges import usual_arbiter
 from swarm.consortium.members import Members
 from swarm.errors import UserError
 from swarm.models import Message
+
+log = logging.getLogger(__name__)
 
 OLDER = {"minimum_iterations": "min_iterations", "judging_method": "strategy"}
 """What arguments were called by older programs."""
@@ -70,6 +76,46 @@ def create_consortium(
         {"system": system_prompt, **given, **settings, "members": who, "arbiter": judge}
     )
     return Orchestrator(config, found, raw, log, temperature, max_tokens)
+
+
+class ConsortiumConfig(Config):
+    """A `Config` that is made with the argument names of llm-consortium.
+
+    Args:
+        models: Names, or names with their counts; `members` in `Config`.
+        system_prompt: `system` in `Config`.
+        confidence_threshold, max_iterations: As there.
+        minimum_iterations: `min_iterations` in `Config`.
+        arbiter: `None`: see `swarm.consortium.judges.usual_arbiter`.
+        **settings: All else that a `Config` has, or had in llm-consortium.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, int] | Sequence[str] | None = None,
+        system_prompt: str | None = None,
+        confidence_threshold: float = 0.8,
+        max_iterations: int = 3,
+        minimum_iterations: int | None = None,
+        arbiter: Any = None,
+        **settings: Any,
+    ) -> None:
+        given = {**settings, "confidence_threshold": confidence_threshold,
+                 "max_iterations": max_iterations}  # fmt: skip
+        older = {"models": models, "system_prompt": system_prompt,
+                 "minimum_iterations": minimum_iterations, "arbiter": arbiter}  # fmt: skip
+        given |= {key: value for key, value in older.items() if value is not None}
+        found, remarks = modern(given)
+        for words in remarks:
+            log.warning("%s", words)
+        if found.get("arbiter") is None and isinstance(found.get("members"), (list, tuple)):
+            names = [member_of("members", one) for one in found["members"]]
+            found["arbiter"] = usual_arbiter(str(found["strategy"]), names)
+        made = Config.from_dict(found)
+        super().__init__(**{field.name: getattr(made, field.name) for field in fields(Config)})
 
 
 class Orchestrator:
@@ -138,3 +184,7 @@ class Orchestrator:
             return await apart(self.orchestrate, prompt, watch)
         finally:
             left.set()
+
+
+ConsortiumOrchestrator = Orchestrator
+"""Its name in llm-consortium."""

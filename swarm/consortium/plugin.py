@@ -10,11 +10,16 @@ if TYPE_CHECKING:
     import click
 
 
-@llm.hookimpl
+@llm.hookimpl(trylast=True)
 def register_commands(cli: "click.Group") -> None:
-    """Add the group; what a command needs is loaded when it is used."""
+    """Add the group; what a command needs is loaded when it is used.
+
+    After all others', so that it is this one that answers where llm-consortium is installed, too.
+    """
     from swarm.consortium.commands import consortium
 
+    before = cli.commands.get("consortium")
+    consortium.hides_another = before not in (None, consortium)  # type: ignore[attr-defined]
     cli.add_command(consortium)
 
 

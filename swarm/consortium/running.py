@@ -3,13 +3,16 @@
 import json
 import os
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from swarm.collab import Watch
+from swarm.collab import Answer, Asked, Watch
 from swarm.collab.configs import build
 from swarm.collab.deliberation.progress import line
 from swarm.consortium import telling
@@ -164,6 +167,46 @@ def of_request(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "max_new_tokens": given.get("max_tokens") or MAX_TOKENS}
 
 
+EVERY = 10.0
+"""Seconds without news after which it is told who is waited for."""
+
+
+class Waiting:
+    """Tells who is waited for as long as nothing else is told."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        self.began = self.news = time.monotonic()
+        self._asked: Counter[str] = Counter()
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="swarm-waiting", daemon=True)
+
+    def __enter__(self) -> "Waiting":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def note(self, event: Any) -> None:
+        """Take notice of an event."""
+        with self._lock:
+            self.news = time.monotonic()
+            if isinstance(event, Asked | Answer):
+                self._asked[f"{event.role} {event.name}"] += 1 if isinstance(event, Asked) else -1
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY / 4):
+            with self._lock:
+                now = time.monotonic()
+                missing = [name for name, count in self._asked.items() if count > 0]
+                if now - self.news < EVERY or not missing:
+                    continue
+                self.news = now
+            self.tell(f"{now - self.began:.0f} s: waiting for {', '.join(missing)}")
+
+
 def answered(put: Question, notes: Notes, logged: Answering = ask) -> dict[str, Any]:
     """The result; what goes on is told meanwhile, and what should be known at the end.
 
@@ -176,12 +219,16 @@ def answered(put: Question, notes: Notes, logged: Answering = ask) -> dict[str, 
         UserError: There is no answer.
     """
 
+    waiting = Waiting(notes)
+
     def watch(number: int, event: Any) -> None:
+        waiting.note(event)
         if words := line(put.consortium, event):
             notes(words)
 
     try:
-        return logged(put, watch)
+        with waiting:
+            return logged(put, watch)
     finally:
         notes.remark()
 

@@ -10,7 +10,7 @@ from swarm.collab.collaboration import Way, reasons, sampled
 from swarm.collab.deliberation.arbiter import MEMBER, again
 from swarm.collab.deliberation.planning import calls
 from swarm.collab.deliberation.said import answer_of
-from swarm.collab.deliberation.strategies import JUDGES, Sitting
+from swarm.collab.deliberation.strategies import JUDGES, UNSURE, Sitting
 from swarm.collab.deliberation.verdicts import Deliberation, Iteration, Opinion
 from swarm.collab.history import Turns, told, turns_of
 from swarm.collab.rounds import EMPTY, Call, Script
@@ -169,9 +169,9 @@ class Deliberating(Way[Deliberation]):
         consortium, verdict = self.consortium, iteration.verdict
         sure, threshold = verdict.confidence, consortium.confidence_threshold
         if iteration.number >= consortium.min_iterations and not verdict.needs_iteration:
-            if sure is None:
+            if sure is None and (consortium.strategy in UNSURE or not verdict.raw):
                 return "nobody said how sure it is"
-            if sure >= threshold:
+            if sure is not None and sure >= threshold:
                 return f"confidence {sure:.3g} reached {threshold:g}"
         if iteration.number >= consortium.max_iterations:
             return f"max_iterations={consortium.max_iterations}"

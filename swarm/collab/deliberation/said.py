@@ -34,6 +34,26 @@ AT_THE_END = re.compile(
 )
 
 
+ANSWER = re.compile(
+    r"^[ \t]*<(answer|updated_response)>(.*?)(?:</\1>[ \t]*$|\Z)",
+    re.IGNORECASE | re.MULTILINE | re.DOTALL,
+)
+"""What llm-consortium's prompts ask members to write; elsewhere such a tag is what is spoken of."""
+
+
+def thoughts_of(text: str) -> str:
+    """What `without_thoughts` leaves out, without the tags."""
+    said = without_thoughts(text)
+    rest = text.replace(said, "", 1) if said else text
+    return re.sub(rf"</?(?:{THOUGHT})>", "", rest, flags=re.IGNORECASE).strip()
+
+
+def without_tags(text: str) -> str:
+    """An answer out of its tags; the last, where there are several."""
+    found = [one[2].strip() for one in ANSWER.finditer(text)]
+    return next((one for one in reversed(found) if one), text)
+
+
 def without_thoughts(text: str) -> str:
     """The text without what stands between tags of thoughts.
 
@@ -82,11 +102,19 @@ def share(said: str) -> float | None:
 
 
 def answer_of(text: str) -> tuple[str, float | None]:
-    """An answer without thoughts and without its confidence, and that confidence.
+    """An answer without thoughts, tags and its confidence, and that confidence.
 
-    It is looked for between tags, in the last and in the first line, and at the text's end.
+    The confidence is looked for between tags, in the last and in the first line, and at the end.
     """
-    said = without_thoughts(text)
+    said, confidence = _apart(without_thoughts(text))
+    inside = without_tags(said)
+    if confidence is None and inside != said:
+        inside, confidence = _apart(inside)
+    return inside, confidence
+
+
+def _apart(said: str) -> tuple[str, float | None]:
+    """A text without its confidence, and that."""
     if tags := list(TAG.finditer(said)):
         last = tags[-1]
         return f"{said[: last.start()]}{said[last.end() :]}".strip(), share(last[1])

@@ -19,7 +19,7 @@ from swarm.collab.deliberation.arbiter import (
 )
 from swarm.collab.deliberation.rankings import ranking
 from swarm.collab.deliberation.reading import verdict
-from swarm.collab.deliberation.said import without_thoughts
+from swarm.collab.deliberation.said import OPENS, without_thoughts
 from swarm.collab.deliberation.sitting import UNBOUND, Sitting
 from swarm.collab.deliberation.verdicts import Verdict
 from swarm.collab.deliberation.votes import groups
@@ -28,6 +28,12 @@ from swarm.collab.rounds import Call
 
 VERDICT_TOKENS = 1024
 """How many more than the answer the arbiter may write, for what stands around it."""
+
+CHOICE_TOKENS = 1024
+"""The most that an arbiter may write to choose or to rank; most of it is room for thoughts."""
+
+STRAYED = 240
+"""Characters without a choice, after which a reply that begins with no thoughts is given up."""
 
 Judging = Generator[list[Call], list[Answer], Verdict]
 
@@ -58,9 +64,10 @@ def pick_one(sitting: Sitting, labels: Sequence[int] = ()) -> Judging:
         number = pick(without_thoughts(said), max(labels))
         return number if number in labels else None
 
-    most = max(sitting.way.request.max_new_tokens, PICK_TOKENS)
+    most = min(max(sitting.way.request.max_new_tokens, PICK_TOKENS), CHOICE_TOKENS)
     write = sitting.writing(PICK, labels)
-    reply = yield from sitting.consult(write, read, PICK_FORM, most, picked)
+    decided = lambda said: picked(said) or strayed(said)  # noqa: E731
+    reply = yield from sitting.consult(write, read, PICK_FORM, most, decided)
     if reply is None or reply.found is None:
         places = [sitting.labels[label] for label in labels]
         return sitting.own(reply, [place for place in sitting.surest() if place in places])
@@ -68,12 +75,18 @@ def pick_one(sitting: Sitting, labels: Sequence[int] = ()) -> Judging:
     return Verdict(sitting.text(reply.found), ranking=place, how=reply.how, raw=reply.text)
 
 
+def strayed(said: str) -> bool:
+    """Whether a reply that is being written is a text and no choice; one of thoughts goes on."""
+    return len(said) > STRAYED and not OPENS.search(said)
+
+
 def rank(sitting: Sitting) -> Judging:
     """The arbiter puts the answers in order."""
     labels = list(sitting.labels)
-    most = max(sitting.way.request.max_new_tokens, PICK_TOKENS + 8 * len(labels))
-    read = partial(ranking, labels=labels)
-    reply = yield from sitting.consult(sitting.writing(RANK, labels), read, RANK_FORM, most)
+    least = PICK_TOKENS + 8 * len(labels)
+    most = min(max(sitting.way.request.max_new_tokens, least), CHOICE_TOKENS + least)
+    read, write = partial(ranking, labels=labels), sitting.writing(RANK, labels)
+    reply = yield from sitting.consult(write, read, RANK_FORM, most)
     if reply is None or reply.found is None:
         return sitting.own(reply, sitting.surest())
     places = tuple(sitting.labels[label] for label in reply.found)
@@ -150,6 +163,9 @@ def _reviewing(sitting: Sitting, shown: Mapping[int, Sequence[int]]) -> list[Cal
         for (seat, _), request in zip(asked, numbered, strict=True)
     ]
 
+
+UNSURE = ("pick-one", "rank", "elimination")
+"""Strategies of which no verdict says how sure it is, so that a threshold is without effect."""
 
 JUDGES: dict[str, Callable[[Sitting], Judging]] = {
     "default": synthesis,

@@ -22,6 +22,7 @@ from swarm.files import write_json
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
 from swarm.search import build
+from swarm.secrets import unresolved
 from swarm.studies import methods, rerun, suite, suite_analysis, suite_runner
 
 OWN_KEYS = ("methods", "seeds", "budget")
@@ -159,7 +160,7 @@ def priced(one: Comparison) -> Comparison:
         if method.words:
             made.append(method)
             continue
-        run, _ = build(OmegaConf.create(method.searches[0].config))
+        run, _ = build(OmegaConf.create(unresolved(method.searches[0].config)))
         prompts, rows = one.budget * run.check(), len(run.pool.names)
         if one.budget < rows:
             raise UserError(
@@ -172,7 +173,7 @@ def priced(one: Comparison) -> Comparison:
 
 def _experts(one: Comparison) -> tuple[str, ...]:
     """Who answers together, once it was seen that those who are to vote can."""
-    run, _ = build(OmegaConf.create(one.config))
+    run, _ = build(OmegaConf.create(unresolved(one.config)))
     if voting := [method.name for method in one.methods if "candidate=vote" in method.words]:
         methods.check_votes(voting[0], run.task)
     run.pool.open(run.model.name)

@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from swarm.cli import one_line_errors, run_entry
 from swarm.places import conf_folder
+from swarm.secrets import check_secrets, plain_config
 
 if TYPE_CHECKING:
     from swarm.candidates.evaluation import Evaluation
@@ -23,7 +24,8 @@ def build(cfg: DictConfig) -> tuple["Evaluation", dict[str, Any]]:
     """
     from hydra.utils import instantiate
 
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    config = plain_config(cfg)
+    check_secrets(config)
     tree = {key: value for key, value in config.items() if key not in ENTRY_KEYS}
     return instantiate(tree, _convert_="all"), config
 

@@ -58,8 +58,8 @@ def write_whole(path: Path, data: bytes) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
+        make_folder(path.parent)
+        with open(draft, "wb", opener=private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -70,6 +70,31 @@ def write_whole(path: Path, data: bytes) -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         remedy = "make room, and the same command goes on" if full else "choose another folder"
         raise UserError(f"cannot write {path}: {error.strerror}; {remedy}") from None
+
+
+def make_folder(folder: Path, private: bool = False) -> None:
+    """Make a folder and its parents, if they are not there; new ones are as open as their parent.
+
+    Args:
+        private: Whether only the owner may enter it, if it is made here.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    mode = 0o700 if private else _openness(folder.parent) | 0o700
+    folder.mkdir(mode, exist_ok=True)
+
+
+def private(path: str, flags: int) -> int:
+    """An `opener` of `open`: a new file is no more open than the folder that it is in."""
+    return os.open(path, flags, _openness(Path(path).parent) & 0o666 | 0o600)
+
+
+def _openness(folder: Path) -> int:
+    """What a folder lets others do; the umask still applies to what is made in it."""
+    mode = folder.stat().st_mode
+    # Who may not enter cannot read a file either, whatever its own mode.
+    return (0o070 if mode & 0o010 else 0) | (0o007 if mode & 0o001 else 0)
 
 
 def as_json(value: Any, indent: int | None = None) -> bytes:

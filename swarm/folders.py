@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from swarm.adapters import CONFIG, WEIGHTS
 from swarm.errors import UserError
+from swarm.files import make_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ def write_folder(
         _tidy(folder, fresh, old)
         if not replaceable(folder, ours):
             raise UserError(f"{folder}: holds something else than a saved {kind}; not replaced")
-        fresh.mkdir(parents=True)
+        make_folder(fresh)
         fill(fresh)
         (fresh / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
         _sync(fresh)
@@ -95,7 +96,8 @@ def read_note(folder: Path) -> dict[str, Any]:
 
 
 def _sync(folder: Path) -> None:
-    mode = (folder / NOTE).stat().st_mode
+    # As open as a file that is made there, see `swarm.files.private`.
+    mode = (folder / NOTE).stat().st_mode & (folder.stat().st_mode | ~0o077)
     # On the disk before the rename, or a power cut could leave a whole name with empty files.
     for path in folder.iterdir():
         # Weights come out of safetensors closed to everybody else, whatever the user's umask.

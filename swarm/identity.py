@@ -9,6 +9,7 @@ from swarm._version import __version__
 from swarm.engine import Experts
 from swarm.engine.base import Base
 from swarm.files import digest
+from swarm.secrets import identity_values
 from swarm.tasks import Sourced, Task
 
 SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job", "budget", "confirm", "choose")
@@ -83,14 +84,16 @@ def shared_context(
         for name, value in identity.items()
         if not name.startswith(ours) and name not in ("seed", "budget", "confirm", "choose")
     }
-    engine = _flat({"engine": config.get("engine", {})})
+    engine = identity_values(_flat({"engine": config.get("engine", {})}))
     return {**found, **engine, "test items": items_digest(task, "test") if tested else None}
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that count, with dotted keys."""
+    """The settings that count, with dotted keys; without secrets, see `identity_values`."""
     flat = _flat({key: config[key] for key in SEARCH_KEYS if key in config})
-    return {key: value for key, value in flat.items() if not REACHED.search(key)}
+    found = {key: value for key, value in flat.items() if not REACHED.search(key)}
+    cleaned: dict[str, Any] = identity_values(found)
+    return cleaned
 
 
 def items_digest(task: Task, split: str) -> str:

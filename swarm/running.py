@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import write_json
+from swarm.files import make_folder, write_json
+from swarm.secrets import clean_words
 
 NOTE = "running.json"
 COMMAND = "command.json"
@@ -108,9 +109,10 @@ def keep_command(folder: Path, arguments: Sequence[str]) -> None:
     """Write the arguments of a search beside its state, so that it can be started again.
 
     Args:
-        arguments: Of `python -m swarm.search`, its name among them.
+        arguments: Of `python -m swarm.search`, its name among them; secrets are taken out.
     """
-    write_json(folder / COMMAND, {"arguments": list(arguments), "directory": os.getcwd()})
+    words = clean_words(arguments)
+    write_json(folder / COMMAND, {"arguments": words, "directory": os.getcwd()})
 
 
 def command(folder: Path) -> dict[str, Any] | None:
@@ -125,7 +127,7 @@ def command(folder: Path) -> dict[str, Any] | None:
 def _held(folder: Path) -> int:
     """The descriptor that keeps the lock of a folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, private=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None

@@ -1,5 +1,6 @@
 """Search a pool of experts for the best model of a task: python -m swarm.search task=nlgraph."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
@@ -8,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from swarm.cli import one_line_errors, run_entry
 from swarm.errors import UserError
 from swarm.places import conf_folder
+from swarm.secrets import check_secrets, clean_file, plain_config
 
 if TYPE_CHECKING:
     from swarm.run import Run
@@ -24,7 +26,8 @@ def build(cfg: DictConfig) -> tuple["Run", dict[str, Any]]:
     """
     from hydra.utils import instantiate
 
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    config = plain_config(cfg)
+    check_secrets(config)
     tree = {key: value for key, value in config.items() if key not in ENTRY_KEYS}
     return instantiate(tree, _convert_="all"), config
 
@@ -41,6 +44,7 @@ def main(cfg: DictConfig) -> float:
             cfg.tracker.group = str(cfg.name)
         cfg.name = f"{cfg.name}_{job.job.num}"
     with one_line_errors(str(cfg.name)):
+        clean_hydra_files(job)
         run, config = build(cfg)
         if not isinstance(config["dry_run"], bool):
             raise UserError(f"dry_run={config['dry_run']}: must be true or false", 2)
@@ -53,6 +57,15 @@ def main(cfg: DictConfig) -> float:
         return float(metrics["ending_best_validation_utility"])
 
 
+def clean_hydra_files(job: Any) -> None:
+    """Clean what Hydra wrote before this job: multirun.yaml of a sweep, and output_subdir's."""
+    if "MULTIRUN" in str(job.mode):
+        clean_file(Path(str(job.sweep.dir)) / "multirun.yaml")
+    if job.output_subdir is not None:
+        for name in ("config", "hydra", "overrides"):
+            clean_file(Path(str(job.runtime.output_dir)) / job.output_subdir / f"{name}.yaml")
+
+
 def arguments(job: Any, name: str) -> list[str] | None:
     """The command line that starts this search again, by Hydra's settings of it.
 
@@ -61,7 +74,9 @@ def arguments(job: Any, name: str) -> list[str] | None:
     """
     if job.job.config_name != "search":
         return None
-    words = [word for word in job.overrides.task if not word.lstrip("+").startswith("name=")]
+    # Unresolved: a word may interpolate the environment.
+    given: Any = OmegaConf.to_container(job.overrides.task)
+    words = [word for word in given if not word.lstrip("+").startswith("name=")]
     return [*words, f"name={name}"]
 
 

@@ -18,6 +18,7 @@ from swarm.cli import one_line_errors, run_entry
 from swarm.errors import UserError
 from swarm.places import conf_folder
 from swarm.search import build
+from swarm.secrets import unresolved
 from swarm.studies import rerun, trials
 from swarm.studies.trials import Trial
 
@@ -116,7 +117,7 @@ def run(sweep: Sweep) -> int:
     Raises:
         UserError: An input is wrong, or the folder holds another sweep; nothing has been written.
     """
-    first = OmegaConf.create(sweep.trials[0].config)
+    first = OmegaConf.create(unresolved(sweep.trials[0].config))
     build(first)[0].check()
     trials.check(sweep.trials)
     if sweep.dry_run:

@@ -37,6 +37,7 @@ def test_saving_again_replaces_the_whole_folder(tiny_pool: Path, tmp_path: Path)
 
 
 def test_others_may_read_what_the_user_s_umask_lets_them(tiny_pool: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # in a folder of the owner's alone, files are too
     before = os.umask(0o022)
     try:
         Pool(tiny_pool).open().save([1, 0, 0, 0], tmp_path / "best")

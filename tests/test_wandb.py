@@ -23,10 +23,10 @@ from swarm.files import write_json
 from swarm.report.folder import RunFolder
 from swarm.report.trajectories import trajectory
 from swarm.scratchpad import scratchpad
+from swarm.secrets import clean
 from swarm.studies import rerun
 from swarm.track import Shown, Tracker, WandB
 from swarm.track.search import Followed
-from swarm.track.secrets import clean
 from swarm.track.wandb import artifacts
 
 KEY = "sk-secret-0123456789"

@@ -11,6 +11,7 @@ from typing import Any
 from swarm.cli import as_user_error, gpu_list
 from swarm.errors import UserError
 from swarm.places import conf_folder
+from swarm.secrets import plain_config
 
 Keys = Mapping[str, Any] | Sequence[str]
 """Keys with their values, {"optimizer.particles": 8}, or as a command line has them,
@@ -78,7 +79,6 @@ def composed(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     # A program that is itself started by Hydra goes on with its own configuration afterwards.
@@ -89,7 +89,7 @@ def composed(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
             found = compose(entry, overrides=list(arguments))
             if "out" in found:  # is named after what only a command line has chosen
                 found.out = None
-            config: dict[str, Any] = OmegaConf.to_container(found, resolve=True)  # type: ignore[assignment]
+            config = plain_config(found)
         yield config
     except (HydraException, OmegaConfBaseException) as error:
         raise as_user_error(error) from None

@@ -8,8 +8,9 @@ from typing import Any
 from swarm.candidates import Candidate, scoring
 from swarm.errors import UserError
 from swarm.evaluation import as_rows
-from swarm.files import as_json, write_json, write_whole
+from swarm.files import as_json, make_folder, write_json, write_whole
 from swarm.identity import items_digest, task_sources
+from swarm.secrets import identity_values
 from swarm.tasks import Task
 from swarm.track import Nothing, Shown, Tracker
 from swarm.track.during import during
@@ -109,8 +110,8 @@ class Evaluation:
     def _identity(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What makes an evaluation the one it is."""
         return {
-            "task": config.get("task"),
-            "candidate": _without_run(config.get("candidate")),
+            "task": identity_values(config.get("task")),
+            "candidate": identity_values(_without_run(config.get("candidate"))),
             "split": self.split,
             "task items": items_digest(self.task, self.split),
             "weights": self.candidate.fingerprint(),
@@ -128,7 +129,8 @@ class Evaluation:
             return None
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            before = found["identity"]
+            # Results of earlier versions have secrets in them.
+            before = found["identity"] = identity_values(found["identity"])
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f"out={self.out}: {path} is no evaluation; choose another") from None
         now = json.loads(json.dumps(identity))
@@ -156,6 +158,7 @@ class Evaluation:
         """The answers first: a result that is there has them."""
         assert self.out is not None
         rows = self.rows()
+        make_folder(self.out, private=True)
         write_whole(self.out / "answers.jsonl", b"".join(as_json(row) + b"\n" for row in rows))
         write_json(self.out / RESULT, result)
 

@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from swarm.places import conf_folder
+from swarm.secrets import clean
 
 PLAIN = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
 """Texts that Hydra reads as they are."""
@@ -19,8 +20,9 @@ def command(entry: str, config: Mapping[str, Any]) -> str:
 
     Args:
         entry: "search" or "finetune".
-        config: A whole configuration, as plain values.
+        config: A whole configuration, as plain values; secrets are taken out.
     """
+    config = clean(config)
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         default = compose(entry, ["name=''"], return_hydra_config=True).hydra.runtime.choices
         options = {

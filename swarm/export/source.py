@@ -12,6 +12,7 @@ from swarm.folders import read_note
 from swarm.front import Front
 from swarm.manifest import unsealed, verify
 from swarm.places import find
+from swarm.secrets import read_config
 
 STATES = {"state.json": "search", "tuning.json": "finetune"}
 """The state file of each kind of run folder."""
@@ -172,14 +173,15 @@ def read(given: str, particle: int | None = None, point: int | None = None) -> S
         if not state:
             raise UserError(f"{path}/state.json is not the state of a search, or is damaged")
         verify(path / "config.json")
-        config = _json(path / "config.json") if (path / "config.json").is_file() else {}
+        found = _json(path / "config.json") if (path / "config.json").is_file() else {}
+        config = read_config(found)
         place = "global_best" if particle is None else f"particle_{particle}/personal_best"
         folder = path / place if point is None else _point(path, state, config, point)
         _check_place(given, state.get("rounds"), folder, particle)
         verify(folder)
     elif kind == "finetune":
         state = _json(path / "tuning.json")
-        config, folder = state.get("config") or {}, path / "tuned"
+        config, folder = read_config(state.get("config") or {}), path / "tuned"
     if not (folder / CONFIG).is_file() and not _is_model(folder):
         raise UserError(
             f"{folder} holds neither an adapter nor a model in safetensors; "

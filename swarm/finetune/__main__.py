@@ -1,12 +1,11 @@
 """Fine-tune an expert by gradient: python -m swarm.finetune task=nlgraph_mini expert=rooms."""
 
-from typing import Any
-
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from swarm.cli import one_line_errors, run_entry
 from swarm.places import conf_folder
+from swarm.secrets import check_secrets, plain_config
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="finetune")
@@ -15,7 +14,8 @@ def main(cfg: DictConfig) -> float:
     from hydra.utils import instantiate
 
     with one_line_errors(str(cfg.name)):
-        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+        config = plain_config(cfg)
+        check_secrets(config)
         tuning = instantiate(config, _convert_="all")
         return float(tuning.tune(config)["ending_best_validation_utility"])
 

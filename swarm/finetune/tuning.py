@@ -13,7 +13,7 @@ from swarm.engine.tokens import choice_ids, prompt_ids
 from swarm.errors import UserError
 from swarm.evaluation import Cut, divided
 from swarm.executors import Executor, Worker
-from swarm.files import write_json
+from swarm.files import make_folder, write_json
 from swarm.finetune.adapter import (
     check_start,
     find_start,
@@ -29,6 +29,7 @@ from swarm.places import find
 from swarm.pool import Pool
 from swarm.rehearsal import fit
 from swarm.report.folder import RunFolder
+from swarm.secrets import clean, identity_values
 from swarm.settings import check_place
 from swarm.tasks import Item
 from swarm.tasks.signal import Signalled
@@ -156,14 +157,14 @@ class Tuning:
             self.state = {}
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} holds something else; choose another name=")
-        self._save(identity=identity, config=dict(config))
+        self._save(identity=identity, config=clean(config))
 
     def _begun(self) -> bool:
         """Whether there is anything trained in the folder."""
         return any((self.folder / name).exists() for name in (PROGRESS, "tuned"))
 
     def _compare(self, new: Mapping[str, Any]) -> None:
-        old = self.state["identity"]
+        old = self.state["identity"] = identity_values(self.state["identity"])
         differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         if differ:
             changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])
@@ -174,6 +175,7 @@ class Tuning:
 
     def _save(self, **more: Any) -> None:
         self.state |= more
+        make_folder(self.folder, private=True)
         write_json(self.folder / STATE, self.state)
 
     def _train(

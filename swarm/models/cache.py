@@ -7,11 +7,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from swarm.errors import UserError
+from swarm.files import make_folder
 from swarm.places import cache_folder
 
 T = TypeVar("T")
@@ -131,7 +132,13 @@ class Cache:
         if connection is not None:
             # To close it here could harm the file that the parent has open.
             _inherited.append(connection)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # SQLite gives its write-ahead log the mode of the file.
+        make_folder(self.path.parent, private=True)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        if self.file is None:  # who names another file may share it
+            with suppress(PermissionError):
+                self.path.parent.chmod(0o700)
+                self.path.chmod(0o600)
         connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
         patiently(lambda: connection.execute("PRAGMA journal_mode=WAL"))
         connection.execute("PRAGMA synchronous=NORMAL")

@@ -8,6 +8,7 @@ from swarm.models import Message, Request
 from swarm.models.address import checked_url
 from swarm.models.asking import Call
 from swarm.models.cache import key_of, sample_key
+from swarm.secrets import HIDDEN, SECRET
 
 CHARACTERS_A_TOKEN = 4
 """For the estimate of `Limits.tokens_per_minute`; the server's own count corrects it."""
@@ -83,7 +84,12 @@ def wanted(
     seen: Counter[tuple[str, int]] = Counter()
     for request in requests:
         body = body_of(request, tokens_field, fixed)
-        key = alike = key_of("chat", url, body)
+        # A key in the body is no part of the question: another one would pay for all again.
+        told = {
+            name: HIDDEN if isinstance(one, str) and SECRET.search(name) else one
+            for name, one in body.items()
+        }
+        key = alike = key_of("chat", url, told)
         if body.get("temperature") != 0 or not greedy_once:
             sample = request.sample + seen[key, request.sample]
             seen[key, request.sample] += 1

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.files import private
 from swarm.models import Completion, Delta, Model, Request, attempt, stream
 from swarm.models.as_json import completion_as_json, completion_of, request_as_json
+from swarm.secrets import clean
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +62,13 @@ class Trace:
 
     def _write(self, record: Mapping[str, Any], first: bool = False) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        data = (json.dumps({"run": self.run, "time": now, **record}) + "\n").encode()
+        data = (json.dumps(clean({"run": self.run, "time": now, **record})) + "\n").encode()
         try:
             if first:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 data = b"\n" * _torn(self.path) + data
             # One write to a file that is opened to append: no lock, and no line inside another.
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            file = private(str(self.path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 if os.write(file, data) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -13,6 +13,7 @@ from swarm.errors import UserError
 from swarm.files import read_packed
 from swarm.front import Front
 from swarm.manifest import MEND, STATE, unsealed, verify
+from swarm.secrets import clean, read_config
 from swarm.words import label
 
 Place = tuple[int, int]
@@ -61,7 +62,7 @@ class RunFolder:
         self.rounds: list[dict[str, Any]] = state["rounds"]
         self.finished: str | None = state["finished"]
         self.metrics: dict[str, Any] = state["metrics"] or {}
-        self.identity: dict[str, Any] = state["identity"]
+        self.identity: dict[str, Any] = clean(state["identity"])
         self.scale: dict[str, Any] | None = state.get("scale")
         self.optimizer: dict[str, Any] = state.get("optimizer") or {}
         self.front = Front.of(state)
@@ -75,7 +76,7 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration it was begun with.
+        """The configuration it was begun with, what it takes from the environment resolved.
 
         Raises:
             UserError: The folder keeps none (a run made in Python).
@@ -90,7 +91,8 @@ class RunFolder:
             config = None
         if not isinstance(config, dict):
             raise UserError(f"{path} is not the configuration of a search")
-        return config
+        found: dict[str, Any] = read_config(config)
+        return found
 
     @property
     def means(self) -> np.ndarray:

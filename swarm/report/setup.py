@@ -9,6 +9,7 @@ from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
 from swarm.report.numbers import counted
 from swarm.report.starts import starts
+from swarm.secrets import clean
 
 NAMED = 12
 """Groups of modules that are listed by name; of more, the first and the last."""
@@ -33,7 +34,7 @@ def configuration(models: Compared) -> Section:
     rows += [["versions", told] for told in _versions(run)]
     blocks.append(Table("What it ran on", ["what", "which (weights and items as digests)"], rows))
     try:
-        config = run.config
+        config = clean(run.config)
     except UserError:
         config = run.identity
     keys = [[key, _told(value)] for key, value in flat(config)]

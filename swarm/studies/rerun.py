@@ -20,11 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from swarm.cli import end_in_order, gpu_list
 from swarm.errors import UserError
-from swarm.files import write_json
+from swarm.files import make_folder, write_json
 from swarm.identity import settings
 from swarm.manifest import unsealed
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
+from swarm.secrets import lent, plain_config
 
 OURS = {
     "defaults": ["_self_", {"override hydra/job_logging": "none"},
@@ -98,7 +99,7 @@ class Search:
 
     def command(self, folder: Path) -> list[str]:
         """The command line of the search; its configuration is written into `folder`."""
-        write_json(folder / "plan.yaml", {**OURS, **grouped(self.config)})
+        write_json(folder / "plan.yaml", {**OURS, **lent(grouped(self.config))})
         return [sys.executable, "-m", "swarm.search", f"--config-path={folder}",
                 "--config-name=plan"]  # fmt: skip
 
@@ -178,7 +179,7 @@ def alone(folder: Path) -> Iterator[int]:
     if (folder / "state.json").exists():
         raise UserError(f"{folder} holds a single search; choose another name=")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, private=True)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
@@ -261,5 +262,4 @@ def composed(words: list[str], kind: str) -> DictConfig:
 
 def plain(whole: DictConfig) -> dict[str, Any]:
     """A configuration as plain values, references resolved."""
-    config: dict[str, Any] = OmegaConf.to_container(whole, resolve=True)  # type: ignore[assignment]
-    return config
+    return plain_config(whole)

@@ -558,7 +558,9 @@ class Runner:
                 self.say(f"{name}: failed: {error}")
         else:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - `Live.ended` closes it
-            process = rerun.spawn(command, self.locks, subprocess.DEVNULL, errors, self.environment)
+            # Secrets of a search's configuration are put into this process's environment.
+            environment = {**os.environ, **self.environment}
+            process = rerun.spawn(command, self.locks, subprocess.DEVNULL, errors, environment)
             self._live.append(Live(cell, steps, process, errors))
 
     def _interrupt(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from swarm.track.secrets import clean
+from swarm.secrets import clean
 
 if TYPE_CHECKING:
     import numpy as np

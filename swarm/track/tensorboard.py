@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.secrets import clean
 from swarm.track.base import Careful, Shown, Stacked, Table, Value
-from swarm.track.secrets import clean
 
 ROWS = 200
 """Of a table: it is text here, which the page shows at once."""

@@ -15,8 +15,8 @@ from urllib.parse import urlparse
 
 from swarm.errors import UserError
 from swarm.files import write_whole
+from swarm.secrets import clean
 from swarm.track.base import Careful, Shown, Stacked, Table, Value
-from swarm.track.secrets import clean
 
 MODES = ("online", "offline")
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.files import make_folder, private
 from swarm.printing import harmless
 from swarm.running import command, underway
+from swarm.secrets import HIDDEN
 
 KEPT = ".page"
 """The folder beside the runs with what the searches that the page started have said."""
@@ -81,8 +83,8 @@ class Launcher:
             if self.beginning(run) or underway(run) is not None:
                 raise UserError(f"the search {run.name} is at work already")
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as file:
+                make_folder(path.parent, private=True)
+                with open(path, "wb", opener=private) as file:
                     self._begun[run] = subprocess.Popen(
                         [sys.executable, "-m", MODULE, *arguments], cwd=directory,
                         stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
@@ -107,6 +109,11 @@ class Launcher:
             raise UserError(f"{run.name} keeps no command: go on by the command that began it")
         if f"name={run.name}" not in found["arguments"]:
             raise UserError(f"the command in {run.name} is that of another run; it may be a copy")
+        if any(HIDDEN in str(word) for word in found["arguments"]):
+            raise UserError(
+                f"the command of {run.name} had a secret in it, which is not kept: go on by the "
+                "command that began it; best give it as ${oc.env:NAME_OF_A_VARIABLE}"
+            )
         directory = Path(str(found.get("directory", "")))
         if not directory.is_dir():
             raise UserError(f"the folder {directory} where {run.name} began is not there any more")

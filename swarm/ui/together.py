@@ -12,6 +12,7 @@ from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
 from swarm.report.numbers import interval, number, signed
 from swarm.report.setup import flat
+from swarm.secrets import clean
 from swarm.ui import charts
 from swarm.ui.frame import frame, heading
 from swarm.ui.home import Home
@@ -130,7 +131,7 @@ def settings(runs: list[RunFolder]) -> list[list[str]]:
     found: list[dict[str, Any]] = []
     for one in runs:
         try:
-            found.append(dict(flat(one.config)))
+            found.append(dict(flat(clean(one.config))))
         except UserError:
             found.append(one.identity)
     keys = dict.fromkeys(key for tree in found for key in tree if key not in ALWAYS)

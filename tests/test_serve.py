@@ -10,8 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import endpoints
 import httpx2 as httpx
 import openai
+import pydantic
 import pytest
 import talkers
 from serving import Slow, Told, served
@@ -24,6 +26,7 @@ from swarm.errors import UserError
 from swarm.models import Completion, Message, Request, Token, stream
 from swarm.models.failures import BadRequest, RateLimited, ServerFault, TimedOut, Unreachable
 from swarm.models.function import Function
+from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
 from swarm.roster import Roster
 from swarm.serve.guard import LARGEST
@@ -168,7 +171,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "messages.[0].content.[0].text": {
         "messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]
     },
-    "messages.[0].name": {"messages": [{"role": "user", "content": "x", "name": "Bo"}]},
+    "messages.[0].name": {"messages": [{"role": "user", "content": "x", "name": 3}]},
     "messages.[0].tool_calls": {
         "messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]
     },
@@ -183,18 +186,22 @@ WRONG: dict[str, dict[str, Any]] = {
     "stream_options": {"stream_options": {"include_usage": True}},
     "logprobs": {"logprobs": 5},
     "top_logprobs": {"top_logprobs": 2},
-    "top_p": {"top_p": 0.9},
-    "frequency_penalty": {"frequency_penalty": 0.1},
-    "presence_penalty": {"presence_penalty": 0.1},
+    "top_p": {"top_p": 1.1},
+    "frequency_penalty": {"frequency_penalty": -3},
+    "presence_penalty": {"presence_penalty": "0"},
+    "min_p": {"min_p": 2},
+    "repetition_penalty": {"repetition_penalty": "x"},
+    "verbosity": {"verbosity": 1},
+    "suffixes": {"suffixes": "x"},
     "logit_bias": {"logit_bias": {"50256": -100}},
     "response_format": {"response_format": {"type": "json_object"}},
     "modalities": {"modalities": ["audio"]},
-    "tools": {"tools": [{"type": "function"}]},
-    "functions": {"functions": [{"name": "f"}]},
+    "tools": {"tools": "f"},
+    "functions": {"functions": {"name": "f"}},
     "tool_choice": {"tool_choice": "required"},
     "function_call": {"function_call": {"name": "f"}},
-    "reasoning_effort": {"reasoning_effort": "high"},
-    "top_k": {"top_k": 5},
+    "reasoning_effort": {"reasoning_effort": 5},
+    "top_k": {"top_k": "5"},
 }
 
 
@@ -538,3 +545,99 @@ def test_models_of_this_machine(tiny_llama: Path, tiny_pool: Path, tmp_path: Pat
         long: Any = [{"role": "user", "content": "word " * 5000}]
         with pytest.raises(openai.BadRequestError, match="max_position_embeddings"):
             ask(model="base", messages=long)
+
+
+SHAPED: Any = {
+    "top_p": 0.9, "frequency_penalty": 0.1, "presence_penalty": 0.2, "reasoning_effort": "low",
+}  # fmt: skip
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+class Sky(pydantic.BaseModel):
+    """A reply in a form."""
+
+    colour: str
+
+
+def behind(url: str, **settings: Any) -> OpenAI:
+    """A model of an endpoint of the test's."""
+    return OpenAI("remote", url, None, cache=None, **settings)
+
+
+def test_an_endpoint_gets_what_it_alone_can_apply() -> None:
+    with (
+        endpoints.endpoint(lambda asked: endpoints.chat('{"colour": "blue"}')) as there,
+        served({"p/remote": behind(there.url), "p/traced": behind(there.url)}) as url,
+    ):
+        ask = client(url).chat.completions
+        named: Any = [{"role": "user", "content": "hi", "name": "Bo"}]
+        came = ask.with_raw_response.create(
+            model="remote", messages=named, **SHAPED, logit_bias={"7": -100}, tools=[TOOL],
+            extra_body={"top_k": 5},
+        )  # fmt: skip
+        assert came.headers["x-ignored-parameters"] == "tools"
+        sent = there.asked[-1].body
+        assert {key: sent[key] for key in SHAPED} == SHAPED and sent["logit_bias"] == {"7": -100}
+        assert sent["top_k"] == 5 and sent["messages"] == named and "tools" not in sent
+        picture: Any = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+        ask.create(model="remote", messages=[{"role": "user", "content": picture}])
+        assert there.asked[-1].body["messages"][0]["content"] == picture
+        parsed = client(url).beta.chat.completions.parse(
+            model="remote", messages=HI, response_format=Sky
+        )
+        assert parsed.choices[0].message.parsed == Sky(colour="blue")
+        assert there.asked[-1].body["response_format"]["type"] == "json_schema"
+
+
+def test_other_models_ignore_what_shapes_and_refuse_what_decides(url: str) -> None:
+    ask = client(url).chat.completions
+    named: Any = [{"role": "user", "content": "hi", "name": "Bo"}]
+    came = ask.with_raw_response.create(
+        model="thinks", messages=named, **SHAPED, tools=[TOOL], tool_choice="auto"
+    )
+    assert came.parse().choices[0].message.content == "Blue."
+    ignored = came.headers["x-ignored-parameters"].split(", ")
+    assert sorted(ignored) == sorted(["messages.name", "tools", *SHAPED])
+    assert (
+        "x-ignored-parameters"
+        not in ask.with_raw_response.create(model="thinks", messages=HI).headers
+    )
+    with pytest.raises(openai.BadRequestError, match="cannot be applied by this model") as caught:
+        client(url).beta.chat.completions.parse(model="thinks", messages=HI, response_format=Sky)
+    assert caught.value.param == "response_format"
+    for wrong in ({"tool_choice": "required", "tools": [TOOL]}, {"logit_bias": {"7": -100}}):
+        with pytest.raises(openai.BadRequestError, match="cannot be applied"):
+            ask.create(model="thinks", messages=HI, **wrong)
+
+
+def test_texts_are_continued(url: str) -> None:
+    complete = client(url).completions.create
+    answer = complete(model="gpt", prompt=["a", "b"], n=2, logprobs=2, presence_penalty=1)
+    assert answer.object == "text_completion" and answer.usage.completion_tokens == 8
+    assert [(one.index, one.text) for one in answer.choices] == [(n, "Blué") for n in range(4)]
+    told = answer.choices[0].logprobs
+    assert told.tokens == ["Bl", "ué"] and told.text_offset == [0, 2]
+    assert told.top_logprobs[0] == {"Bl": -0.5, "Gr": -1}
+    chunks = list(complete(model="pieces", prompt="hi you", stream=True, max_tokens=9))
+    assert "".join(one.choices[0].text for one in chunks) == "user: hi you"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    model = Told(Completion("a"))
+    with served({"local/m": model}) as other:
+        client(other).completions.create(model="m", prompt="Once")
+    assert (model.heard[0].prompt, model.heard[0].max_new_tokens) == ("Once", 16)
+    wrong: Any
+    for wrong in (
+        {"prompt": [1, 2]},
+        {"prompt": []},
+        {"prompt": ["a", "b"], "stream": True},
+        {"prompt": "x", "echo": True},
+        {"prompt": "x", "suffix": "y"},
+    ):
+        with pytest.raises(openai.BadRequestError):
+            complete(**{"model": "pieces", **wrong})
+
+
+def test_embeddings_are_not_found_in_openais_form(url: str) -> None:
+    with pytest.raises(openai.NotFoundError, match="make no embeddings") as caught:
+        client(url).embeddings.create(model="pieces", input="x")
+    assert caught.value.type == "invalid_request_error"

@@ -168,7 +168,7 @@ def of_request(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 EVERY = 10.0
-"""Seconds without news after which it is told who is waited for."""
+"""Seconds without news after which it is told who is waited for; then twice as many, and so on."""
 
 
 class Waiting:
@@ -177,6 +177,7 @@ class Waiting:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.tell = tell
         self.began = self.news = time.monotonic()
+        self._patience = EVERY
         self._asked: Counter[str] = Counter()
         self._over, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, name="swarm-waiting", daemon=True)
@@ -192,7 +193,7 @@ class Waiting:
     def note(self, event: Any) -> None:
         """Take notice of an event."""
         with self._lock:
-            self.news = time.monotonic()
+            self.news, self._patience = time.monotonic(), EVERY
             if isinstance(event, Asked | Answer):
                 self._asked[f"{event.role} {event.name}"] += 1 if isinstance(event, Asked) else -1
 
@@ -201,9 +202,9 @@ class Waiting:
             with self._lock:
                 now = time.monotonic()
                 missing = [name for name, count in self._asked.items() if count > 0]
-                if now - self.news < EVERY or not missing:
+                if now - self.news < self._patience or not missing:
                     continue
-                self.news = now
+                self.news, self._patience = now, 2 * self._patience
             self.tell(f"{now - self.began:.0f} s: waiting for {', '.join(missing)}")
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,11 +12,13 @@ from starlette.exceptions import HTTPException
 
 from swarm.collab.collaboration import Collaboration
 from swarm.models import Completion, Delta, Model
+from swarm.models.openai import OpenAI
+from swarm.models.trace import Traced
 from swarm.printing import harmless
 from swarm.serve.guard import Guard, body_of
-from swarm.serve.parameters import Asked, read
+from swarm.serve.parameters import Asked, read, read_completion
 from swarm.serve.refusals import Refused, refusal
-from swarm.serve.replies import Reply, event, written
+from swarm.serve.replies import Reply, TextReply, event, written
 from swarm.serve.served import named
 from swarm.serve.underway import ClientLeft, Line, answers
 
@@ -26,6 +28,9 @@ Events = AsyncGenerator[tuple[int, Delta | Completion], None]
 
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """No proxy keeps an answer, or holds its pieces back."""
+
+IGNORED = "X-Ignored-Parameters"
+"""The header that names what had no effect on an answer."""
 
 LEFT = 499
 """What a client that has left would have been told."""
@@ -53,7 +58,9 @@ class Service:
         router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
         router.add_api_route("/models", self.list, methods=["GET"])
         router.add_api_route("/models/{name:path}", self.one, methods=["GET"])
-        router.add_api_route("/chat/completions", self.chat, methods=["POST"], response_model=None)
+        for path, answer in (("/chat/completions", self.chat), ("/completions", self.complete)):
+            router.add_api_route(path, answer, methods=["POST"], response_model=None)
+        router.add_api_route("/embeddings", self.embed, methods=["POST"])
         self.app.include_router(router)
         self.app.add_api_route("/health", self.health, methods=["GET"])
 
@@ -75,41 +82,67 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, at once or piece by piece."""
-        asked = read(await body_of(request), self.longest)
-        name = named(asked.model, self.models)
-        if asked.request.top_logprobs and isinstance(self.models[name], Collaboration):
+        return await self._answer(request, [read(await body_of(request), self.longest)], Reply)
+
+    async def complete(self, request: Request) -> Response:
+        """Continue texts, as OpenAI's older completions do; an endpoint gets them as user turns."""
+        return await self._answer(request, read_completion(await body_of(request)), TextReply)
+
+    async def embed(self) -> None:
+        """Refuse: no model here makes embeddings."""
+        raise Refused("/v1/embeddings: the models served here make no embeddings", 404, "model")
+
+    async def _answer(
+        self, request: Request, asked: Sequence[Asked], kind: type[Reply]
+    ) -> Response:
+        """Answer what a body asks for; one request, or several that differ in their prompts."""
+        first, name = asked[0], named(asked[0].model, self.models)
+        model = self.models[name]
+        if first.request.top_logprobs and isinstance(model, Collaboration):
             raise Refused(f"logprobs: {name} is several models and tells none", 400, "logprobs")
+        ready = [one.of_endpoint() if is_endpoint(model) else one.of_others() for one in asked]
+        headers = {**NO_STORE, **({IGNORED: ", ".join(ready[0][1])} if ready[0][1] else {})}
 
         async def left() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
 
-        events = answers(self.line, self.models[name], asked.request, asked.count, left)
-        reply = Reply(name, asked.request.top_logprobs != 0, asked.usage)
+        reply = kind(name, first.request.top_logprobs != 0, first.usage)
+        samples: list[Completion] = []
         try:
-            if not asked.streamed:
-                return _json(await _whole(events, asked, reply), headers=NO_STORE)
-            # An answer that fails before it begins still has a status of its own.
-            first = await anext(events)
+            for put, _ in ready:
+                events = answers(self.line, model, put, first.count, left)
+                if first.streamed:
+                    # An answer that fails before it begins still has a status of its own.
+                    begun = await anext(events)
+                    told = _streamed(begun, events, first, reply)
+                    return StreamingResponse(told, headers=headers, media_type="text/event-stream")
+                samples += await _whole(events, first.count)
+            return _json(reply.whole(samples), headers=headers)
         except ClientLeft:
             return Response(status_code=LEFT)
         except Exception as error:
             raise _noted(error, name) from error
-        told = _streamed(first, events, asked, reply)
-        return StreamingResponse(told, headers=NO_STORE, media_type="text/event-stream")
 
 
 def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(written(content), status, headers, "application/json")
 
 
-async def _whole(events: Events, asked: Asked, reply: Reply) -> dict[str, Any]:
+def is_endpoint(model: Model) -> bool:
+    """Whether a model is behind a chat endpoint, to which parameters can be passed on."""
+    while isinstance(model, Traced):
+        model = model.model
+    return isinstance(model, OpenAI)
+
+
+async def _whole(events: Events, count: int) -> list[Completion]:
     samples: dict[int, Completion] = {}
     async with aclosing(events):
         async for number, what in events:
             if isinstance(what, Completion):
                 samples[number] = what
-    return reply.whole([samples[number] for number in range(asked.count)])
+    return [samples[number] for number in range(count)]
 
 
 async def _streamed(

@@ -1,9 +1,14 @@
-"""What a chat completion may be asked with: each parameter is applied, or refused by its name."""
+"""What completions may be asked with: a parameter is applied, passed on, ignored or refused.
+
+An endpoint behind a model gets what it alone can apply. Elsewhere what shapes sampling is ignored,
+as OpenAI's servers ignore what a model does not have, and the reply's headers name it; what would
+make an answer wrong is refused by its name.
+"""
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swarm.models import Message, Request
@@ -22,8 +27,24 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
     "response_format": ({"type": "text"},), "modalities": (["text"],), "tools": ([],),
     "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
+    "top_k": (), "min_p": (), "repetition_penalty": (1,), "reasoning_effort": (), "verbosity": (),
 }  # fmt: skip
-"""Parameters that cannot be applied, with the values at which they change nothing."""
+"""Parameters that not every model can apply, with the values at which they change nothing."""
+
+NUMBERS: dict[str, tuple[float, float]] = {
+    "top_p": (0, 1), "frequency_penalty": (-2, 2), "presence_penalty": (-2, 2),
+    "top_k": (-1, 2**31), "min_p": (0, 1), "repetition_penalty": (0, 10),
+}  # fmt: skip
+"""Of `NEUTRAL`, those that are numbers, with their ranges."""
+
+SHAPING = (*NUMBERS, "reasoning_effort", "verbosity")
+"""Passed on to endpoints; ignored elsewhere, as an answer is an answer without them."""
+
+DECISIVE = ("response_format", "logit_bias")
+"""Passed on to endpoints; refused elsewhere, as an answer without them would be wrong."""
+
+OPTIONAL = ("tools", "functions")
+"""Ignored: a model that may call a tool may as well answer. That it has to call one is refused."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -41,6 +62,9 @@ class Asked:
         count: How many samples are wanted.
         streamed: Whether they are wanted as they come.
         usage: Whether a stream ends with what it used.
+        passed: Fields that an endpoint gets beside the request.
+        refused: Why a model that is no endpoint cannot be asked; `None` if it can.
+        ignored: Parameters without effect on such a model.
     """
 
     model: str
@@ -48,6 +72,24 @@ class Asked:
     count: int
     streamed: bool
     usage: bool
+    passed: Mapping[str, Any] = field(default_factory=dict)
+    refused: Refused | None = None
+    ignored: tuple[str, ...] = ()
+
+    def of_endpoint(self) -> tuple[Request, tuple[str, ...]]:
+        """What an endpoint's model is asked, and what is ignored."""
+        rest = tuple(name for name in self.ignored if name not in (*self.passed, "messages.name"))
+        return replace(self.request, body=dict(self.passed) or None), rest
+
+    def of_others(self) -> tuple[Request, tuple[str, ...]]:
+        """What any other model is asked, and what is ignored.
+
+        Raises:
+            Refused: An answer that leaves something out would be wrong.
+        """
+        if self.refused:
+            raise self.refused
+        return self.request, self.ignored
 
 
 def read(body: Any, longest: int) -> Asked:
@@ -73,8 +115,9 @@ def read(body: Any, longest: int) -> Asked:
     logprobs, top = _flag(left, "logprobs"), _whole(left, "top_logprobs", 0, MOST_LOGPROBS)
     if top is not None and not logprobs:
         raise _wrong("top_logprobs", "goes with logprobs: true")
+    turns, passed, refused = _turns(messages)
     request = Request(
-        _turns(messages),
+        turns,
         max_new_tokens=_longest(left) or longest,
         temperature=_temperature(left),
         seed=_whole(left, "seed", -(2**63), 2**63 - 1),
@@ -82,8 +125,53 @@ def read(body: Any, longest: int) -> Asked:
         top_logprobs=(top or -1) if logprobs else 0,
     )
     count = _whole(left, "n", 1, MOST_SAMPLES) or 1
-    _nothing_left(left)
-    return Asked(model, request, count, streamed, options.get("include_usage") is True)
+    ignored = ["messages.name"] if passed and refused is None else []
+    for name in _effective(left):
+        if name in SHAPING or name in OPTIONAL:
+            ignored.append(name)
+        else:
+            refused = refused or _wrong(name, f"cannot be applied by this model; {_leave(name)}")
+        if name not in OPTIONAL:
+            passed[name] = left[name]
+    usage = options.get("include_usage") is True
+    return Asked(model, request, count, streamed, usage, passed, refused, tuple(ignored))
+
+
+COMPLETION = ("suffix", "echo", "best_of")
+"""Of OpenAI's older completions, what no model here can do."""
+
+
+def read_completion(body: Any, longest: int = 16) -> list[Asked]:
+    """What a body for `/v1/completions` asks for: one request for each of its prompts.
+
+    Args:
+        body: As JSON; "logprobs" is a number there.
+        longest: The most new tokens of a request that does not say; 16 at OpenAI.
+
+    Raises:
+        Refused: As `read`.
+    """
+    if not isinstance(body, dict):
+        raise Refused("the body has to be a JSON object")
+    left = {key: value for key, value in body.items() if value is not None}
+    prompts, logprobs = left.pop("prompt", None), _whole(left, "logprobs", 0, MOST_LOGPROBS)
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(prompts, list) or not prompts:
+        raise _wrong("prompt", "has to be a text or a list of texts")
+    for name in COMPLETION:
+        if left.pop(name, None) not in (None, False, "", 1):
+            raise _wrong(name, "cannot be applied here; leave it out")
+    if left.get("stream") and len(prompts) > 1:
+        raise _wrong("prompt", "has to be a single text where stream is true")
+    if "messages" in left:
+        raise _wrong("messages", "goes to /v1/chat/completions; here it is prompt")
+    found = []
+    for prompt in prompts:
+        one = read({**left, "messages": [{"role": "user", "content": ""}]}, longest)
+        told = (logprobs or -1) if logprobs is not None else 0
+        request = replace(one.request, prompt=_text("prompt", prompt), top_logprobs=told)
+        found.append(replace(one, request=request))
+    return found
 
 
 def _longest(left: dict[str, Any]) -> int | None:
@@ -94,30 +182,67 @@ def _longest(left: dict[str, Any]) -> int | None:
     return new or old
 
 
-def _nothing_left(left: Mapping[str, Any]) -> None:
+def _effective(left: Mapping[str, Any]) -> Iterator[str]:
+    """The parameters that are left and would change something.
+
+    Raises:
+        Refused: One is unknown, has a value that is none, or no model here can apply it.
+    """
     for name, value in left.items():
         if name in HARMLESS or any(value == fine for fine in NEUTRAL.get(name, ())):
             continue
         if name not in NEUTRAL:
             what = f"{name!r:.80}: is no parameter that is known here; leave it out"
             raise Refused(what, 400, name, "unknown_parameter")
-        fine = " or ".join(map(json.dumps, NEUTRAL[name]))
-        raise _wrong(name, f"cannot be applied here; leave it out, or give {fine}")
+        if name in NUMBERS:
+            least, most = NUMBERS[name]
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not least <= value <= most:
+                raise _wrong(name, f"has to be a number from {least} to {most}")
+        elif name in SHAPING and not isinstance(value, str):
+            raise _wrong(name, "has to be a text")
+        elif name in (*DECISIVE, *OPTIONAL):
+            kind = list if name in OPTIONAL else dict
+            if not isinstance(value, kind):
+                raise _wrong(name, f"has to be {'a list' if kind is list else 'an object'}")
+        elif name not in SHAPING:
+            raise _wrong(name, f"cannot be applied here; {_leave(name)}")
+        yield name
 
 
-def _turns(messages: Any) -> tuple[Message, ...]:
+def _leave(name: str) -> str:
+    fine = " or ".join(map(json.dumps, NEUTRAL[name]))
+    return f"leave it out, or give {fine}"
+
+
+def _turns(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any], Refused | None]:
+    """The conversation; what an endpoint gets instead, and why others cannot read it."""
     if not isinstance(messages, list) or not messages:
         raise _wrong("messages", "has to be a list of turns, one at least")
-    return tuple(_turn(f"messages.[{n}]", turn) for n, turn in enumerate(messages))
+    found, sent, refused, more = [], [], None, False
+    for n, turn in enumerate(messages):
+        place = f"messages.[{n}]"
+        if not isinstance(turn, dict) or turn.get("role") not in [*ROLES]:
+            raise _wrong(f"{place}.role", f"has to be one of {', '.join(ROLES)}")
+        for key, value in turn.items():
+            if key not in ("role", "content", "name", *LEFT_ALONE) and value not in (None, [], ""):
+                raise _wrong(f"{place}.{key}", "is not supported here")
+        content, own, role = turn.get("content"), {}, ROLES[turn["role"]]
+        if turn.get("name"):
+            own, more = {"name": _text(f"{place}.name", turn["name"])}, True
+        try:
+            text = _content(f"{place}.content", content)
+        except Pictures as error:
+            text, refused, more = "", refused or error, True
+        else:
+            content = text
+        found.append(Message(role, text))
+        sent.append({"role": role, "content": content, **own})
+    return tuple(found), {"messages": sent} if more else {}, refused
 
 
-def _turn(place: str, turn: Any) -> Message:
-    if not isinstance(turn, dict) or turn.get("role") not in [*ROLES]:
-        raise _wrong(f"{place}.role", f"has to be one of {', '.join(ROLES)}")
-    for key, value in turn.items():
-        if key not in ("role", "content", *LEFT_ALONE) and value not in (None, [], ""):
-            raise _wrong(f"{place}.{key}", "is not supported here")
-    return Message(ROLES[turn["role"]], _content(f"{place}.content", turn.get("content")))
+class Pictures(Refused):
+    """Parts of a turn that an endpoint may read, and no other model here."""
 
 
 def _content(place: str, content: Any) -> str:
@@ -125,8 +250,11 @@ def _content(place: str, content: Any) -> str:
     if isinstance(content, list) and content:
         texts = []
         for n, part in enumerate(content):
-            if not isinstance(part, dict) or part.get("type") != "text":
-                raise _wrong(f"{place}.[{n}]", "only parts of type text are supported here")
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise _wrong(f"{place}.[{n}]", "has to be a part with a type")
+            if part["type"] != "text":
+                where = f"{place}.[{n}]"
+                raise Pictures(f"{where}: this model reads parts of type text alone", 400, where)
             texts.append(_text(f"{place}.[{n}].text", part.get("text")))
         return "\n".join(texts)
     return _text(place, content)

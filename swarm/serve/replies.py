@@ -90,6 +90,60 @@ class Reply:
         return {"finish_reason": finish(sample.finish), "logprobs": told}
 
 
+class TextReply(Reply):
+    """The answer of `/v1/completions`: texts instead of messages."""
+
+    def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
+        super().__init__(model, logprobs, usage)
+        self.id = f"cmpl-{uuid.uuid4().hex}"
+
+    def whole(self, samples: Sequence[Completion]) -> dict[str, Any]:
+        """See `Reply.whole`."""
+        choices = [self._text(number, one.text, one) for number, one in enumerate(samples)]
+        return {**self._head("text_completion"), "choices": choices, "usage": usage(samples)}
+
+    def begin(self, number: int) -> bytes:
+        """Nothing: a text has no role."""
+        return b""
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """The event of a piece; of one without any text, nothing."""
+        return self._event(self._text(number, delta.text)) if delta.text else b""
+
+    def end(self, number: int, sample: Completion) -> bytes:
+        """See `Reply.end`."""
+        return self._event(self._text(number, "", sample))
+
+    def close(self, samples: Sequence[Completion]) -> bytes:
+        """See `Reply.close`."""
+        done = b"data: [DONE]\n\n"
+        if not self.usage:
+            return done
+        head = self._head("text_completion")
+        return event({**head, "choices": [], "usage": usage(samples)}) + done
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return event({**self._head("text_completion"), "choices": [choice]})
+
+    def _text(self, number: int, text: str, sample: Completion | None = None) -> dict[str, Any]:
+        choice = {"index": number, "text": text, "finish_reason": None, "logprobs": None}
+        if sample is None:
+            return choice
+        end = self._end(sample)
+        if end["logprobs"]:
+            texts = [one.text for one in sample.tokens]
+            end["logprobs"] = {
+                "tokens": texts,
+                "token_logprobs": [max(one.logprob, LOWEST) for one in sample.tokens],
+                "top_logprobs": [
+                    {token: max(logprob, LOWEST) for token, logprob in one.top}
+                    for one in sample.tokens
+                ],
+                "text_offset": [len("".join(texts[:n])) for n in range(len(texts))],
+            }
+        return {**choice, **end}
+
+
 def finish(word: str) -> str:
     """Why a text ended, as OpenAI says it; a model that does not say has come to its end."""
     return "content_filter" if word in FILTERED else "length" if word == "length" else "stop"

@@ -137,8 +137,8 @@ def read(body: Any, longest: int) -> Asked:
     return Asked(model, request, count, streamed, usage, passed, refused, tuple(ignored))
 
 
-COMPLETION = ("suffix", "echo", "best_of")
-"""Of OpenAI's older completions, what no model here can do."""
+COMPLETION: dict[str, tuple[Any, ...]] = {"suffix": ("",), "echo": (False,), "best_of": (1,)}
+"""Of OpenAI's older completions, what no model here can do, with values that change nothing."""
 
 
 def read_completion(body: Any, longest: int = 16) -> list[Asked]:
@@ -158,8 +158,8 @@ def read_completion(body: Any, longest: int = 16) -> list[Asked]:
     prompts = [prompts] if isinstance(prompts, str) else prompts
     if not isinstance(prompts, list) or not prompts:
         raise _wrong("prompt", "has to be a text or a list of texts")
-    for name in COMPLETION:
-        if left.pop(name, None) not in (None, False, "", 1):
+    for name, fine in COMPLETION.items():
+        if left.pop(name, fine[0]) not in fine:
             raise _wrong(name, "cannot be applied here; leave it out")
     if left.get("stream") and len(prompts) > 1:
         raise _wrong("prompt", "has to be a single text where stream is true")

@@ -18,7 +18,7 @@ from deliberations import (
 )
 from talking import Speaker, slot, speaker, whole
 
-from swarm.collab import Answer, Asked, Slot
+from swarm.collab import Answer, Asked, Slot, create_consortium
 from swarm.collab.consortium import STRATEGIES, Consortium
 from swarm.collab.deliberation.verdicts import Deliberation, Iteration
 from swarm.collab.following import followed
@@ -536,6 +536,14 @@ def test_the_names_of_llm_consortium() -> None:
     assert again == config and replace(config, quorum=2).quorum == 2
     assert ConsortiumConfig(models=["function/x"], judging_method="rank").strategy == "rank"
     assert ConsortiumOrchestrator.__name__ == "Orchestrator" and ConsortiumModel("n", config)
+
+
+def test_a_threshold_without_effect_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    two = ["function/debaters:blue", "function/debaters:green"]
+    create_consortium(two, arbiter="function/debaters:ranker", strategy="rank")
+    assert not caplog.records
+    create_consortium(two, 0.9, arbiter="function/debaters:ranker", judging_method="rank")
+    assert "confidence_threshold has no effect with strategy rank" in caplog.text
 
 
 def test_older_names_of_strategies_are_told_todays() -> None:

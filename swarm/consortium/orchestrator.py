@@ -8,6 +8,7 @@ from typing import Any
 
 from swarm.collab import Watch
 from swarm.collab.configs import Config, build, member
+from swarm.collab.deliberation.strategies import UNSURE
 from swarm.collab.following import Left
 from swarm.collab.members import member_of
 from swarm.collab.older import modern
@@ -17,7 +18,7 @@ from swarm.consortium.members import Members
 from swarm.errors import UserError
 from swarm.models import Message
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OLDER = {"minimum_iterations": "min_iterations", "judging_method": "strategy"}
 """What arguments were called by older programs."""
@@ -75,6 +76,8 @@ def create_consortium(
     config = Config.from_dict(
         {"system": system_prompt, **given, **settings, "members": who, "arbiter": judge}
     )
+    if confidence_threshold != Config.confidence_threshold and config.strategy in UNSURE:
+        logger.warning("confidence_threshold has no effect with strategy %s", config.strategy)
     return Orchestrator(config, found, raw, log, temperature, max_tokens)
 
 
@@ -110,7 +113,7 @@ class ConsortiumConfig(Config):
         given |= {key: value for key, value in older.items() if value is not None}
         found, remarks = modern(given)
         for words in remarks:
-            log.warning("%s", words)
+            logger.warning("%s", words)
         if found.get("arbiter") is None and isinstance(found.get("members"), (list, tuple)):
             names = [member_of("members", one) for one in found["members"]]
             found["arbiter"] = usual_arbiter(str(found["strategy"]), names)

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from endpoints import Reply, chat, endpoint
 
 from swarm.collab import Answer, Asked
-from swarm.collab.configs import NOBODY, TIMEOUT, Config, Member, build
+from swarm.collab.configs import NOBODY, TIMEOUT, Config, Member, build, read_preset
 from swarm.collab.consortium import STRATEGIES
 from swarm.collab.shelf import Shelf
 from swarm.consortium import running
@@ -454,3 +454,11 @@ def test_members_elsewhere_have_a_time_and_those_here_the_time_they_need() -> No
     config = Config((Member("gpt-4o"), Member("local/base"), Member("a", timeout=7)), Member("b"))
     slots = build(config, lambda name: NOBODY).slots
     assert [one.timeout for one in slots] == [TIMEOUT, None, 7, TIMEOUT]
+
+
+def test_the_preset_without_a_key_is_short_unless_told() -> None:
+    """At most 4 x 256 + 2 x 32 new tokens, as the answers and the choice are; not 6 x 2048."""
+    assert running.of_request({}, running.LOCAL_TOKENS) == {"max_new_tokens": 256}
+    assert running.of_request({"max_tokens": 24}, running.LOCAL_TOKENS) == {"max_new_tokens": 24}
+    arbiter = read_preset(running.LOCAL).arbiter
+    assert arbiter and arbiter.max_tokens == 32

@@ -80,8 +80,9 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
     if given["trace"]:
         consortium.trace = Trace(given["trace"], {"consortium": config})
     turns = (Message("user", text),)
+    most = LOCAL_TOKENS if begun.name == LOCAL else MAX_TOKENS
     put = Question(
-        begun.name, begun.config, consortium, turns, of_request(given), not given["no_log"]
+        begun.name, begun.config, consortium, turns, of_request(given, most), not given["no_log"]
     )
     with during(tracker, Shown("consortium", folder("consortium"), config)) as summary:
         try:
@@ -161,11 +162,17 @@ def _writable(file: Path | None) -> None:
         raise UserError(f"--output {file}: no file can be written there; choose another place")
 
 
-def of_request(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request says beside its prompt."""
+def of_request(given: Mapping[str, Any], most: int = MAX_TOKENS) -> dict[str, Any]:
+    """What a request says beside its prompt; `most` new tokens where nothing is said."""
     found = {key: given[key] for key in ("temperature", "seed") if given.get(key) is not None}
-    return {**found, "max_new_tokens": given.get("max_tokens") or MAX_TOKENS}
+    return {**found, "max_new_tokens": given.get("max_tokens") or most}
 
+
+LOCAL = "local"
+"""The preset that needs no key."""
+
+LOCAL_TOKENS = 256
+"""Its new tokens of an answer: a model this small that does not come to an end repeats itself."""
 
 EVERY = 10.0
 """Seconds without news after which it is told who is waited for; then twice as many, and so on."""

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fetch_data import digest, pinned
+from swarm.fetch_data import digest, pinned
 
 SEED = 1
 SIZES = {"dev": 200, "test": 400}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "initial_experts"))
+sys.path.insert(0, str(ROOT))
 
-from pairs import TEMPLATE  # noqa: E402
+from swarm.experts.pairs import TEMPLATE  # noqa: E402
 
 SEED = 1
 SIZES = {"dev": 320, "test": 400}

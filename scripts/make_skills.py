@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "initial_experts"))
+sys.path.insert(0, str(ROOT))
 
-from domains import DOMAINS, KEPT, Pair, fact, kept_for_tests  # noqa: E402
-from pairs import TEMPLATE  # noqa: E402
-from train import trained_on  # noqa: E402
+from swarm.experts.domains import DOMAINS, KEPT, Pair, fact, kept_for_tests  # noqa: E402
+from swarm.experts.pairs import TEMPLATE  # noqa: E402
+from swarm.experts.train import trained_on  # noqa: E402
 
 SEED = 1
 SIZES = {"dev": 20, "test": 100}

@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "data" / "worked_examples.jsonl"
 SEED, TEXTS, PAIRS = 7, 40, 4
 
-sys.path.insert(0, str(ROOT / "initial_experts"))
+sys.path.insert(0, str(ROOT))
 
 
 def build() -> list[dict[str, str]]:
     """The texts, domain by domain; none occurs twice."""
-    from domains import DOMAINS
+    from swarm.experts.domains import DOMAINS
 
     found: dict[str, str] = {}
     for name, make in DOMAINS.items():

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from swarm._version import __version__
 from swarm.errors import UserError
 from swarm.places import conf_folder
 
@@ -183,6 +184,12 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
 def run_entry(main: Callable[[], Any]) -> None:
     """Run a Hydra entry with our error messages in place of Hydra's."""
     sys.argv[1:] = map(gpu_list, sys.argv[1:])
+    if "--version" in sys.argv[1:]:
+        print(f"model-swarms {__version__}")  # Hydra's flag of this name prints its own
+        return
+    if "dry_run=true" in sys.argv[1:]:
+        # Hydra makes the folder before anything of ours runs.
+        sys.argv[1:] = [w for w in sys.argv[1:] if not w.lstrip("+").startswith("hydra.run.dir=")]
     # Waiting threads that spin take the time of whoever else computes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _check_flags(sys.argv[1:])

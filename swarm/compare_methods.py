@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from swarm.cli import one_line_errors, run_entry
 from swarm.errors import UserError
 from swarm.files import write_json
-from swarm.places import conf_folder
+from swarm.places import conf_folder, find
 from swarm.report.folder import RunFolder
 from swarm.search import build
 from swarm.secrets import unresolved
@@ -35,8 +35,10 @@ ENSEMBLES = {
     "weighted_vote": ["candidate=vote", "candidate.rule=weighted"],
     "pack": ["candidate=pack"],
     "route": ["candidate=route"],
+    "data_merge": ["candidate=adapter"],
 }
-"""Methods that search nothing: all experts answer together (docs/evaluate.md), once."""
+"""Methods that search nothing: all experts answer together (docs/evaluate.md), once. "data_merge"
+is one adapter, trained on the data of all experts (`swarm.experts train --merged`)."""
 
 EVALUATED = ("task", "model", "pool", "engine", "reward", "tracker")
 """What such a method takes of a command line."""
@@ -50,7 +52,9 @@ Search with several methods on the same budget, and tell what became of it.
 The name is TASK_methods unless told, and the same command goes on where it stopped; more methods
 or seeds later ask only what is new. The table is in search/NAME/methods.md and methods.json, the
 plot in methods.svg. Beside optimizers there are vote, weighted_vote, pack and route: all experts
-answer together, at once. `python -m swarm.search --help` lists all other keys.
+answer together, at once; and data_merge: one adapter trained on the data of all experts, where
+these are at hand (an expert's folder has a train.jsonl, or it is one that ships).
+`python -m swarm.search --help` lists all other keys.
 
   python -m swarm.compare_methods suite=small seeds=5 parallel=2 hours=1.5
 
@@ -245,7 +249,12 @@ def _evaluate(method: Method, one: Comparison, start: Path | None) -> str | None
     names = ",".join(json.dumps(name, ensure_ascii=False) for name in one.experts)
     key = "candidate.members.names" if "candidate=vote" in method.words else "candidate.experts"
     words = [*method.words, "split=test", f"out={folder}", f"{key}=[{names}]"]
-    if start and method.name != "pack":
+    if method.name == "data_merge":
+        adapter, wrong = _merged(one)
+        if wrong:
+            return wrong
+        words[-1] = f"candidate.folder={adapter}"
+    elif start and method.name != "pack":
         words.append(f"candidate.run={start}")
     if (one.config.get("tracker") or {}).get("group", "") is None:
         words.append(f"tracker.group={one.folder.name}")
@@ -253,6 +262,27 @@ def _evaluate(method: Method, one: Comparison, start: Path | None) -> str | None
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
     return last if done.returncode else None
+
+
+def _merged(one: Comparison) -> tuple[Path, str | None]:
+    """The adapter that is trained on all experts' data, and what went wrong; once, then kept."""
+    target = one.folder / "data_merge_adapter"
+    if (target / "adapter_model.safetensors").is_file():
+        return target, None
+    model = one.config["model"]
+    pool = find(one.config["pool"]["folder"])
+    command = [
+        *(sys.executable, "-m", "swarm.experts", "train", target.name, "--to", str(one.folder)),
+        *("--base", str(model["path"])),
+        "--base_name",
+        str(model["name"] or model["path"]),
+        *("--dtype", str(model["dtype"]), "--merged"),
+        *(str(pool / name) for name in one.experts),
+    ]
+    print(f"{target}: trains", file=sys.stderr)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    last = (done.stderr.splitlines() or ["?"])[-1].removeprefix("error: ")
+    return target, last if done.returncode else None
 
 
 def run_suite(arguments: Sequence[str]) -> None:

@@ -14,6 +14,12 @@ def conf_folder() -> Path:
     return checkout if (checkout / "search.yaml").is_file() else PACKAGE / "conf"
 
 
+def in_checkout(path: str) -> Path:
+    """`path` below the checkout; from the working folder where the package is installed."""
+    root = PACKAGE.parent
+    return root / path if (root / "conf" / "search.yaml").is_file() else Path(path)
+
+
 def find(path: str | Path) -> Path:
     """`path` as given if it exists from here, else below the checkout or the installed package.
 

@@ -187,7 +187,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"run `python scripts/fetch_data.py elsewhere`"):
+    with pytest.raises(UserError, match=r"run `python -m swarm.fetch_data elsewhere`"):
         Choice("elsewhere").items("dev")
     with pytest.raises(UserError, match=r"mine.json is missing: see task.file"):
         Choice("elsewhere", "mine.json").items("dev")

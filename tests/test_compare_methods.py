@@ -10,6 +10,7 @@ from typing import Any
 import evaluating
 import pytest
 import searches
+import tiny
 
 from swarm.compare_methods import read
 from swarm.report.folder import RunFolder
@@ -210,6 +211,32 @@ def test_experts_answer_together_beside_rows_and_signals(
     assert random["signal"] == "logprob" and not (taken.parent / "methods.svg").exists()
     text = (taken.parent / "methods.md").read_text()
     assert "Not in the table: pack (out=" in text and "judged at the end" in text
+
+
+@pytest.mark.slow
+def test_one_adapter_of_all_experts_data(tmp_path: Path, tiny_llama: Path) -> None:
+    pool = tiny.pool(tiny_llama, tmp_path / "pool")
+    words = [
+        *keys(tmp_path, tiny_llama, pool),
+        "methods=[random,data_merge]",
+        "seeds=1",
+        "budget=7",
+    ]
+    result = compare(*words)
+    assert result.returncode == 1, "no expert has its data there"
+    assert "its training data are not at hand; put them into" in result.stderr
+    row = json.dumps({"prompt": "Is there a path?", "response": "Yes"}) + "\n"
+    for expert in pool.iterdir():
+        (expert / "train.jsonl").write_text(row * 8)
+    result = compare(*words)
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "search" / "mine"
+    merged = json.loads((folder / "methods.json").read_text())["methods"][1]
+    assert merged["found"] == ["one adapter trained on the data of all experts"]
+    assert merged["prompts"] == [0]
+    saved = folder / "data_merge_adapter" / "adapter_model.safetensors"
+    before = saved.stat().st_mtime_ns
+    assert compare(*words).returncode == 0 and saved.stat().st_mtime_ns == before
 
 
 def test_help_says_how() -> None:

@@ -1,7 +1,6 @@
 """Fetching the evaluation files, against a real server on the loopback."""
 
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,15 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from swarm import fetch_data
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "fetch_data.py"
 CONTENT = b'{"dataset": "small", "dev": [], "test": []}' * 50
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-spec = importlib.util.spec_from_file_location("fetch_data", SCRIPT)
-assert spec is not None and spec.loader is not None
-fetch_data = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fetch_data)
 
 
 class Mirror(BaseHTTPRequestHandler):

@@ -1,5 +1,6 @@
 """The experts that ship, the scripts that train and fetch others, and the demo's data file."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -14,6 +15,8 @@ from types import ModuleType
 
 import pytest
 from loopback import environment, hub, serving
+
+from swarm.experts import domains
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERTS = ROOT / "initial_experts"
@@ -36,9 +39,6 @@ def call(name: str, *words: object, **environment: str) -> subprocess.CompletedP
     command = [sys.executable, str(EXPERTS / name), *map(str, words)]
     given = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, env=given, check=False)
-
-
-domains = script(EXPERTS / "domains.py")
 
 
 @pytest.mark.parametrize("name", sorted(domains.DOMAINS))
@@ -121,7 +121,7 @@ def test_skills_are_new_to_the_experts() -> None:
     data = json.loads((ROOT / "data" / "skills.json").read_text())
     questions = [item["question"] for split in ("dev", "test") for item in data[split]]
     assert len(set(questions)) == len(questions) == 1080
-    train = script(EXPERTS / "train.py")
+    train = script(ROOT / "swarm" / "experts" / "train.py")
     for name in domains.DOMAINS:
         mine = {
             split: [
@@ -241,7 +241,7 @@ def test_training_mistakes_take_one_line(words: tuple[str, ...], says: str) -> N
 
 def test_gym_pairs() -> None:
     pytest.importorskip("reasoning_gym")
-    pairs = script(EXPERTS / "pairs.py")
+    pairs = script(ROOT / "swarm" / "experts" / "pairs.py")
     found = pairs.read_gym(["chain_sum", "letter_counting"], 10, seed=0)
     assert len(found) == 10 and found == pairs.read_gym(["chain_sum", "letter_counting"], 10, 0)
     with pytest.raises(Exception, match="no category"):
@@ -249,7 +249,7 @@ def test_gym_pairs() -> None:
 
 
 def test_batches_keep_to_the_budget() -> None:
-    pairs = script(EXPERTS / "pairs.py")
+    pairs = script(ROOT / "swarm" / "experts" / "pairs.py")
     generator = random.Random(0)
     data = [([0] * generator.randint(3, 30), [0] * 2) for _ in range(600)]
     stream = pairs.batches(data, 128, seed=0)
@@ -306,3 +306,19 @@ def test_fetching_offline(tmp_path: Path) -> None:
     done = call("fetch.py", "--to", tmp_path, **silent)
     assert done.returncode == 1 and "does not answer" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_data_of_a_merge(tmp_path: Path) -> None:
+    """An expert's own file, or what an expert that ships was trained on; else it is refused."""
+    from swarm.errors import UserError
+    from swarm.experts import train
+
+    (tmp_path / "poems").mkdir()
+    line = {"prompt": "Roses are", "response": "red"}
+    (tmp_path / "poems" / "train.jsonl").write_text(json.dumps(line) + "\n")
+    found = train.merged_data([str(tmp_path / "poems"), str(EXPERTS / "rooms")])
+    assert found == [("Roses are", "red"), *train.trained_on("rooms")]
+    assert train.merged_steps(["x/poems", "rooms"]) == 140
+    (tmp_path / "rooms").mkdir()
+    with pytest.raises(UserError, match="its training data are not at hand"):
+        train.merged_data([str(tmp_path / "rooms")])

@@ -81,3 +81,22 @@ def test_a_search_runs_from_the_wheel(
         "from swarm.places import find; print(find('data/nlgraph_mini.json'))", cwd=tmp_path,
     )  # fmt: skip
     assert Path(small.strip()).is_file()
+
+
+@pytest.mark.slow
+def test_an_empty_folder_and_the_wheel_are_enough(python: Path, tmp_path: Path) -> None:
+    """The experts that ship, the hashes of the data, and the commands around a search."""
+    assert "local/rooms" in call(python, "-m", "swarm.moa", "--list", cwd=tmp_path)
+    assert "gsm8k  absent" in call(python, "-m", "swarm.fetch_data", "--list", cwd=tmp_path)
+    assert "--merged" in call(python, "-m", "swarm.experts", "train", "--help", cwd=tmp_path)
+    default = call(python, "-m", "swarm.experts", "fetch", "--help", cwd=tmp_path)
+    assert "initial_experts/gemma_7b" in default
+    where = call(
+        python, "-c", "from swarm.experts.train import find; print(find('initial_experts/rooms'))",
+        cwd=tmp_path,
+    ).strip()  # fmt: skip
+    assert (Path(where) / "adapter_model.safetensors").is_file()
+    assert list(tmp_path.iterdir()) == [], "nothing is written by looking"
+    version = call(python, "-m", "swarm", "--version", cwd=tmp_path)
+    for command in ("search", "evaluate", "sweep", "finetune", "export"):
+        assert call(python, "-m", f"swarm.{command}", "--version", cwd=tmp_path) == version

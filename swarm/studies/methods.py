@@ -181,11 +181,15 @@ def _together(
         "folders": [str(folder)],
         "signal": None,
         "starts": [],
-        "found": [f"all experts together, {each:.3g} prompts an answer"],
+        "found": [
+            "one adapter trained on the data of all experts"
+            if name == "data_merge"
+            else f"all experts together, {each:.3g} prompts an answer"
+        ],
         "dev": [],
         **_tested(task, [as_scores(rows)], [before]),
         **_domains([result["voices"][0]]),
-        "prompts": [0 if name == "pack" else asked or count * (read or 0)],
+        "prompts": [0 if name in ("pack", "data_merge") else asked or count * (read or 0)],
         "prompts_shared": [0],
         "seconds": [result["seconds"]],
         "finished": ["asked once"],

@@ -196,7 +196,7 @@ class DataFile:
 
     def _remedy(self, path: Path) -> str:
         if isinstance(self.file, str) and Path(self.file) == Path(FETCHED) / path.name:
-            fetch = f"run `python scripts/fetch_data.py {path.stem}`, if it is one of --list"
+            fetch = f"run `python -m swarm.fetch_data {path.stem}`, if it is one of --list"
             return f"{fetch}, or name a file of your own in task.file"
         return "see task.file"
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from domains import Pair
-
 from swarm.errors import UserError
+from swarm.experts.domains import Pair
 
 TEMPLATE = "{prompt}\nAnswer:"
 """What is put to the model; the response follows after a blank and ends with the end token."""

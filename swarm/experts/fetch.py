@@ -1,0 +1,134 @@
+"""Fetches LoRA experts from the Hugging Face hub: by default the paper's ten for Gemma-7B."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm.errors import UserError
+from swarm.places import in_checkout
+
+OWNER = "bunsenfeng"
+PAPER = tuple(
+    f"{OWNER}/{name}"
+    for name in (
+        "code_alpaca",
+        "cot",
+        "flan_v2",
+        "gemini_alpaca",
+        "lima",
+        "oasst1",
+        "open_orca",
+        "science",
+        "sharegpt",
+        "wizardlm",
+    )
+)
+"""The ten experts of "Model Swarms" (Feng et al., 2024)."""
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+ANSWER_SECONDS = 10.0
+"""How long the hub may take to answer the first question."""
+
+
+def fetch(adapter: str, folder: Path) -> bool:
+    """Put the two files of `adapter` (owner/name) into folder/name; False if they lie there.
+
+    Raises:
+        UserError: The hub does not answer or has no such adapter, or it holds pickled weights only.
+    """
+    target = folder / adapter.rpartition("/")[2]
+    if all((target / name).is_file() for name in FILES):
+        return False
+    if target.exists():
+        raise UserError(f"{target} is there but is no complete expert: move it away first")
+    check_files(adapter)
+    folder.mkdir(parents=True, exist_ok=True)
+    # A name with a dot is no expert to whoever looks into the folder meanwhile.
+    scratch = Path(tempfile.mkdtemp(dir=folder, prefix=f".{target.name}-"))
+    try:
+        for name in FILES:
+            shutil.copyfile(download(adapter, name, scratch / "download"), scratch / name)
+        shutil.rmtree(scratch / "download")
+        scratch.chmod(0o755)
+        scratch.rename(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return True
+
+
+def check_files(adapter: str) -> None:
+    """See in the hub's listing that the adapter exists and has safetensors."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        info = HfApi().model_info(adapter, timeout=ANSWER_SECONDS)
+    except OfflineModeIsEnabled:
+        raise UserError("HF_HUB_OFFLINE is set: nothing can be fetched") from None
+    except GatedRepoError:
+        raise UserError(f"{adapter} is gated: accept its licence on its hub page first") from None
+    except RepositoryNotFoundError:
+        raise UserError(
+            f"{adapter} is not on {constants.ENDPOINT}, or is private: see `hf auth login`"
+        ) from None
+    except HFValidationError:
+        raise UserError(f"{adapter} is no hub id: want owner/name") from None
+    except Exception as error:  # the hub client's and httpx's errors have no common base
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{constants.ENDPOINT} does not answer: {reason}") from None
+    names = {file.rfilename for file in info.siblings or []}
+    if missing := [name for name in FILES if name not in names]:
+        why = "; pickled weights can run code" if "adapter_model.bin" in names else ""
+        raise UserError(f"{adapter} has no {' and no '.join(missing)}{why}")
+
+
+def download(adapter: str, name: str, folder: Path) -> Path:
+    """One file of the adapter, in `folder`."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(adapter, name, local_dir=folder))
+    except GatedRepoError:
+        raise UserError(f"{adapter} is gated: accept its licence on its hub page first") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{adapter}/{name} cannot be downloaded: {reason}") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; a user's mistake ends in one line."""
+    parser = argparse.ArgumentParser(prog="python -m swarm.experts fetch", description=__doc__)
+    parser.add_argument(
+        "adapters", nargs="*", metavar="OWNER/NAME", help="adapters (default: the paper's ten)"
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        default=in_checkout("initial_experts/gemma_7b"),
+        help="the folder that gets a folder for each (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        for adapter in options.adapters or PAPER:
+            fresh = fetch(adapter, options.to)
+            print(f"{adapter}: {'fetched' if fresh else 'already there'}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

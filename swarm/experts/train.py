@@ -1,0 +1,322 @@
+"""Trains small LoRA experts on prompts and responses: a domain, a JSONL file, or gym tasks."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.experts.domains import DOMAINS, Pair, examples
+from swarm.experts.pairs import Encoded, batches, encode, read_gym, read_jsonl
+from swarm.places import find, in_checkout
+
+RANK, ALPHA, TARGETS = 4, 16, ("q_proj", "v_proj")
+CONFIG = (
+    "peft_type peft_version task_type base_model_name_or_path inference_mode r lora_alpha "
+    "lora_dropout use_rslora use_dora bias fan_in_fan_out target_modules"
+)
+"""What of PEFT's configuration is kept: all that says how to apply the expert, in any version."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an expert is trained; the experts that ship differ in their data and steps only."""
+
+    steps: int = 40
+    tokens: int = 256
+    """Tokens in one step's batch, padding included."""
+    rate: float = 3e-3
+    """Adam's, with a short warm-up and a linear decay to zero."""
+    seed: int = 0
+    """Of the adapter's first A matrices, of the examples and of their order."""
+
+
+STEPS = {
+    "calendar": 60,
+    "counting": 50,
+    "opposites": 80,
+    "roads": 100,
+    "rooms": 100,
+    "spelling": 60,
+}
+"""Shipped experts that need more steps than the recipe's."""
+
+
+def example_count(steps: int, tokens: int = Recipe.tokens) -> int:
+    """How many examples to draw: as many as the steps could look at."""
+    return steps * tokens // 8
+
+
+def trained_on(name: str) -> list[Pair]:
+    """The pairs that the shipped expert of a domain was trained on."""
+    steps = STEPS.get(name, Recipe.steps)
+    return examples(name, example_count(steps), Recipe.seed)
+
+
+def response_loss(model: Any, batch: list[Encoded], device: str) -> Any:
+    """The mean cross-entropy of the responses' tokens, in nats; the prompts count for nothing."""
+    import torch
+
+    width = max(len(asked) + len(answered) for asked, answered in batch)
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    targets = torch.full_like(ids, -100)
+    for row, (asked, answered) in enumerate(batch):
+        end = len(asked) + len(answered)
+        ids[row, :end] = torch.tensor(asked + answered)
+        targets[row, len(asked) : end] = torch.tensor(answered)
+    # Padding lies to the right, where a causal model's earlier tokens never look.
+    hidden = model.base_model(ids.to(device)).last_hidden_state[:, :-1]
+    targets = targets[:, 1:].to(device)
+    wanted = targets != -100
+    # The vocabulary's logits are the dearest part, so they are made for the responses alone.
+    logits = model.lm_head(hidden[wanted]).float()
+    return torch.nn.functional.cross_entropy(logits, targets[wanted])
+
+
+def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str) -> Any:
+    """A PEFT model trained on the pairs; the same weights again on the same machine."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from swarm.engine.sources import quiet_transformers
+
+    model, tokenizer = base.load(device)
+    data = encode(tokenizer, pairs, recipe.tokens)
+    # Every expert starts from the same random A. Mixing adds up A and B apart from each other, and
+    # only experts that still read nearly the same features can then be added up at all.
+    torch.manual_seed(recipe.seed)
+    config = LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=list(TARGETS), task_type="CAUSAL_LM"
+    )
+    with quiet_transformers():
+        expert = get_peft_model(model, config)
+    weights = [weight for weight in expert.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=recipe.rate, weight_decay=0.0)
+    warm = max(1, recipe.steps // 12)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm, 1 - step / recipe.steps)
+    )
+    began, stream = time.monotonic(), batches(data, recipe.tokens, recipe.seed)
+    for step in range(1, recipe.steps + 1):
+        loss = response_loss(model, next(stream), device)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 20 == 0 or step == recipe.steps:
+            spent = time.monotonic() - began
+            print(
+                f"{label}: step {step}/{recipe.steps}, loss {loss.item():.3f}, {spent:.0f} s",
+                flush=True,
+            )
+    return expert
+
+
+def save(expert: Any, name: str, folder: Path) -> None:
+    """Write adapter_config.json and bfloat16 safetensors, nothing else."""
+    import torch
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = get_peft_model_state_dict(expert)
+    halves = {key: value.to("cpu", torch.bfloat16).contiguous() for key, value in state.items()}
+    save_file(halves, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_model.safetensors").chmod(0o644)
+    config = expert.peft_config["default"].to_dict()
+    config |= {"base_model_name_or_path": name, "inference_mode": True}
+    config["target_modules"] = sorted(config["target_modules"])
+    text = json.dumps({key: config[key] for key in CONFIG.split() if key in config}, indent=2)
+    (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def load_base(given: str | None, dtype: str, name: str | None = None) -> Any:
+    """The base model of conf/model/smollm2.yaml, or another one.
+
+    Args:
+        given: Its folder or hub id.
+        name: What the expert's adapter_config.json calls it.
+    """
+    from omegaconf import OmegaConf
+
+    from swarm import places
+    from swarm.engine.base import Base
+
+    config = dict(OmegaConf.load(places.conf_folder() / "model" / "smollm2.yaml"))
+    config.pop("_target_")
+    return Base(
+        **(
+            config
+            | {"dtype": dtype}
+            | ({"path": given} if given else {})
+            | ({"name": name} if name else {})
+        )
+    )
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, read and checked."""
+    default = Recipe()
+    parser = argparse.ArgumentParser(
+        prog="python -m swarm.experts train",
+        description=__doc__,
+        epilog=f"The domains that ship: {', '.join(DOMAINS)}.",
+    )
+    parser.add_argument(
+        "name", nargs="?", help="the expert's folder; without --jsonl and --gym a domain"
+    )
+    parser.add_argument("--all", action="store_true", help="train every expert that ships")
+    parser.add_argument("--jsonl", type=Path, help='lines of {"prompt": ..., "response": ...}')
+    parser.add_argument("--gym", nargs="+", metavar="CATEGORY", help="categories of reasoning-gym")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help=f"optimizer steps (default {default.steps}; "
+        + ", ".join(f"{name} {steps}" for name, steps in STEPS.items())
+        + ")",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=default.tokens, help="tokens a step (default %(default)s)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=default.rate, help="learning rate (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=default.seed, help="default %(default)s; one for a whole pool"
+    )
+    parser.add_argument(
+        "--base", help="a folder with the base model (default: as conf/model/smollm2.yaml)"
+    )
+    parser.add_argument(
+        "--base_name", help="what the expert's config calls the base (default: its hub id)"
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        default=in_checkout("initial_experts"),
+        help="where the expert's folder goes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype", default="auto", help="of the base: auto, float32, bfloat16 (quick on new CPUs)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    parser.add_argument(
+        "--merged",
+        metavar="EXPERT",
+        nargs="+",
+        help="train one adapter on the data of these experts: FOLDER/train.jsonl of an expert's "
+        "folder, or a domain's; its steps are theirs together (data merge)",
+    )
+    return parser.parse_args(words)
+
+
+def gather(options: argparse.Namespace, name: str, steps: int) -> list[Pair]:
+    """The pairs that the command line asks for, as many as the steps could look at."""
+    if options.merged:
+        return merged_data(options.merged)
+    if options.jsonl:
+        return read_jsonl(options.jsonl)
+    count = example_count(steps, options.tokens)
+    if options.gym:
+        return read_gym(options.gym, count, options.seed)
+    if name not in DOMAINS:
+        raise UserError(
+            f"{name} is none of the domains that ship ({', '.join(DOMAINS)}); "
+            "for another give --jsonl FILE or --gym CATEGORY"
+        )
+    return examples(name, count, options.seed)
+
+
+def merged_data(experts: Sequence[str]) -> list[Pair]:
+    """What all these experts were trained on, in one list.
+
+    Args:
+        experts: Folders of experts, or names of domains that ship.
+
+    Raises:
+        UserError: The data of one of them is not at hand.
+    """
+    found: list[Pair] = []
+    for expert in experts:
+        data, name = find(expert) / "train.jsonl", Path(expert).name
+        if data.is_file():
+            found += read_jsonl(data)
+        elif name in DOMAINS and find(expert).resolve().parent == find("initial_experts").resolve():
+            found += trained_on(name)
+        elif expert in DOMAINS:
+            found += trained_on(expert)
+        else:
+            raise UserError(
+                f"--merged {expert}: its training data are not at hand; put them into {data}, a "
+                'line of {"prompt": ..., "response": ...} each'
+            )
+    return found
+
+
+def merged_steps(experts: Sequence[str]) -> int:
+    """Optimizer steps of a data merge: those of all its experts together."""
+    return sum(STEPS.get(Path(expert).name, Recipe.steps) for expert in experts)
+
+
+def checked(options: argparse.Namespace) -> list[str]:
+    """The experts to train, once the options have been found to make sense."""
+    if options.all == bool(options.name):
+        raise UserError("give one expert's name, or --all")
+    if options.all and (options.jsonl or options.gym):
+        raise UserError("--all trains the experts that ship; --jsonl and --gym need a name")
+    if options.merged and (options.all or options.jsonl or options.gym):
+        raise UserError("--merged goes with a name alone, not with --all, --jsonl or --gym")
+    if options.jsonl and options.gym:
+        raise UserError("give --jsonl or --gym, not both")
+    for key in ("steps", "tokens", "rate"):
+        if getattr(options, key) is not None and getattr(options, key) <= 0:
+            raise UserError(f"--{key} must be above zero")
+    return sorted(DOMAINS) if options.all else [options.name]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train and save every expert that was asked for."""
+    names = checked(options)
+    where = device(options.device)
+    base = load_base(options.base, options.dtype, options.base_name)
+    for name in names:
+        usual = merged_steps(options.merged) if options.merged else STEPS.get(name, Recipe().steps)
+        steps = options.steps or usual
+        recipe = Recipe(steps, tokens=options.tokens, rate=options.rate, seed=options.seed)
+        pairs = gather(options, name, steps)
+        expert = train(pairs, base, where, recipe, name)
+        save(expert, base.name, options.to / name)
+        print(f"{name}: saved to {options.to / name}")
+
+
+def device(given: str) -> str:
+    """`given`, or for "auto" the GPU if there is one."""
+    import torch
+
+    if given == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=given)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device {given} cannot be used: {reason}") from None
+    return given
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; a user's mistake ends in one line."""
+    try:
+        run(arguments(words))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

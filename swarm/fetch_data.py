@@ -1,0 +1,159 @@
+"""Fetch evaluation files, each checked by its SHA-256: python -m swarm.fetch_data gsm8k.
+
+    python -m swarm.fetch_data gsm8k mmlu
+    python -m swarm.fetch_data all
+    python -m swarm.fetch_data --list
+
+They go into data/eval/, of the checkout or of the working folder.
+The files come from the repository BunsenFeng/model_swarm at one commit; their contents are under
+the licences of the data sets they were taken from. A mirror (a web server or a file:// folder that
+holds NAME.json) is named by --url or by $MODEL_SWARMS_DATA_URL.
+"""
+
+import argparse
+import hashlib
+import http.client
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm.places import PACKAGE, in_checkout
+
+TARGET = in_checkout("data/eval")
+COMMIT = "63e640401dc9cfa8fe9790b4fa7ba74451386fa1"
+URL = f"https://raw.githubusercontent.com/BunsenFeng/model_swarm/{COMMIT}/data/eval"
+LARGEST = 200 * 2**20
+"""Bytes after which a download cannot be one of these files."""
+
+
+class FetchError(Exception):
+    """A file could not be had; the message is one line."""
+
+
+def pinned(sums: Path | None = None) -> dict[str, str]:
+    """The SHA-256 of every file, by name without ".json"; from data/SHA256SUMS by default."""
+    if sums is None:
+        sums = next(
+            p
+            for p in (TARGET.parent / "SHA256SUMS", PACKAGE / "data" / "SHA256SUMS")
+            if p.is_file()
+        )
+    lines = (line.split() for line in sums.read_text(encoding="ascii").splitlines() if line)
+    return {name.removesuffix(".json"): digest for digest, name in lines}
+
+
+def digest(content: bytes) -> str:
+    """The SHA-256 in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def state(path: Path, expected: str) -> str:
+    """ "absent", "present" or "different"."""
+    if not path.exists():
+        return "absent"
+    return "present" if digest(path.read_bytes()) == expected else "different"
+
+
+def download(url: str, timeout: float) -> bytes:
+    """The bytes at `url`; `timeout` is the longest silence, in seconds.
+
+    Raises:
+        FetchError: There is no connection or no such file, or it breaks off.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as response:
+            content: bytes = response.read(LARGEST)
+            announced = response.headers.get("Content-Length")
+    except urllib.error.HTTPError as error:
+        raise FetchError(f"{url}: the server answers {error.code} {error.reason}.") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise FetchError(
+            f"{url}: {reason}. Is this machine online? --url or $MODEL_SWARMS_DATA_URL names a"
+            " mirror."
+        ) from error
+    if announced is not None and announced.isdigit() and len(content) < int(announced):
+        raise FetchError(f"{url}: broke off after {len(content)} of {announced} bytes.")
+    return content
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def fetch(name: str, expected: str, folder: Path, url: str, timeout: float) -> str:
+    """Put one file into `folder`, unless it is there; what was done, in a few words.
+
+    Raises:
+        FetchError: The file cannot be had, what came is not the pinned file, or another file of
+            that name lies in its place.
+    """
+    path = folder / f"{name}.json"
+    found = state(path, expected)
+    if found == "present":
+        return "already there"
+    if found == "different":
+        raise FetchError(f"{path} is not the pinned file: remove it to have it fetched.")
+    source = f"{url.rstrip('/')}/{name}.json"
+    content = download(source, timeout)
+    if digest(content) != expected:
+        raise FetchError(f"{source}: SHA-256 {digest(content)} is not the pinned {expected}.")
+    write(path, content)
+    return f"fetched, {len(content) / 1024:.0f} KiB"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if every file is there, 1 if one cannot be had, 2 for a name that is not known."""
+    options = parser().parse_args(arguments)
+    sums = pinned()
+    if options.list:
+        for name, expected in sums.items():
+            print(f"{name}  {state(options.to / f'{name}.json', expected)}")
+        return 0
+    names = list(sums) if "all" in options.names else options.names
+    unknown = [name for name in names if name not in sums]
+    if unknown or not names:
+        wrong = f"no file is called {unknown[0]}" if unknown else "which files?"
+        print(f"{wrong}; the names are: all, {', '.join(sums)}", file=sys.stderr)
+        return 2
+    for name in names:
+        try:
+            done = fetch(name, sums[name], options.to, options.url, options.timeout)
+        except (FetchError, OSError) as error:
+            print(" ".join(f"fetch_data: {error}".split()), file=sys.stderr)
+            return 1
+        print(f"{name}: {done}", flush=True)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        description="Fetch evaluation files of Model Swarms, checked against pinned hashes."
+    )
+    made.add_argument("names", nargs="*", metavar="NAME", help="files to fetch, or all")
+    made.add_argument("--list", action="store_true", help="list the names and what is there")
+    made.add_argument("--to", type=Path, default=TARGET, help="target folder")
+    made.add_argument(
+        "--url",
+        default=os.environ.get("MODEL_SWARMS_DATA_URL") or URL,
+        help="where NAME.json lies (default: $MODEL_SWARMS_DATA_URL, else the original's commit)",
+    )
+    made.add_argument(
+        "--timeout", type=float, default=30.0, help="longest silence in seconds (default: 30)"
+    )
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

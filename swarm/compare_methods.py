@@ -180,7 +180,7 @@ def _experts(one: Comparison) -> tuple[str, ...]:
     run, _ = build(OmegaConf.create(unresolved(one.config)))
     if voting := [method.name for method in one.methods if "candidate=vote" in method.words]:
         methods.check_votes(voting[0], run.task)
-    run.pool.open(run.model.name)
+    run.pool.open(run.model)
     return tuple(run.pool.names[: run.pool.own])
 
 

@@ -221,7 +221,7 @@ class Run:
         if isinstance(self.pool, Pool):
             fine = missing is None and wants_gradients(self.optimizer)
             self.pool.divide(fine or isinstance(self.optimizer, Divided))
-        self.pool.open(self.model.name)
+        self.pool.open(self.model)
         experts = len(self.pool.names)
         self.budget.check(experts, len(self._searched))
         if isinstance(self.optimizer, Divided):

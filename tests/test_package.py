@@ -98,5 +98,5 @@ def test_an_empty_folder_and_the_wheel_are_enough(python: Path, tmp_path: Path) 
     assert (Path(where) / "adapter_model.safetensors").is_file()
     assert list(tmp_path.iterdir()) == [], "nothing is written by looking"
     version = call(python, "-m", "swarm", "--version", cwd=tmp_path)
-    for command in ("search", "evaluate", "sweep", "finetune", "export"):
+    for command in ("search", "evaluate", "finetune"):
         assert call(python, "-m", f"swarm.{command}", "--version", cwd=tmp_path) == version

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from swarm import folders
 from swarm.adapters import CONFIG, WEIGHTS
+from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.pool import Pool
 
@@ -253,3 +254,25 @@ def test_the_fingerprint_follows_weights_settings_and_order(
     path.write_bytes(path.read_bytes()[:-1] + b"\x3c")
     prints.append(Pool(folder).open().fingerprint())
     assert len(set(prints)) == 5
+
+
+def test_a_path_to_the_same_model_is_the_same_base(tiny_llama: Path, tmp_path: Path) -> None:
+    """Adapters that name a folder beside others that name an id; a copy is known by its content."""
+    pool = tiny.pool(tiny_llama, tmp_path / "pool")
+    copy = tmp_path / "copies" / "another-name"
+    shutil.copytree(tiny_llama, copy)
+    tiny.change(pool / "amber", base_model_name_or_path="owner/original")
+    tiny.change(pool / "birch", base_model_name_or_path=str(copy))
+    for base in (Base(str(tiny_llama), name="owner/original"), Base(str(tiny_llama))):
+        assert Pool(pool).open(base).names == ["amber", "birch", "cedar", "dune"]
+    with pytest.raises(UserError, match=r"model\.path.*model\.name.*pool\.base=ignore"):
+        Pool(pool).open("owner/original")
+    assert len(Pool(pool, base="ignore").open("owner/original").names) == 4
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="birch: belongs to the base model"):
+        Pool(pool).open(Base(str(tiny_llama), name="owner/original"))
+    with pytest.raises(UserError, match="must be check or ignore"):
+        Pool(pool, base="maybe")

@@ -38,7 +38,7 @@ class Positions:
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
-        self.pool.open(self.base.name)
+        self.pool.open(self.base)
         rows = self.rows()
         self.names, self._rows = list(rows), np.stack(list(rows.values()))
         self.pool.check()

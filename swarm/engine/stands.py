@@ -117,7 +117,7 @@ class Adapted:
         both = replace(
             self, places=[*self.places, *other.places], members=[*self.members, *other.members]
         )
-        check_bases(both.adapters, self.base.name)
+        check_bases(both.adapters, self.base)
         check_names(both.adapters)
         common_shapes(both.adapters)
         return both
@@ -237,7 +237,7 @@ def stand_of(folder: Path | None, base: Base, place: int = 0) -> Stand:
     verify(folder)
     if is_adapter(str(folder)):
         adapter = read_adapter(folder)
-        check_bases([adapter], base.name)
+        check_bases([adapter], base)
         return Adapted(base, [place], [adapter])
     if (folder / MIXTURE).is_file():
         panel, weights = read_mixture(folder, base.trust_remote_code)

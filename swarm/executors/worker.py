@@ -45,7 +45,7 @@ class Worker:
         """Load everything on `device`, once."""
         if self._device is None:
             # A pool travels closed; opening it again reads a few headers.
-            self.engine.open(self.base, self.pool.open(self.base.name), device)
+            self.engine.open(self.base, self.pool.open(self.base), device)
             if isinstance(self.task, Prepared):
                 self.task.open(device)
             self._device = device

@@ -211,7 +211,7 @@ def _point(path: Path, state: dict[str, Any], config: dict[str, Any], point: int
     from hydra.utils import instantiate
 
     pool = instantiate(config["pool"], _convert_="all")
-    pool.open(instantiate(config["model"], _convert_="all").name)
+    pool.open(instantiate(config["model"], _convert_="all"))
     if pool.fingerprint() != state["identity"]["pool weights"]:
         raise UserError(f"{path}: the experts of its pool have changed since the search")
     facts = {

@@ -63,7 +63,7 @@ def check_start(source: Path | None, targets: Sequence[str], base: Base) -> None
 
     adapter = read_adapter(source) if source else None
     if adapter:
-        check_bases([adapter], base.name)
+        check_bases([adapter], base)
     model, _ = base.outline()
     layers = {name: (layer.in_features, layer.out_features)
               for name, layer in model.named_modules()

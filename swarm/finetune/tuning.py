@@ -231,7 +231,7 @@ class Tuning:
     def _compared(self, label: str, held: Sequence[int]) -> dict[str, Any]:
         """What start and end come to, which are the positions [1, 0] and [0, 1] of a pool."""
         pool = Pool(self.folder.resolve(), ["start", "tuned"])
-        pool.open(self.model.name).check()
+        pool.open(self.model).check()
         run = RunFolder(find(self.run)) if self.run else None
         try:
             self.executor.open(Worker(self.model, pool, self.task, self.engine))

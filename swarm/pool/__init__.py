@@ -22,10 +22,12 @@ from swarm.errors import UserError
 from swarm.folders import NOTE, write_adapter
 from swarm.places import find
 from swarm.pool.agreement import (
+    NamedModel,
     check_bases,
     check_names,
     combined_config,
     common_shapes,
+    name_of,
     shared_scaling,
 )
 from swarm.pool.basis import Basis, check_space
@@ -74,6 +76,7 @@ class Pool:
         recipes: Sequence[str] = (),
         density: float = 0.5,
         sparse_rows: float | None = None,
+        base: str = "check",
     ) -> None:
         """Keep the settings (config keys pool.*, explained in docs/pool.md); nothing is opened.
 
@@ -85,6 +88,9 @@ class Pool:
         self.experts = None if experts is None else expert_names(self.folder, experts)
         self.space, self.export_rank = space, export_rank
         check_space(space, export_rank)
+        if base not in ("check", "ignore"):
+            raise UserError(f"pool.base={base!r}: must be check or ignore")
+        self._base_check = base
         self._division = check_kind(groups)
         made = (base_row, noise_rows, noise_scale, noise_seed, recipes, density, sparse_rows)
         self._made = Made(*made)
@@ -110,6 +116,7 @@ class Pool:
             "groups": self._division,
             **vars(self._made),
             **vars(self._elites),
+            **({"base": "ignore"} if self._base_check == "ignore" else {}),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -141,19 +148,20 @@ class Pool:
         """D, the number of weights of one combination."""
         return sum(rank * (inputs + outputs) for inputs, outputs, rank in self.modules.values())
 
-    def open(self, base_name: str | None = None) -> "Pool":
+    def open(self, base: "str | NamedModel | None" = None) -> "Pool":
         """Read every config and the header of every weights file; gives the pool itself.
 
         Takes milliseconds and imports no torch: the weights stay on disk, and only `check`, `basis`
-        and `combine` see whether they are finite. `base_name` is the base model the experts have to
-        belong to; names are compared by their last part, so that a local copy passes.
+        and `combine` see whether they are finite. `base` is the base model that the experts have to
+        belong to, or its name; see `swarm.pool.agreement.check_bases`.
         Raises UserError, naming the folder, for an expert that cannot be combined with the others.
         """
         names = find_experts(self.folder, self.experts)
         experts = [read_adapter(self.folder / name) for name in names]
         elites = self._elites.read(names)
         self._files, self._experts = [*experts, *elites], len(experts)
-        check_bases(self._files, base_name)
+        if self._base_check == "check":
+            check_bases(self._files, base)
         check_names(self._files)
         before, after = self._made.before(experts), self._made.after(experts, self.space)
         rows: list[Row] = [*experts, *before, *elites, *after]
@@ -163,7 +171,7 @@ class Pool:
         self.modules = self._basis.modules
         self.rank = max(rank for _, _, rank in self.modules.values())
         self.shared = None if self._made.weighted else shared_scaling(self._files)
-        self._base_name = base_name
+        self._base_name = name_of(base)
         return self
 
     def _opened(self) -> Basis:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from swarm.adapters import Adapter, refusal
 
@@ -10,18 +10,46 @@ from swarm.adapters import Adapter, refusal
 TARGETING = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
 
 
-def check_bases(adapters: Sequence[Adapter], base_name: str | None) -> None:
-    """Raise UserError for an expert of another base model than `base_name`, or than the first's.
+class NamedModel(Protocol):
+    """A base model that can say whether a folder holds it (`swarm.engine.base.Base`)."""
+
+    @property
+    def name(self) -> str | None:
+        """What adapter_config.json of its adapters calls it; `None`: anything."""
+        ...
+
+    def is_at(self, path: str) -> bool:
+        """Whether a folder holds the same model, by its fingerprint."""
+        ...
+
+
+def name_of(base: "str | NamedModel | None") -> str | None:
+    """The name of a base model."""
+    return base if base is None or isinstance(base, str) else base.name
+
+
+def check_bases(adapters: Sequence[Adapter], base: "str | NamedModel | None") -> None:
+    """Raise UserError for an expert of another base model than `base`, or than the first's.
 
     Names are compared by their last part: a local copy of a model has the hub's name at most there.
+    A path that leads to the same model as `base` is the same, whatever it is called.
     """
+    name = name_of(base)
     known = [adapter for adapter in adapters if adapter.base]
-    expected = base_name or next((adapter.base for adapter in known), None)
+    if base is not None and not isinstance(base, str):
+        odd = [one for one in known if name is None or _short(one.base or "") != _short(name)]
+        same = {path for path in {one.base or "" for one in odd} if base.is_at(path)}
+        known = [adapter for adapter in known if adapter.base not in same]
+    expected = name or next((adapter.base for adapter in known), None)
     for adapter in known:
         if _short(adapter.base or "") != _short(expected or ""):
-            where = "the model asked for is" if base_name else f"{known[0].folder} belongs to"
-            reason = f"belongs to the base model {adapter.base}, but {where} {expected}"
-            raise refusal(adapter.folder, reason)
+            where = "the model asked for is" if name else f"{known[0].folder} belongs to"
+            raise refusal(
+                adapter.folder,
+                f"belongs to the base model {adapter.base}, but {where} {expected}; choose "
+                "its base by model.path, give its name by model.name, or leave names aside by "
+                "pool.base=ignore",
+            )
 
 
 def check_names(adapters: Sequence[Adapter]) -> None:

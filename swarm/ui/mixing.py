@@ -150,7 +150,7 @@ def save(home: Home, coefficients: Mapping[str, float], name: str) -> str:
     shares = {expert: share for expert, share in coefficients.items() if share}
     if not shares:
         raise UserError("all coefficients are 0, and that is the base itself; move one of them")
-    pool = Pool(home.pool, experts=list(shares)).open(home.roster.local.base.name)
+    pool = Pool(home.pool, experts=list(shares)).open(home.roster.local.base)
     target = home.folder / KEPT / name
     try:
         # Whoever makes the folder has the name; nothing that is there is replaced.

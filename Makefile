@@ -35,7 +35,7 @@ test: ## all checks and tests, as before a change lands
 	bash scripts/test.sh $(ARGS)
 
 docs: ## the site into build/site; fails at a dead link
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 docs-live: ## the site at http://127.0.0.1:8001 while it is written
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --dev-addr 127.0.0.1:8001

@@ -16,12 +16,20 @@ from swarm import Pool, Result, evaluate, search
 
 
 def filled(folder: Path, pool: str = "initial_experts", names: tuple[str, ...] = ()) -> Path:
-    """Fill a folder with some experts of a pool and a mixture of the first two."""
+    """A new folder with some experts of a pool and a mixture of the first two.
+
+    One that is there already is taken as it is if it was made here, and else left alone.
+    """
+    mixture = folder / "half_and_half"
+    if folder.exists() and not (mixture / "adapter_config.json").is_file():
+        sys.exit(f"{folder} is there already and was not made here; name it to use it as it is")
+    if folder.exists():
+        return folder
     chosen = Pool(pool, names or ("rooms", "roads", "arithmetic")).open()
     for name in chosen.names:
-        shutil.copytree(chosen.folder / name, folder / name, dirs_exist_ok=True)
+        shutil.copytree(chosen.folder / name, folder / name)
     first, second = chosen.names[:2]
-    chosen.save({first: 0.5, second: 0.5}, folder / "half_and_half")
+    chosen.save({first: 0.5, second: 0.5}, mixture)
     return folder
 
 

@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, or a failure: a warning is one."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=ROOT, env={**os.environ, **QUIET}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr

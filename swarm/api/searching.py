@@ -50,7 +50,9 @@ def search(
         task: An option of conf/task by its name, or a task: `swarm.task(items, function)`.
         pool: A folder of adapters; a list of adapters' folders, all in one folder; or a pool.
         model: An option of conf/model, a folder or hub id of a model, or a base.
-        optimizer, engine, executor: An option of their group, a dict of its keys, or an object.
+        optimizer: An option of their group, a dict of its keys, or an object.
+        engine: See `optimizer`.
+        executor: See `optimizer`.
         name: The run's folder below `folder`; `None` is the task's name and the time.
         folder: Where the runs lie.
         seed: Of all randomness.

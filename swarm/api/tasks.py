@@ -56,7 +56,8 @@ def task(
         highest: The most that `score` gives; 1.0 where an answer is right or wrong.
         chat: Put the prompt as one user turn through the model's chat template.
         max_new_tokens: The most tokens of an answer.
-        dev_limit, test_limit: The most items of a split; `None` is all.
+        dev_limit: The most items of a split; `None` is all.
+        test_limit: See `dev_limit`.
 
     Raises:
         UserError: A value is not allowed. What is wrong with items is said at their first use.

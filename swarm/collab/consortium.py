@@ -63,7 +63,8 @@ class Consortium(Collaboration[Deliberation]):
             the last `eliminate` members leave until `keep` are left. "roles": as default, and each
             member has a role. "peer-review": members judge each other's answers, then the arbiter.
         confidence_threshold: From 0 to 1.
-        max_iterations, min_iterations: Iterations at most and at least.
+        max_iterations: Iterations at most and at least.
+        min_iterations: See `max_iterations`.
         system: What members are told; `None` is a text of the house that asks for a confidence, ""
             is nothing.
         quorum: How many members have to answer in an iteration.
@@ -77,7 +78,8 @@ class Consortium(Collaboration[Deliberation]):
         max_cost: Once as much is spent, there is no further iteration.
         roles: With "roles": names of `swarm.collab.deliberation.roles.ROLES` or texts, for one
             member after the other and from the first again; `None` is all of those.
-        eliminate, keep: See "elimination".
+        eliminate: See "elimination".
+        keep: See `eliminate`.
         similarity: With "vote": from which likeness on (by difflib, 0 to 1) texts are one answer;
             1: only if they are the same but for case, marks and articles.
         trace: Where every call is recorded; `None` records none.

@@ -44,7 +44,8 @@ class MixtureOfAgents(Collaboration[Stages]):
         context: The most tokens of a prompt, at four characters a token; the oldest exchanges of a
             longer conversation are left out. Answers never are: that is an error. `None` leaves
             nothing out.
-        window, reserve: See "sequential".
+        window: See "sequential".
+        reserve: See `window`.
         trace: Where every call is recorded; `None` records none.
 
     Attributes:

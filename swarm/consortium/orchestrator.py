@@ -44,9 +44,12 @@ def create_consortium(
 
     Args:
         models: Who answers: a name, or with a count and options as in "gpt-4o:2,temperature=1".
-        confidence_threshold, max_iterations, min_iterations, strategy: See `Consortium`; a
+        confidence_threshold: See `Consortium`; a
             threshold is from 0 to 1, or 10 to 100 as percent. `minimum_iterations` and
             `judging_method` are older names.
+        max_iterations: See `confidence_threshold`.
+        min_iterations: See `confidence_threshold`.
+        strategy: See `confidence_threshold`.
         arbiter: Who judges; `None`: see `swarm.consortium.judges.usual_arbiter`.
         system_prompt: What members are told; `None` is a text of the house.
         default_count: Answers of each model that says no number.

@@ -48,7 +48,8 @@ class BayesianSearch(Starting):
             outside of it is not modelled; else it counts as the nearest one inside.
         most_dimensions: More than that are refused for `gp`, which learns little of them from the
             few hundred positions that it can be given.
-        sum_to_one, start_scales: See `Starting`.
+        sum_to_one: See `Starting`.
+        start_scales: See `sum_to_one`.
     """
 
     NAME: ClassVar[str] = "bayes"

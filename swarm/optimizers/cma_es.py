@@ -50,7 +50,8 @@ class CovarianceSearch(Starting):
         sum_to_one: The G (K - 1) dimensions where coefficients sum to 1 in each group, as for the
             particle swarm; false frees the sum.
         start_scales: See `Starting`.
-        low, high: Bounds of a coefficient.
+        low: Bounds of a coefficient.
+        high: See `low`.
         restart: Begin anew where it has come to its end; else go on drawing from it.
     """
 

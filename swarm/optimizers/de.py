@@ -32,10 +32,12 @@ class DifferentialEvolution(AskTell):
 
     Args:
         strategy: The base: the `best` member (best/1/bin) or a random one (`rand`/1/bin).
-        lowest_weight, highest_weight: F is drawn between the two once an iteration (dither).
+        lowest_weight: F is drawn between the two once an iteration (dither).
+        highest_weight: See `lowest_weight`.
         crossover: CR, the chance of each coefficient to come from the challenger; one always does.
         sum_to_one: As above.
-        low, high: Bounds of a coefficient.
+        low: Bounds of a coefficient.
+        high: See `low`.
     """
 
     NAME: ClassVar[str] = "de"

@@ -47,7 +47,10 @@ class Genome(AskTell):
         sigma: Standard deviation of that change.
         elite: Share, the best, that stays in succession and survives selection for certain.
         succession: Off, every ask is offspring (GENOME without the plus).
-        inertia, cognitive, social, repel: To go on, to the own best, to the best, from the worst.
+        inertia: Weight of going on.
+        cognitive: Weight of the way to the own best.
+        social: Weight of the way to the best.
+        repel: Weight of the way from the worst.
         step_length: Of succession, in the first generation.
         step_length_factor: By which it shrinks once a generation.
     """

@@ -59,7 +59,8 @@ class ParetoSearch(AskTell):
         mutation_index: Distribution index of the polynomial mutation; the larger, the smaller its
             steps.
         sum_to_one: Whether coefficients sum to 1 in each group; else each is free in its bounds.
-        low, high: Bounds of a coefficient.
+        low: Bounds of a coefficient.
+        high: See `low`.
     """
 
     LEAST: ClassVar[int] = 4

@@ -48,8 +48,10 @@ class NaturalEvolution(Starting):
         adapt_step: Each dimension's sigma is learnt; false keeps it.
         update: `plain`, or `adam`.
         rate: Of the update; None is 1 for `plain` and 0.03 for `adam`.
-        sum_to_one, start_scales: See `Starting`.
-        low, high: Bounds of a coefficient; the nearest position inside is evaluated.
+        sum_to_one: See `Starting`.
+        start_scales: See `sum_to_one`.
+        low: Bounds of a coefficient; the nearest position inside is evaluated.
+        high: See `low`.
     """
 
     NAME: ClassVar[str] = "nes"

@@ -74,7 +74,10 @@ def utility_starts(
         utilities: [K] of the experts alone; NaN where none was measured, as such an expert is not
             merged.
         best: The values of m; one that leaves no expert out is the uniform soup and is omitted.
-        experts, groups, scales, among: As of `static_starts`.
+        experts: As of `static_starts`.
+        groups: See `experts`.
+        scales: See `experts`.
+        among: See `experts`.
 
     Returns:
         Labels [M] and positions [M, G x K]; none if no expert was measured.

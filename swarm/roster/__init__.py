@@ -37,8 +37,10 @@ class Roster:
 
     Args:
         providers: `None`: `Providers.load()`, when one is needed.
-        base, pool, device: Of local names; `base=None` is the one that the pool's experts name.
+        base: Of local names; `base=None` is the one that the pool's experts name.
             Nothing of it is looked at before a local name is asked for.
+        pool: See `base`.
+        device: See `base`.
         cache: Where answers of endpoints and of llm's models are kept; "default" is `Cache()`,
             `None` keeps none.
     """

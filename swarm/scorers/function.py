@@ -140,7 +140,8 @@ class FunctionTask(Written):
 
     Args:
         name: The task's name.
-        function, highest: See `Function`.
+        function: See `Function`.
+        highest: See `function`.
         template: The prompt, with the item's fields in braces.
         **written: Further arguments of `Written`.
 

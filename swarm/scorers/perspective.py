@@ -32,7 +32,8 @@ class Perspective(Untoxic):
         api_key_env: Name of the environment variable with the key; `None` sends no key.
         url: The API's method comments:analyze, or another server's that speaks like it.
         languages: Codes such as "en"; `None` lets the API find out.
-        first_line, short: See `Untoxic`.
+        first_line: See `Untoxic`.
+        short: See `first_line`.
         limits: How hard the API may be pressed; `None` is one request a second.
         cache: Where what it said of a text is kept, refusals too; `None` keeps nothing.
 

@@ -31,11 +31,14 @@ class Rewarded(Written):
     is known, values are raw rewards, with "reverse" their negatives.
 
     Args:
-        name, scorer: See `Written`; the scorer gives the measures "reward" and "length".
+        name: See `Written`; the scorer gives the measures "reward" and "length".
+        scorer: See `name`.
         mode: As above.
-        low, high: The rewards worth 0 and 1, in the reward model's unit; `None` measures both.
-        length_low, length_high: The lengths at 0 and 1, in tokens of the reward model; `None`
+        low: The rewards worth 0 and 1, in the reward model's unit; `None` measures both.
+        high: See `low`.
+        length_low: The lengths at 0 and 1, in tokens of the reward model; `None`
             measures both.
+        length_high: See `length_low`.
         chat: Put the prompt as one user turn through the model's chat template.
         **written: Further arguments of `Written`.
 

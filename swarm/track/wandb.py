@@ -39,7 +39,8 @@ class WandB(Careful):
     earlier starts have written: there is one folder to send, and no step is missing or twice there.
 
     Args:
-        mode: "online" or "offline" (sent later, by `wandb sync`).
+        mode: "online" or "offline" (sent later, by `wandb sync`); offline as well where the
+            package's own variable WANDB_MODE says so.
         project, entity: Where the run appears; `None` is what WANDB_PROJECT and WANDB_ENTITY say,
             else "model-swarms" and the account's own.
         group: Of runs that belong together.
@@ -62,6 +63,8 @@ class WandB(Careful):
             raise UserError(f"tracker.mode={mode}: must be one of {', '.join(MODES)}", 2)
         if isinstance(uses, str):
             raise UserError(f"tracker.uses={uses}: must be a list of artifacts, [{uses}]", 2)
+        if mode == "online" and os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+            mode = "offline"
         self.mode, self.entity, self.group = mode, entity, group
         self.project = project or os.environ.get("WANDB_PROJECT", PROJECT)
         self.keeps_model, self.uses = model, tuple(uses)

@@ -17,7 +17,8 @@ class Rating(Question):
     longer answers. Where a tokeniser splits numbers, a wider range may need a few more answers.
 
     Args:
-        min_rating, max_rating: The lowest and the highest number, both whole.
+        min_rating: The lowest and the highest number, both whole.
+        max_rating: See `min_rating`.
         refusal_threshold: A model refuses if no number was seen, or tokens that are none have this
             probability.
         top_logprobs: How many tokens the endpoint is to tell of, from 1 to 20.

@@ -223,3 +223,10 @@ def test_help_needs_nothing_heavy() -> None:
                            check=True).stdout  # fmt: skip
     assert found.endswith("[]\n") and found.count("usage: python -m swarm.compare") == 3
     assert "a second run replaces" in found and "--sort-by COLUMN" in found
+
+
+def test_the_file_that_ships(server: endpoints.Endpoint, said: Any) -> None:
+    """The README's command, from any folder."""
+    code, out, err = said("run", "data/questions/compare.yaml", "models=a", "dry_run=true")
+    assert code == 0, err
+    assert "rooms" in out and "opposites" in out

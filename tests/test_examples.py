@@ -94,6 +94,11 @@ def test_own_task(named: Path, base: Path, tmp_path: Path, capsys: Any) -> None:
 def test_own_experts(named: Path, base: Path, few: Any, tmp_path: Path, capsys: Any) -> None:
     made = example("own_experts")
     home = made.filled(tmp_path / "mine", str(named), ("roads", "rooms"))
+    assert made.filled(home, str(named)) == home and not (home / "arithmetic").exists()
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(SystemExit, match="was not made here"):
+        made.filled(tmp_path / "taken", str(named))
+    assert list((tmp_path / "taken").iterdir()) == []
     found = made.main(home, base, task=few, folder=tmp_path, overrides={}, optimizer=FEW,
                       **SMALL)  # fmt: skip
     assert set(found.best.coefficients) == {"half_and_half", "roads", "rooms"}

@@ -254,3 +254,13 @@ def test_secrets_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
         "url": "https://host:1/v1", "texts": ["it is (hidden)!", ["mine", 3]],
         "two": "x://host and https://host?to=a@b", "said": "(hidden), of course",
     }  # fmt: skip
+
+
+def test_the_packages_own_variable_says_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    tracker = WandB()
+    assert tracker.mode == "offline"
+    tracker.check()
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert WandB("offline").mode == "offline"

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
 from swarm.examples import RaisingParser
+from swarm.places import find
 
 ABOUT = "Ask models questions, judge what they say, and compare them."
 
@@ -89,7 +89,7 @@ def read_settings(words: Sequence[str]) -> dict[str, Any]:
 def _run(given: argparse.Namespace) -> int:
     from swarm.compare.sheet import run_file
 
-    return run_file(Path(given.file), read_settings(given.settings))
+    return run_file(find(given.file), read_settings(given.settings))
 
 
 def _import(given: argparse.Namespace) -> int:

@@ -280,3 +280,20 @@ def test_every_flag_of_the_original_has_its_key() -> None:
 def test_the_last_experiment_counts() -> None:
     """scripts/search_*.sh say experiment=paper, and take another one behind it."""
     assert composed("experiment=paper", "experiment=reference_code").optimizer.inertia == 0.4
+
+
+def test_a_dry_run_makes_no_folder_of_hydra(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    words = searches.arguments(tmp_path, tiny_llama, tiny_pool)
+    asked = [*words, "dry_run=true", f"hydra.run.dir={tmp_path / 'made'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "swarm.search", *asked],
+        cwd=tmp_path,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "made").exists()

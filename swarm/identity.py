@@ -15,7 +15,9 @@ from swarm.tasks import Sourced, Task
 SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job", "budget", "confirm", "choose")
 """The parts of the configuration that count; devices, engine and tracker may change on resume."""
 
-REACHED = re.compile(r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens)(\.|$)")
+REACHED = re.compile(
+    r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens|sandbox)(\.|$)"
+)
 """Keys that say how a scorer is reached, paid or run, not what it answers: they may change."""
 
 

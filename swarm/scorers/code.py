@@ -1,63 +1,20 @@
-"""A scorer that runs the code a model wrote against the item's test, in a process of its own."""
+"""A scorer that runs the code a model wrote against the item's test, in sandboxes."""
 
-import json
+import logging
 import os
 import re
-import secrets
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from textwrap import dedent
 
 from swarm.errors import UserError
+from swarm.scorers import sandbox
 from swarm.tasks import Item, Score, keys
 from swarm.tasks.data import wrong_text
 
-CLOCK = 10
-"""Seconds that may pass for each of CPU time, as many others may want the CPU too."""
+ALLOWED = ("auto", *sandbox.KINDS, "none")
 
-FILE_SIZE = 2**26
-"""The most bytes of a file that a program may write."""
-
-RUNNER = """
-import json, os, resource, signal, sys, types
-
-
-def readable(candidates):
-    for candidate in candidates:
-        try:
-            return compile(candidate, "program", "exec")
-        except BaseException:
-            pass
-
-
-def judge():
-    task = json.load(sys.stdin)
-    verdict = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    signal.alarm(task["clock"])
-    for limit, most in task["limits"].items():
-        resource.setrlimit(getattr(resource, limit), (most, most))
-    program = readable(task["candidates"])
-    if program is None:
-        os.write(verdict, task["unreadable"].encode())
-        os._exit(0)
-    module = sys.modules["program"] = types.ModuleType("program")
-    try:
-        exec(program, vars(module))
-        exec(compile(task["test"], "test", "exec"), vars(module))
-    except BaseException:
-        os._exit(1)
-    os.write(verdict, task["passed"].encode())
-    os._exit(0)
-
-
-judge()
-"""
+log = logging.getLogger(__name__)
 
 FENCE = re.compile(
     r"^[ \t]*```[ \t]*(?P<language>[^\n`]*)\n(?P<code>.*?)(?P<close>^[ \t]*```[ \t]*(?:\n|\Z)|\Z)",
@@ -84,16 +41,23 @@ class Code:
     namespace, and passes if nothing is raised: a row of `assert`s. A text in which nothing is
     Python is unparsed.
 
-    Each text has a fresh `python -I` in an empty temporary folder, without this process's
-    environment, in each worker at most one a CPU at a time; its output is discarded, its limits
-    are those below and 64 MiB a file, and what is left of its process group is killed. That the
-    test passed is said with a word made for this one run, so that no exit of the code says it.
-    This guards against mistakes, not against malice: the code can read the user's files, search
-    its process for that word, and use the network.
+    The test runs in one process and the code in another, each in a sandbox of its own
+    (`swarm.scorers.sandbox`): bubblewrap, or else namespaces made here, without network, with an
+    environment of a few fixed variables, read-only system folders, and processes that all end
+    with the first. The test calls what the code defines, and gets values of built-in types as
+    they are and any other object as one that stays where it was made. The verdict is the test's
+    process's, which the code cannot reach. What follows from this: Python's builtins and the
+    modules that the test names are the test's own; an object of the code's own class equals none
+    of the test's values, and no operator takes both; the test cannot derive classes from the
+    code's, or await its coroutines.
 
     Args:
-        seconds: Of CPU time for code and test; ten times as many may pass on the clock.
-        memory: The most memory, in MiB, that one may map.
+        seconds: Of CPU time for the code and for the test; ten times as many may pass on the
+            clock.
+        memory: The most memory, in MiB, that one process may map and all may hold together.
+        processes: The most processes of the code at a time.
+        sandbox: "auto" takes the first that works of "bubblewrap" and "namespaces"; "none" runs
+            the code with the rights of the user, within the limits of a process.
 
     Raises:
         UserError: A value is not allowed.
@@ -102,20 +66,30 @@ class Code:
     highest: float | None = 1.0
     votes = False
 
-    def __init__(self, seconds: int = 5, memory: int = 1024) -> None:
+    def __init__(
+        self, seconds: int = 5, memory: int = 1024, processes: int = 32, sandbox: str = "auto"
+    ) -> None:
         self.seconds = keys.whole_number("scorer.seconds", seconds)
         self.memory = keys.whole_number("scorer.memory", memory)
+        self.processes = keys.whole_number("scorer.processes", processes)
+        if sandbox not in ALLOWED:
+            raise UserError(f"task.scorer.sandbox={sandbox}: must be one of {', '.join(ALLOWED)}")
+        self.sandbox = sandbox
 
     def check(self) -> None:
         """See `Prepared.check`.
 
         Raises:
-            UserError: Not even an empty program can be run here within the limits.
+            UserError: There is no sandbox, or not even an empty program can be run within the
+                limits.
         """
+        kind = sandbox.choose(self.sandbox, self.memory, self.processes)
+        if kind == "none":
+            log.warning("task.scorer.sandbox=none: code of a model runs with your rights")
         try:
-            passed = self._run(["pass"], "assert True")
-        except OSError as error:
-            raise UserError(f"{sys.executable}: cannot be run: {error.strerror}.") from None
+            passed = self._run(["pass"], "", "assert True")
+        except sandbox.NoSandbox:
+            passed = False
         if not passed:
             raise UserError(
                 f"task.scorer.memory={self.memory}, task.scorer.seconds={self.seconds}: not even an"
@@ -149,38 +123,15 @@ class Code:
     def _score(self, item: Item, text: str) -> Score:
         if not text.strip():
             return Score(0.0, None, text)
-        passed = self._run(candidates(item["prompt"], text), item["test"])
+        passed = self._run(candidates(item["prompt"], text), item["prompt"], item["test"])
         return Score(float(passed or False), None if passed is None else text, text)
 
-    def _run(self, programs: Sequence[str], test: str) -> bool | None:
+    def _run(self, programs: Sequence[str], prompt: str, test: str) -> bool | None:
         """Whether the first of the programs that is Python passes; `None` if none is Python."""
-        size = self.memory * 2**20
-        limits = {"RLIMIT_CPU": self.seconds, "RLIMIT_AS": size}
-        limits |= {"RLIMIT_FSIZE": FILE_SIZE, "RLIMIT_CORE": 0}
-        clock = CLOCK * self.seconds
-        words = {name: secrets.token_hex() for name in ("passed", "unreadable")}
-        task = {"candidates": programs, "test": test, "limits": limits, "clock": clock, **words}
-        # The verdict goes to a file: a pipe would stay open as long as any child of the program.
-        with (
-            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-            tempfile.TemporaryFile() as verdict,
-        ):
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-c", RUNNER], cwd=folder, env=_environment(folder),
-                stdin=subprocess.PIPE, stdout=verdict, stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                process.communicate(json.dumps(task).encode(), timeout=clock)
-            except subprocess.TimeoutExpired:
-                return False
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            verdict.seek(0)
-            said = verdict.read(1000).decode("utf-8", "replace") if process.returncode == 0 else ""
-            return None if said == words["unreadable"] else said.startswith(words["passed"])
+        kind = sandbox.choose(self.sandbox, self.memory, self.processes)
+        return sandbox.Sandbox(kind, self.seconds, self.memory, self.processes).run(
+            programs, prompt, test
+        )
 
 
 def candidates(prompt: str, text: str) -> list[str]:
@@ -215,12 +166,3 @@ def block_closed(text: str) -> bool:
 def _block(text: str) -> re.Match[str] | None:
     blocks = FENCE.finditer(text)
     return next((b for b in blocks if b["language"].strip().lower() in LANGUAGES), None)
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """What a program needs to start, and nothing that could be a secret."""
-    kept = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
-    own = {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-    # A thread pool of OpenBLAS maps gigabytes.
-    own["OPENBLAS_NUM_THREADS"] = "1"
-    return {name: os.environ[name] for name in kept if name in os.environ} | own

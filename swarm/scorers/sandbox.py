@@ -1,0 +1,328 @@
+"""Sandboxes for code that nobody has read: bubblewrap, or namespaces of the user's own."""
+
+import ast
+import builtins
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from swarm.errors import UserError
+from swarm.scorers import calls, confined
+
+KINDS = ("bubblewrap", "namespaces")
+"""The ways to a sandbox, the first that works is taken."""
+
+DISABLE_USERNS = "--disable-userns"
+"""The flag of bubblewrap 0.8 and later that forbids namespaces inside."""
+
+CLOCK = 10
+"""Seconds that may pass for each of CPU time, as many others may want the CPU too."""
+
+FILE_SIZE, FILES = 2**26, 256
+"""The most bytes of a file that a program may write, and the most files that it has open."""
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache",
+          "/etc/alternatives", "/nix/store", "/gnu/store")  # fmt: skip
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+HOME = "/sandbox"
+SIZES = {HOME: "64m", "/tmp": "64m", "/dev/shm": "16m"}
+"""File systems in memory, the only places that can be written."""
+
+RLIMIT_OF_A_NAMESPACE = (5, 14)
+"""The Linux from which on the number of processes is counted in each user namespace by itself."""
+
+
+class NoSandbox(UserError):
+    """There is none, or it cannot be entered."""
+
+
+class Sandbox:
+    """Runs a program and its test, each in a sandbox of its own.
+
+    What a sandbox has: read-only /usr, /lib and Python's own folders; 64 MiB of memory file system
+    as its home and as /tmp; an environment of a few fixed variables; processes that see no others
+    and all end with the first; no network. The same limits hold for both.
+
+    Args:
+        kind: One of `KINDS`, or "none": processes of this user, with limits and an empty folder.
+        seconds: Of CPU time for each process; ten times as many may pass on the clock.
+        memory: The most memory, in MiB, that one process may map, and all together may hold.
+        processes: The most processes at a time, not counted where `kind` is "none".
+    """
+
+    def __init__(self, kind: str, seconds: int, memory: int, processes: int) -> None:
+        self.kind, self.clock = kind, CLOCK * seconds
+        self.memory, self.processes = memory * 2**20, processes
+        self.limits = {
+            "RLIMIT_CPU": seconds, "RLIMIT_AS": self.memory, "RLIMIT_FSIZE": FILE_SIZE,
+            "RLIMIT_CORE": 0, "RLIMIT_NOFILE": FILES,
+        }  # fmt: skip
+        release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+        if kind != "none" and release >= RLIMIT_OF_A_NAMESPACE:
+            self.limits["RLIMIT_NPROC"] = processes
+
+    def run(self, programs: Sequence[str], prompt: str, test: str) -> bool | None:
+        """Whether the first of the programs that is Python passes; `None` if none is Python.
+
+        Raises:
+            NoSandbox: It cannot be entered here.
+        """
+        ends = socket.socketpair()
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+            tempfile.TemporaryFile() as errors,
+        ):
+            tasks = [{"role": "play", "programs": list(programs)}, _judging(prompt, test)]
+            begun: list[subprocess.Popen[bytes]] = []
+            try:
+                for task, end in zip(tasks, ends, strict=True):
+                    home = Path(folder) / str(task["role"])
+                    home.mkdir()
+                    begun.append(self._begin(home, task, end, errors))
+                for end in ends:
+                    end.close()
+                said = self._verdict(begun[1])
+            finally:
+                for end in ends:
+                    end.close()
+                for process in begun:
+                    _end(process)
+            errors.seek(0)
+            if said not in ("passed", "failed", "unreadable", "late"):
+                why = errors.read(2000).decode("utf-8", "replace").strip().splitlines()
+                raise NoSandbox(why[-1] if why else said or "its processes ended at once")
+            return None if said == "unreadable" else said == "passed"
+
+    def _begin(
+        self, home: Path, task: Mapping[str, Any], end: socket.socket, errors: IO[bytes]
+    ) -> "subprocess.Popen[bytes]":
+        """Start one of the two processes, with what it is to do on its standard input."""
+        inside = str(home) if self.kind == "none" else HOME
+        whole = {
+            **task, "enter": self.kind == "namespaces", "socket": end.fileno(),
+            "folder": str(home), "home": HOME, "links": links(), "paths": paths(),
+            "devices": devices(), "sizes": SIZES, "limits": self.limits, "clock": self.clock,
+            "memory": self.memory, "processes": self.processes,
+            "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        }  # fmt: skip
+        stdout = subprocess.PIPE if task["role"] == "judge" else subprocess.DEVNULL
+        try:
+            with _before_all_others():
+                process = subprocess.Popen(
+                    self._command(), cwd=home, env=_environment(inside), stdin=subprocess.PIPE,
+                    stdout=stdout, stderr=errors, start_new_session=True, pass_fds=[end.fileno()],
+                )  # fmt: skip
+        except OSError as error:
+            raise NoSandbox(f"{error.filename}: {error.strerror}") from None
+        assert process.stdin is not None
+        with suppress(OSError):  # one that has ended already is seen by its verdict
+            process.stdin.write(json.dumps(whole).encode())
+            process.stdin.close()
+        return process
+
+    def _command(self) -> list[str]:
+        python = [sys.executable, "-I", "-c", _source()]
+        if self.kind != "bubblewrap":
+            return python
+        words = ["bwrap", "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc",
+                 "--unshare-uts", "--unshare-cgroup-try", DISABLE_USERNS, "--die-with-parent",
+                 "--as-pid-1", "--new-session", "--hostname", "sandbox",
+                 "--uid", str(confined.USER), "--gid", str(confined.USER)]  # fmt: skip
+        for place, size in SIZES.items():
+            number = int(size.removesuffix("m")) * 2**20
+            words += ["--size", str(number), "--perms", "1777", "--tmpfs", place]
+        for path in links():
+            words += ["--symlink", os.readlink(path), path]
+        for path in paths():
+            words += ["--ro-bind", path, path]
+        for path in devices():
+            words += ["--dev-bind", path, path]
+        # Of /proc too: for a program of root's, /proc/sys is the machine's own.
+        words += ["--proc", "/proc", "--remount-ro", "/proc", "--remount-ro", "/"]
+        return [*words, "--chdir", HOME, "--", *python]
+
+    def _verdict(self, process: "subprocess.Popen[bytes]") -> str:
+        """What the process of the test says."""
+        assert process.stdout is not None
+        process.stdin = None  # written and closed
+        try:
+            said, _ = process.communicate(timeout=self.clock + CLOCK)
+        except subprocess.TimeoutExpired:
+            return "late"
+        # Killed by its supervisor, or by a limit, with nothing said.
+        return said.decode("utf-8", "replace") or ("late" if process.returncode == 0 else "")
+
+
+def choose(kind: str, memory: int, processes: int) -> str:
+    """The kind of sandbox to use.
+
+    Args:
+        kind: One of `KINDS`, "none", or "auto": the first of `KINDS` that works.
+
+    Raises:
+        UserError: It does not work here, or none does.
+    """
+    if kind == "none":
+        return kind
+    failed = {}
+    for one in KINDS if kind == "auto" else (kind,):
+        if (why := why_not(one)) is None:
+            return one
+        failed[one] = why
+    told = "; ".join(f"{one}: {why}" for one, why in failed.items())
+    raise UserError(
+        f"task.scorer.sandbox={kind}: no sandbox works here, and code of a model is not run "
+        f"without ({told}). Install bubblewrap or allow user namespaces; scorer.sandbox=none runs "
+        "it as any program of yours"
+    )
+
+
+@functools.cache
+def why_not(kind: str) -> str | None:
+    """Why a kind of sandbox does not work here, `None` if it does; tried once in a process."""
+    if kind == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    if kind == "bubblewrap" and not _forbids_namespaces():
+        return "bwrap is older than 0.8"
+    if sys.platform != "linux":
+        return "needs Linux"
+    try:
+        Sandbox(kind, 10, 1024, 16).run(["x = 1"], "", "assert x == 1")
+    except NoSandbox as error:
+        return str(error)
+    return None
+
+
+def _judging(prompt: str, test: str) -> dict[str, Any]:
+    """What the process of a test is to do."""
+    asked = re.findall(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)", prompt, re.MULTILINE)
+    imports = re.findall(r"^(?:import|from)[ \t].*$", prompt, re.MULTILINE)
+    return {
+        "role": "judge", "test": test, "asked": asked, "imports": [*filter(_compiles, imports)],
+        "modules": {name: one for name, one in _modules(test).items() if name not in asked},
+    }  # fmt: skip
+
+
+def _compiles(line: str) -> bool:
+    try:
+        compile(line, "prompt", "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _modules(test: str) -> dict[str, str]:
+    """The modules that a test names before a dot without an import: `math` of `math.isclose`."""
+    try:
+        nodes = list(ast.walk(ast.parse(test)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    owners = [one.value for one in nodes if isinstance(one, ast.Attribute)]
+    names = {one.id for one in owners if isinstance(one, ast.Name)}
+    known = {name: name for name in sys.stdlib_module_names} | calls.ALIASES
+    return {name: known[name] for name in names & known.keys() if not hasattr(builtins, name)}
+
+
+BOOT = """
+import sys, types
+for name, text in {modules!r}.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), vars(module))
+module.main()
+"""
+
+
+@functools.cache
+def _source() -> str:
+    """The program of a sandbox: the modules that it consists of, under their names."""
+    files = {one.__name__: Path(str(one.__file__)) for one in (calls, confined)}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    return BOOT.format(modules={"swarm": "", "swarm.scorers": "", **texts})
+
+
+def _forbids_namespaces() -> bool:
+    """Whether this bubblewrap can: in one of its own a program has memory without limits."""
+    done = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False)
+    return DISABLE_USERNS in done.stdout + done.stderr
+
+
+@functools.cache
+def paths() -> list[str]:
+    """What is seen inside, read-only: the system's programs and Python's own."""
+    python = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).parent),
+              str(Path(sys.executable).resolve().parent)}  # fmt: skip
+    wanted = [*SYSTEM, *python, *_libraries()]
+    there = [path for path in wanted if os.path.exists(path) and not os.path.islink(path)]
+    shallow = sorted({path for path in there if path != "/"}, key=len)
+    return [one for i, one in enumerate(shallow) if not _below(one, shallow[:i])]
+
+
+def _below(path: str, folders: Sequence[str]) -> bool:
+    return any(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+
+
+@functools.cache
+def links() -> list[str]:
+    """Symbolic links to be made inside, as /lib often is one to /usr/lib."""
+    return [path for path in SYSTEM if os.path.islink(path)]
+
+
+@functools.cache
+def devices() -> list[str]:
+    """The devices that are there inside."""
+    return [path for path in DEVICES if os.path.exists(path)]
+
+
+def _libraries() -> list[str]:
+    """The shared libraries that Python itself was linked with, wherever they lie."""
+    named = re.compile(r"/(ld-|lib(c|m|dl|pthread|util|rt|python[\d.]*)[-.])[^/]*$")
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        mapped = {line.split(maxsplit=5)[-1] for line in lines if line.count(" /")}
+        return sorted(path for path in mapped if named.search(path))
+    return []
+
+
+def _environment(home: str) -> dict[str, str]:
+    """All variables that there are inside."""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", **one}
+
+
+@contextmanager
+def _before_all_others() -> Iterator[None]:
+    """What this thread starts inside comes first on the CPU, where the user is root.
+
+    RLIMIT_NPROC does not hold for root's processes, so that a fork bomb would leave the supervisor,
+    which counts them, no time.
+    """
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(OSError):
+        if os.geteuid() == 0:
+            os.setpriority(os.PRIO_PROCESS, 0, -20)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, mine)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process with its group; a sandbox ends with its first process."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()

@@ -67,9 +67,36 @@ def write_whole(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        remedy = "make room, and the same command goes on" if full else "choose another folder"
-        raise UserError(f"cannot write {path}: {error.strerror}; {remedy}") from None
+        raise UserError(_not_written(path, error)) from None
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to the end of a file, all or nothing; the cost does not depend on the file's size.
+
+    Only a process that is killed meanwhile leaves a part.
+
+    Raises:
+        UserError: It cannot be written (no space, no permission).
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                os.ftruncate(file.fileno(), size)
+                raise
+    except OSError as error:
+        raise UserError(_not_written(path, error)) from None
+
+
+def _not_written(path: Path, error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = "make room, and the same command goes on" if full else "choose another folder"
+    return f"cannot write {path}: {error.strerror}; {remedy}"
 
 
 def make_folder(folder: Path, private: bool = False) -> None:

@@ -1,27 +1,40 @@
-"""Checksums of a run folder's files: checksums.txt for those that stay, a last line in state.json.
+"""What a run folder's files have to be: state.json and its journal, and checksums of the others.
+
+state.json is a snapshot of the state, with its own checksum in its last line. The iterations since
+are lines of rounds.jsonl, each with a checksum: an iteration writes the same number of bytes
+however many there were before. `read_state` puts both together.
 
 checksums.txt has a line for each file that is written once or replaced whole (answers, saved
 bests, configuration), as sha256sum writes and checks it. The line of a file that is about to be
 replaced is taken out first, so that a kill leaves a file without a line and never a wrong line:
-a file that differs from its line, or is gone, was damaged.
+a file that differs from its line, or is gone, was damaged. The answers of an iteration are
+appended, with a checksum of all lines above.
 """
 
 import hashlib
 import json
+import marshal
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import as_json, file_hash, read_bytes, write_whole
+from swarm.files import append, as_json, file_hash, read_bytes, write_whole
 
 NAME = "checksums.txt"
 
 STATE = "state.json"
 
+JOURNAL = "rounds.jsonl"
+"""The iterations since state.json was written; absent where there are none."""
+
 SEAL = b'\n "checksum": "%s"\n}\n'
+
+LINE_SEAL = b', "checksum": "%s"}'
+"""What ends a line of the journal; the checksum is of the line without it."""
 
 KINDS: dict[str, Any] = {
     **dict.fromkeys(("identity", "chosen"), dict),
@@ -33,7 +46,10 @@ KINDS: dict[str, Any] = {
 """Types of a state's parts."""
 
 LAST = "# of the lines above: "
-"""What begins the last line; sha256sum takes it for a comment."""
+"""What begins a line with the checksum of all lines above; sha256sum takes it for a comment."""
+
+RETRY_S = 0.05
+"""Seconds after which a reader looks again at a file that a search may be writing to."""
 
 MEND = "the command that began the search mends what can be mended"
 
@@ -51,23 +67,46 @@ class Manifest:
         self.sums: dict[str, str] = {}
         self.lost = False
         self._depth = 0
+        self._above: Any = None  # hashlib's, of what is in the file; None: not written by us
 
     def read(self) -> "Manifest":
         """Read the file; gives the manifest itself."""
+        self._above = None
         try:
             text = read_bytes(self.folder / NAME).decode()
         except (OSError, UnicodeDecodeError):
             text = ""
-        lines, mark, seal = text.rpartition(LAST)
-        self.lost = not mark or seal != _hash(lines.encode()) + "\n"
-        found = () if self.lost else (line.split("  ", 1) for line in lines.splitlines())
-        self.sums = {path: digest for digest, path in found}
+        above, found, sealed_to = hashlib.sha256(), {}, 0
+        lines = text.splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            if line == f"{LAST}{above.hexdigest()}\n":
+                sealed_to = number
+            elif not line.startswith("#"):
+                digest, _, path = line.rstrip("\n").partition("  ")
+                found[path] = digest
+            above.update(line.encode())
+        self.lost = not lines or sealed_to < len(lines)
+        self.sums = {} if self.lost else found
         return self
 
     def save(self) -> None:
         """Replace the file, sorted by path: the same files give the same bytes."""
+        above = hashlib.sha256()
         lines = "".join(f"{self.sums[path]}  {path}\n" for path in sorted(self.sums))
-        write_whole(self.folder / NAME, f"{lines}{LAST}{_hash(lines.encode())}\n".encode())
+        text = _with_seal(above, lines)
+        self._above = None
+        write_whole(self.folder / NAME, text)
+        self._above = above
+
+    def append(self, place: str) -> None:
+        """Take the checksum of a new file and add it at the end of the checksums."""
+        new, above, self._above = place not in self.sums, self._above, None
+        self.add(place)
+        if above is None or not new:
+            self.save()
+            return
+        append(self.folder / NAME, _with_seal(above, f"{self.sums[place]}  {place}\n"))
+        self._above = above
 
     def under(self, place: str) -> list[str]:
         """The paths with a checksum that are `place` or below it."""
@@ -75,7 +114,8 @@ class Manifest:
 
     def under_any(self, places: Iterable[str]) -> set[str]:
         """As `under`, of any of the places."""
-        return {path for place in places for path in self.under(place)}
+        wanted = set(places)
+        return {path for path in self.sums if path in wanted or not wanted.isdisjoint(_above(path))}
 
     def add(self, place: str) -> None:
         """Take the checksum of a file, or of all files in a folder, if it is there."""
@@ -152,6 +192,9 @@ def _manifest(run: Path) -> Manifest:
         UserError: It is lost, and the state says that there has been one.
     """
     found = Manifest(run).read()
+    if found.lost and (run / NAME).is_file():
+        time.sleep(RETRY_S)
+        found.read()
     if found.lost and (unsealed(run / STATE) or {}).get("versions"):
         if not (run / "answers").exists():
             return found  # before its first round a search has nothing to check
@@ -196,6 +239,162 @@ def _has_rounds(state: dict[str, Any]) -> bool:
         and len(entry["positions"]) == len(entry["utilities"])
         for entry in state.get("rounds", [])
     )
+
+
+def answers_place(iteration: int) -> str:
+    """Where the answers of an iteration are, from the run folder."""
+    return f"answers/iteration_{iteration:04d}.json.gz"
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """The state of a run, of a search under way too; `None` as `unsealed` has it.
+
+    Raises:
+        UserError: The journal is damaged.
+    """
+    state, damage = replay(folder)
+    if damage:
+        raise UserError(f"{folder / JOURNAL} is damaged or missing ({damage}); {MEND}")
+    return state
+
+
+def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """The state of a run up to the first bad line of its journal, and what is wrong there.
+
+    A last line without an end is one that is being written, or that a kill cut off, and no damage.
+
+    Returns:
+        The state, `None` as `unsealed` has it, and the damage in words, empty where there is none.
+    """
+    done = -1
+    while True:
+        # The journal first: lines that a search takes into its state meanwhile are in both.
+        try:
+            journal = read_bytes(folder / JOURNAL)
+        except OSError:
+            journal = b""
+        state = unsealed(folder / STATE)
+        rounds = (state or {}).get("rounds")
+        if state is None or not isinstance(rounds, list) or not rounds:
+            return state, ""
+        entries, damage = _entries(journal, len(rounds))
+        for entry in entries:
+            rounds.append(entry["round"])
+            apply_difference(state["optimizer"], entry["optimizer"])
+        # The answers of an iteration are written after the line of the one before. Where a search
+        # at work has written both since, more rounds are read the next time.
+        if damage or not (folder / answers_place(len(rounds) + 1)).exists():
+            return state, damage
+        if len(rounds) == done:
+            return state, f"no line of iteration {done}, which has answers"
+        done = len(rounds)
+
+
+def state_stamp(folder: Path) -> tuple[int, int] | None:
+    """What changes with the state of a run: nanoseconds of its last change, and bytes.
+
+    Returns:
+        `None` where there is no state.
+    """
+    about = []
+    for name in (STATE, JOURNAL):
+        try:
+            about.append((folder / name).stat())
+        except OSError:
+            if not about:
+                return None
+    return max(one.st_mtime_ns for one in about), sum(one.st_size for one in about)
+
+
+def journal_line(iteration: int, entry: dict[str, Any], change: dict[str, Any]) -> bytes:
+    """An iteration as a line of the journal.
+
+    Args:
+        entry: What the state's `rounds` has of it.
+        change: Of the optimizer's state, as `difference` gives it.
+    """
+    text = as_json({"iteration": iteration, "round": entry, "optimizer": change})
+    return text[:-1] + LINE_SEAL % _hash(text).encode() + b"\n"
+
+
+def _entries(journal: bytes, done: int) -> tuple[list[dict[str, Any]], str]:
+    """The lines of a journal that follow `done` iterations, up to the first bad one, and that."""
+    found: list[dict[str, Any]] = []
+    *lines, _ = journal.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        entry = _entry(line)
+        if entry is None or entry["iteration"] > done + len(found):
+            return found, f"line {number}"
+        if entry["iteration"] == done + len(found):
+            found.append(entry)
+    return found, ""
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    text, seal = line[: -len(LINE_SEAL % bytes(64))] + b"}", line[-len(LINE_SEAL % bytes(64)) :]
+    if seal != LINE_SEAL % _hash(text).encode():
+        return None
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What makes `new` of `old`, both as JSON has them; small where lists grew at their ends.
+
+    Returns:
+        `gone` (keys), `set` (values by key), `added` (what is new at the end of a list, by key)
+        and `inside` (differences of objects, by key), each only where there is one.
+    """
+    gone = [key for key in old if key not in new]
+    changed: dict[str, Any] = {}
+    added: dict[str, Any] = {}
+    inside: dict[str, Any] = {}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if inner := difference(before, value):
+                inside[key] = inner
+        elif key not in old or not _begins(value, before):
+            changed[key] = value
+        elif isinstance(value, list) and len(value) > len(before or ()):
+            added[key] = value[len(before or ()) :]
+    parts = {"gone": gone, "set": changed, "added": added, "inside": inside}
+    return {name: part for name, part in parts.items() if part}
+
+
+def apply_difference(state: dict[str, Any], change: dict[str, Any]) -> None:
+    """Change a state in place, as `difference` says."""
+    for key in change.get("gone", ()):
+        state.pop(key, None)
+    state.update(change.get("set", {}))
+    for key, tail in change.get("added", {}).items():
+        state[key] += tail
+    for key, inner in change.get("inside", {}).items():
+        apply_difference(state[key], inner)
+
+
+def _begins(value: Any, before: Any) -> bool:
+    """Whether a value is the one before, or a list that begins with it; 0.0 and -0.0 differ."""
+    if isinstance(value, list) and isinstance(before, list):
+        value = value[: len(before)]
+    try:
+        return marshal.dumps(value, 2) == marshal.dumps(before, 2)
+    except ValueError:
+        return False
+
+
+def _above(path: str) -> list[str]:
+    """The folders that a path is in."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _with_seal(above: Any, lines: str) -> bytes:
+    """Lines and their seal, which are added to the hash of what is above."""
+    above.update(lines.encode())
+    seal = f"{LAST}{above.hexdigest()}\n"
+    above.update(seal.encode())
+    return f"{lines}{seal}".encode()
 
 
 def _hash(data: bytes) -> str:

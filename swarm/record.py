@@ -1,15 +1,16 @@
-"""The run folder: one state file that is replaced whole, and everything that follows from it.
+"""The run folder: the state, and everything that follows from it.
 
-state.json alone says what is done. The scratchpad and the saved bests are made from it and from
-the answers of its rounds, so that whatever a kill left behind is put right by the next start.
-Every other file has a checksum (`swarm.manifest`), by which a start finds what was damaged.
+state.json and the lines of rounds.jsonl after it (`swarm.manifest`) say what is done. The
+scratchpad and the saved bests are made from them and from the answers of the rounds, so that
+whatever a kill left behind is put right by the next start. Every other file has a checksum, by
+which a start finds what was damaged.
 """
 
 import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,27 @@ from typing import Any
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.files import as_json, read_packed, remove, write_json, write_packed, write_whole
-from swarm.manifest import NAME, STATE, Manifest, sealed, unsealed
+from swarm.files import (
+    append,
+    as_json,
+    read_packed,
+    remove,
+    write_json,
+    write_packed,
+    write_whole,
+)
+from swarm.manifest import (
+    JOURNAL,
+    NAME,
+    STATE,
+    Manifest,
+    answers_place,
+    apply_difference,
+    difference,
+    journal_line,
+    replay,
+    sealed,
+)
 from swarm.scratchpad import scratchpad
 from swarm.secrets import clean, identity_values
 
@@ -56,6 +76,9 @@ class Record:
         self.folder = folder
         self.state: dict[str, Any] = {}
         self.manifest = Manifest(folder)
+        self._saved: set[str] = set()  # the keys of the state in state.json
+        self._cut = ""
+        self._summary = Summary()
         self._damaged: list[str] = []
         self._inspected: tuple[list[str], dict[str, str]] | None = None
 
@@ -104,7 +127,8 @@ class Record:
                     "from a copy, or choose another name="
                 )
             return False
-        self.state = unsealed(path) or {}
+        state, self._cut = replay(self.folder)
+        self.state = state or {}
         if not set(self.state) >= STATE_KEYS:
             raise UserError(
                 f"{path} is not the state of a search, or is damaged; put it back from a copy, or "
@@ -122,7 +146,7 @@ class Record:
         Raises:
             UserError: Answers of a round were, which nothing else holds.
         """
-        rounds = [self._answers_place(number) for number in range(len(self.rounds))]
+        rounds = [answers_place(number) for number in range(len(self.rounds))]
         self.manifest.read()
         if self._inspected == (rounds, self.manifest.sums):
             return
@@ -155,6 +179,13 @@ class Record:
 
     def _heal(self) -> None:
         """Remove what was damaged, so that it is made anew, and say so."""
+        if self._cut:
+            log.warning(
+                "%s is damaged or missing (%s): iterations from %d on are evaluated again",
+                self.folder / JOURNAL, self._cut, len(self.rounds),
+            )  # fmt: skip
+        if self._cut or (self.folder / JOURNAL).exists():
+            self.save()
         if self.manifest.lost:
             log.warning("%s is damaged or missing: made anew, as are scratchpad and saved bests",
                         self.folder / NAME)  # fmt: skip
@@ -166,10 +197,14 @@ class Record:
             remove(self.folder / path)
         self.manifest.drop(*places)
         asked_again = any(place.startswith("answers/") for place in places)
+        rounds = {answers_place(number) for number in range(len(self.rounds))}
         # A kill leaves answers without a checksum at most for one file.
         for file in (self.folder / "answers").glob("*.json.gz"):
             place = file.relative_to(self.folder).as_posix()
-            if place not in self.manifest.sums and self._readable(place):
+            if _is_round(place) and place not in rounds:
+                self.manifest.drop(place)
+                remove(file)
+            elif place not in self.manifest.sums and self._readable(place):
                 self.manifest.add(place)
             elif place not in self.manifest.sums:
                 asked_again = True
@@ -216,8 +251,10 @@ class Record:
         return "; ".join(changes)
 
     def save(self) -> None:
-        """Replace the state file."""
+        """Replace state.json; the journal, whose lines it then has, goes."""
         write_whole(self.folder / STATE, sealed(self.state))
+        self._saved = set(self.state)
+        remove(self.folder / JOURNAL)
 
     def add_round(
         self,
@@ -227,7 +264,7 @@ class Record:
         optimizer: Mapping[str, Any],
         facts: Mapping[str, Any],
     ) -> None:
-        """Take one iteration.
+        """Take one iteration; beside the answers, the cost does not depend on those before it.
 
         Args:
             positions: [N, K] mixing coefficients.
@@ -237,23 +274,27 @@ class Record:
             optimizer: The optimizer's state after it was told.
             facts: Further keys of the round (`swarm.racing.Raced.facts`).
         """
-        number = len(self.rounds)
+        number, change = (
+            len(self.rounds),
+            difference(self.state["optimizer"] or {}, dict(optimizer)),
+        )
+        entry = {
+            "positions": [[float(c) for c in row] for row in positions],
+            "utilities": [None if np.isnan(u) else float(u) for u in utilities],
+            **facts,
+        }
         # The answers first: a round that the state names has them, and their checksum.
         self._write_answers(number, answers)
-        self.rounds.append(
-            {
-                "positions": [[float(c) for c in row] for row in positions],
-                "utilities": [None if np.isnan(u) else float(u) for u in utilities],
-                **facts,
-            }
-        )
-        self.state["optimizer"] = dict(optimizer)
-        self.manifest.add(self._answers_place(number))
-        self.manifest.drop(
-            SCRATCHPAD, "front.json", *(p for p, at in self._bests() if at[0] == number)
-        )
-        self.manifest.save()
-        self.save()
+        self.manifest.append(answers_place(number))
+        journaled = number > 0 and set(self.state) == self._saved
+        if journaled:
+            append(self.folder / JOURNAL, journal_line(number, entry, change))
+        self.rounds.append(entry)
+        # Of the optimizer's state a copy, as the file has it: the optimizer may change its own.
+        self.state["optimizer"] = self.state["optimizer"] or {}
+        apply_difference(self.state["optimizer"], json.loads(as_json(change)))
+        if not journaled:
+            self.save()
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -262,10 +303,7 @@ class Record:
         return found
 
     def _answers_path(self, number: int) -> Path:
-        return self.folder / self._answers_place(number)
-
-    def _answers_place(self, number: int) -> str:
-        return f"answers/iteration_{number:04d}.json.gz"
+        return self.folder / answers_place(number)
 
     def _write_answers(
         self, number: int, answers: Mapping[int, Sequence[Mapping[str, Any]]]
@@ -283,12 +321,9 @@ class Record:
         derivative, and what all came to in prompt-equivalents: a forward pass is one, a forward
         and backward pass are three.
         """
-        names = ("prompts_asked", "prompts_saved")
-        found = {name: sum(entry.get(name, 0) for entry in self.rounds) for name in names}
-        losses, gradients = (
-            sum(entry.get(name, 0) for entry in self.rounds)
-            for name in ("losses_asked", "gradients_asked")
-        )
+        counts = self._summed().counts
+        found = {name: counts[name] for name in ("prompts_asked", "prompts_saved")}
+        losses, gradients = counts["losses_asked"], counts["gradients_asked"]
         if losses or gradients:
             found |= {"losses_asked": losses, "gradients_asked": gradients}
             found["prompt_equivalents"] = found["prompts_asked"] + losses + 3 * gradients
@@ -355,12 +390,10 @@ class Record:
         if particle is None and (chosen := self.state.get("chosen")):
             iteration, row = chosen["starting" if rows else "ending"]
             return iteration, row
-        found, value = (0, particle or 0), -np.inf
-        for number, entry in enumerate(self.rounds[:1] if rows else self.rounds):
-            for i, utility in enumerate(entry["utilities"][:rows]):
-                if utility is not None and utility > value and particle in (None, i):
-                    found, value = (number, i), utility
-        return found
+        if rows:
+            return Summary().of(self.rounds[:1]).best(range(rows))
+        summary = self._summed()
+        return summary.best() if particle is None else summary.best([particle])
 
     def personal_bests(self, most: int) -> list[Place]:
         """Of the `most` best particles their personal bests, the best first."""
@@ -376,8 +409,7 @@ class Record:
 
     def lowest(self) -> float | None:
         """The lowest utility there was."""
-        known = (u for entry in self.rounds for u in entry["utilities"] if u is not None)
-        return min(known, default=None)
+        return self._summed().lowest
 
     def position(self, place: Place) -> list[float]:
         """The coefficients at (round, particle)."""
@@ -401,13 +433,13 @@ class Record:
 
     def _bests(self) -> list[tuple[str, Place]]:
         """Where the bests are saved, the global one first, and where each was found."""
-        highest: dict[int, tuple[float, Place]] = {}
-        for number, entry in enumerate(self.rounds):
-            for i, utility in enumerate(entry["utilities"]):
-                if utility is not None and (i not in highest or utility > highest[i][0]):
-                    highest[i] = utility, (number, i)
-        own = [(f"particle_{i}/personal_best", at) for i, (_, at) in sorted(highest.items())]
+        highest = sorted(self._summed().highest.items())
+        own = [(f"particle_{i}/personal_best", at) for i, (_, at) in highest]
         return [("global_best", self.best()), *own] if own else []
+
+    def _summed(self) -> "Summary":
+        self._summary = self._summary.of(self.rounds)
+        return self._summary
 
     def _held(self, name: str, place: Place) -> bool:
         """Whether a best is saved, with checksums, which a start has checked."""
@@ -422,6 +454,55 @@ class Record:
         save(position, folder, facts)
         rows = b"".join(as_json(row) + b"\n" for row in self.answers(*place))
         write_whole(folder / "answers_dev.jsonl", rows)
+
+
+class Summary:
+    """What is asked of all rounds at every iteration, of which only new ones are looked at.
+
+    Attributes:
+        highest: By particle its highest utility and where that was first measured.
+        lowest: The lowest utility.
+        counts: Sums over the rounds by name.
+    """
+
+    COUNTS = ("prompts_asked", "prompts_saved", "losses_asked", "gradients_asked")
+
+    def __init__(self) -> None:
+        self.highest: dict[int, tuple[float, Place]] = {}
+        self.lowest: float | None = None
+        self.counts = dict.fromkeys(self.COUNTS, 0)
+        self._rounds: Sequence[Mapping[str, Any]] = ()
+        self._done = 0
+
+    def of(self, rounds: Sequence[Mapping[str, Any]]) -> "Summary":
+        """The summary of some rounds: this one where they are the same list, grown or not."""
+        if rounds is not self._rounds or len(rounds) < self._done:
+            fresh = Summary()
+            fresh._rounds = rounds
+            return fresh.of(rounds)
+        for number in range(self._done, len(rounds)):
+            self._add(number, rounds[number])
+        self._done = len(rounds)
+        return self
+
+    def _add(self, number: int, entry: Mapping[str, Any]) -> None:
+        for i, utility in enumerate(entry["utilities"]):
+            if utility is None:
+                continue
+            if i not in self.highest or utility > self.highest[i][0]:
+                self.highest[i] = utility, (number, i)
+            if self.lowest is None or utility < self.lowest:
+                self.lowest = utility
+        for name in self.COUNTS:
+            self.counts[name] += entry.get(name, 0)
+
+    def best(self, particles: Iterable[int] | None = None) -> Place:
+        """Where the first highest utility of some particles, or of all, was measured."""
+        chosen = list(self.highest if particles is None else particles)
+        known = [self.highest[i] for i in chosen if i in self.highest]
+        if not known:
+            return 0, chosen[0] if chosen else 0
+        return min(known, key=lambda one: (-one[0], one[1]))[1]
 
 
 def _is_round(place: str) -> bool:

@@ -1,5 +1,6 @@
 """The loop over one run folder: ask, evaluate, tell, record; stop and go on."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,9 @@ from swarm.track import Tracker
 from swarm.verdict import BASELINES, judge
 
 log = logging.getLogger(__name__)
+
+DERIVE_S = 3.0
+"""Seconds in which what follows from the state is written at most once."""
 
 
 class Run:
@@ -119,6 +123,7 @@ class Run:
         self._searched: list[int] = []
         self._kept: list[int] = []
         self._known = Known(self.record)
+        self._derive_at = 0.0
         self.differentiating: Differentiating | None = None
         self.notes: list[str] = []
         self._changed: list[str] = []
@@ -243,8 +248,15 @@ class Run:
         self.record.derive(self.pool)
 
     def _loop(self) -> None:
-        while (reason := self.optimizer.done() or self.budget.spent(self.record)) is None:
-            self._iterate(len(self.record.rounds))
+        try:
+            while (reason := self.optimizer.done() or self.budget.spent(self.record)) is None:
+                self._iterate(len(self.record.rounds))
+        except KeyboardInterrupt:
+            # A kill leaves the files of some seconds before; the next start mends them.
+            with contextlib.suppress(UserError):
+                if self.record.rounds:
+                    self._derive()
+            raise
         self.record.state["finished"] = reason
         self.record.save()
         self.teller.ended(reason)
@@ -285,13 +297,24 @@ class Run:
             self.record.state.setdefault("objectives", counted_parts(self.task, scores))
         self.teller.writes("answers")
         self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)
+        if time.monotonic() >= self._derive_at:
+            self._derive()
+        entry = self.record.rounds[-1]
+        self._known.remember(number, entry["positions"], entry["utilities"])
+        self.teller.iteration(number, time.monotonic() - began)
+
+    def _derive(self) -> None:
+        """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
+
+        Not again within `DERIVE_S`, or ten times what this took.
+        """
+        began = time.monotonic()
         self.teller.writes("new bests")
         with self.record.rewriting("front.json"):
             self.record.derive(self.pool)
             write_front(self.record.folder, self.record.state)
-        entry = self.record.rounds[-1]
-        self._known.remember(number, entry["positions"], entry["utilities"])
-        self.teller.iteration(number, time.monotonic() - began)
+        ended = time.monotonic()
+        self._derive_at = ended + max(DERIVE_S, 10 * (ended - began))
 
     def _descend(self, number: int) -> dict[str, int]:
         """Answer what the optimizer wants of derivatives; gives how many examples it took."""

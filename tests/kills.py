@@ -18,6 +18,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from swarm.manifest import read_state
 from swarm.places import conf_folder
 from swarm.search import build
 
@@ -25,9 +26,8 @@ KILLS = 12
 
 
 def rounds(folder: Path) -> int:
-    """Rounds in the state file, which is whole whenever it is there."""
-    state = folder / "state.json"
-    return len(json.loads(state.read_text())["rounds"]) if state.is_file() else 0
+    """Rounds in the state, which is whole whenever it is there."""
+    return len((read_state(folder) or {"rounds": []})["rounds"])
 
 
 def attempt(search: DictConfig) -> int:

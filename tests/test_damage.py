@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import searches
 from hydra import compose, initialize_config_dir
 
 from swarm.errors import UserError
-from swarm.manifest import NAME, Manifest, sealed, unsealed
+from swarm.manifest import JOURNAL, NAME, Manifest, read_state, sealed, unsealed
 from swarm.places import conf_folder
 
 NOT_CHECKED = ("log.txt",)
@@ -104,6 +105,40 @@ def test_a_start_changes_no_byte(lab: Lab) -> None:
     lines = (lab.folder / NAME).read_text().splitlines()
     listed = {line.split("  ", 1)[1] for line in lines[:-1]}
     assert listed == set(lab.whole) - {"state.json", NAME}
+
+
+def test_a_damaged_journal_costs_the_iterations_after_it(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A killed search with a bad line in its journal ends as if it had never been killed."""
+    more = {"optimizer__max_iterations": 30, "optimizer__patience": 30, "ensemble": 2}
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "run", **more)
+    folder = tmp_path / "search" / "run"
+    search = searches.start(command)
+    try:
+        deadline = time.monotonic() + 90
+        while len((read_state(folder) or {"rounds": []})["rounds"]) < 6:
+            assert search.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        search.kill()
+        search.communicate()
+    left = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    lab = Lab(command, folder)
+    capsys.readouterr()
+    lines = left[folder / JOURNAL].splitlines(keepends=True)
+    for damaged in (None, b"".join([*lines[:2], lines[2][:30] + b"x" + lines[2][31:], *lines[3:]])):
+        shutil.rmtree(folder)
+        for path, data in {**left, folder / JOURNAL: damaged}.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if data is not None:
+                path.write_bytes(data)
+        with pytest.raises(UserError, match=f"{JOURNAL} is damaged or missing"):
+            report(folder)
+        assert lab.again() is None
+        said = capsys.readouterr().err
+        assert said.count("WARNING") == 1 and JOURNAL in said and "evaluated again" in said
+        assert lab.tree() == lab.whole
 
 
 def test_sha256sum_reads_the_checksums(lab: Lab) -> None:

@@ -1,13 +1,29 @@
-"""What a run folder keeps of its bests, whenever it is killed."""
+"""What a run folder keeps of its rounds and bests, whenever it is killed."""
 
+import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 
-from swarm.files import write_json
+from swarm.errors import UserError
+from swarm.files import as_json, write_json
+from swarm.manifest import (
+    JOURNAL,
+    NAME,
+    Manifest,
+    answers_place,
+    apply_difference,
+    difference,
+    read_state,
+    replay,
+)
+from swarm.places import conf_folder
 from swarm.record import Record
 
 
@@ -40,3 +56,151 @@ def test_a_kill_between_a_best_and_its_answers_leaves_no_older_answers(tmp_path:
     record.derive(pool)
     for folder in ("global_best", "particle_0/personal_best"):
         assert "of round 1" in (tmp_path / folder / "answers_dev.jsonl").read_text()
+
+
+def searched(folder: Path, rounds: int) -> Record:
+    """A record of so many rounds of two particles, whose optimizer keeps a history."""
+    record = Record(folder)
+    record.open({"task": "x"}, ["amber", "birch"])
+    add(record, rounds)
+    return record
+
+
+def add(record: Record, rounds: int) -> None:
+    for number in range(len(record.rounds), rounds):
+        draw = np.random.default_rng(number)
+        rows = {i: [{"id": 7, "answer": f"{number} {i}"}] for i in range(2)}
+        history = [[float(n), -0.0] for n in range(number + 1)]
+        optimizer = {"history": history, "step": 0.5**number, "inner": {"same": [1, 2]}}
+        facts = {"prompts_asked": 2, "prompts_saved": number % 3}
+        record.add_round(draw.random((2, 2)), draw.random(2), rows, optimizer, facts)
+
+
+def test_a_round_costs_the_same_however_many_there_were(tmp_path: Path) -> None:
+    """Bytes of the state, of the journal and of the checksums, after 20 and after 200 rounds."""
+    record, grown = searched(tmp_path, 20), []
+    files = [tmp_path / name for name in (JOURNAL, NAME, "state.json")]
+    kept = files[-1].stat()
+    for rounds in (40, 220, 240):
+        before = [file.stat().st_size for file in files]
+        inode = files[1].stat().st_ino
+        add(record, rounds)
+        assert files[1].stat().st_ino == inode, "checksums are appended"
+        grown.append([file.stat().st_size - old for file, old in zip(files, before, strict=True)])
+    assert grown[2][0] < 1.1 * grown[0][0] and grown[2][1] < 1.1 * grown[0][1]
+    now = files[-1].stat()
+    assert (now.st_ino, now.st_mtime_ns, now.st_size) == (
+        kept.st_ino, kept.st_mtime_ns, kept.st_size
+    )  # fmt: skip
+    assert read_state(tmp_path) == record.state
+    found = Manifest(tmp_path).read()
+    assert not found.lost and len(found.sums) == 240 and found.damaged() == []
+    record.save()
+    assert not (tmp_path / JOURNAL).exists() and read_state(tmp_path) == record.state
+
+
+def test_bests_and_sums_follow_the_rounds(tmp_path: Path) -> None:
+    record = searched(tmp_path, 30)
+    values = np.array([entry["utilities"] for entry in record.rounds])
+    for particle in (0, 1):
+        assert record.best(particle) == (int(values[:, particle].argmax()), particle)
+    assert record.best() == tuple(np.unravel_index(values.argmax(), values.shape))
+    assert record.best(rows=1) == (0, 0) and record.lowest() == values.min()
+    assert record.prompts() == {"prompts_asked": 60, "prompts_saved": 30}
+    add(record, 60)
+    assert record.prompts()["prompts_asked"] == 120
+
+
+def test_a_journal_is_cut_at_the_first_bad_line(tmp_path: Path, caplog: Any) -> None:
+    """Every way to lose or change a line is found, said, and costs no more than what follows."""
+    caplog.set_level(logging.INFO)
+    whole = searched(tmp_path / "whole", 9)
+    data = (tmp_path / "whole" / JOURNAL).read_bytes()
+    lines = data.splitlines(keepends=True)
+    flipped = (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
+    )
+    damages: dict[str, tuple[bytes | None, int | None]] = {
+        "gone": (None, 1),
+        "empty": (b"", 1),
+        "a bit": (flipped, None),
+        "a line is gone": (b"".join(lines[:3] + lines[4:]), 4),
+        "two lines in turn": (b"".join([*lines[:2], lines[3], lines[2], *lines[4:]]), 3),
+        "last lines are gone": (b"".join(lines[:5]), 6),
+        "no text": (b"\xff\x00\n" * 3, 1),
+    }
+    for name, (content, left) in damages.items():
+        folder = tmp_path / name
+        searched(folder, 9)
+        if content is None:
+            (folder / JOURNAL).unlink()
+        else:
+            (folder / JOURNAL).write_bytes(content)
+        with pytest.raises(UserError, match=f"{JOURNAL} is damaged or missing"):
+            read_state(folder)
+        caplog.clear()
+        record = Record(folder)
+        assert record.open({"task": "x"}, ["amber", "birch"])
+        said = [one for one in caplog.records if one.levelno == logging.WARNING]
+        assert len(said) == 1 and JOURNAL in said[0].getMessage(), name
+        assert len(record.rounds) == left if left else 1 < len(record.rounds) < 9
+        assert not (folder / answers_place(len(record.rounds))).exists()
+        assert read_state(folder) == record.state, name
+        add(record, 9)
+        record.save()
+        assert record.state == whole.state, name
+        found = Manifest(folder).read()
+        assert found.damaged() == [] and len(found.sums) == 9
+
+
+def test_a_line_that_a_kill_cut_off_is_no_damage(tmp_path: Path, caplog: Any) -> None:
+    whole = searched(tmp_path / "whole", 9)
+    searched(tmp_path / "cut", 9)
+    data = (tmp_path / "cut" / JOURNAL).read_bytes()
+    last = len(data.splitlines(keepends=True)[-1])
+    for length in (1, last // 2, last - 1):
+        (tmp_path / "cut" / JOURNAL).write_bytes(data[:-length])
+        state, damage = replay(tmp_path / "cut")
+        assert damage == "" and state and len(state["rounds"]) == 8
+    record = Record(tmp_path / "cut")
+    record.open({"task": "x"}, ["amber", "birch"])
+    add(record, 9)
+    record.save()
+    assert record.state == whole.state and not caplog.records
+
+
+def test_lines_that_the_state_has_already_are_no_more(tmp_path: Path) -> None:
+    """A kill between the writing of the state and the removal of the journal."""
+    record = searched(tmp_path, 5)
+    data = (tmp_path / JOURNAL).read_bytes()
+    record.save()
+    (tmp_path / JOURNAL).write_bytes(data)
+    assert read_state(tmp_path) == record.state
+
+
+QUICK = {"evogm": ["optimizer.epochs=2"], "adamerging": []}
+OPTIMIZERS = sorted(path.stem for path in (conf_folder() / "optimizer").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizers_state_is_in_its_differences(name: str) -> None:
+    """Exactly, signs of zero too; and a difference is no longer in late rounds."""
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        keys = ["name=x", f"optimizer={name}", *QUICK.get(name, [])]
+        optimizer = instantiate(compose("search", keys).optimizer)
+    optimizer.start(4, 0, 1)
+    kept: dict[str, Any] = {}
+    sizes = []
+    for _ in range(24):
+        rows = optimizer.ask()
+        found = np.where(optimizer.evaluate, -((rows - 0.2) ** 2).sum(axis=1), np.nan)
+        parts = np.stack([found, -(rows[:, 0] ** 2)], axis=1)
+        optimizer.tell(*((found, parts) if name in ("nsga2", "sms_emoa") else (found,)))
+        line = as_json(difference(kept, optimizer.state()))
+        apply_difference(kept, json.loads(line))
+        assert json.dumps(kept, sort_keys=True) == json.dumps(optimizer.state(), sort_keys=True)
+        sizes.append(len(line))
+        if optimizer.done():
+            break
+    if len(sizes) == 24:
+        assert max(sizes[-3:]) < 1.5 * max(sizes[:12]), sizes

@@ -11,12 +11,12 @@ import pytest
 import searches
 import warm
 
+from swarm.manifest import read_state
 from swarm.record import Record
 
 
 def state(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / "state.json").read_text())
-    return found
+    return read_state(folder) or {}
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 import searches
 
 from swarm.errors import UserError
+from swarm.manifest import read_state
 from swarm.running import COMMAND, NOTE, Hold, command, underway
 
 
@@ -115,7 +116,7 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     assert set(note) == {"pid", "host", "began", "updated", "what", "iteration", "most", "done",
                          "total", "prompts_per_second", "seconds_left", "best"}  # fmt: skip
     assert underway(folder) is None and not (folder / NOTE).exists()
-    rounds = json.loads((folder / "state.json").read_text())["rounds"]
+    rounds = (read_state(folder) or {})["rounds"]
     assert len(rounds) > note["iteration"]
 
     again = command(folder)

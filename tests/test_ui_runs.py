@@ -14,7 +14,7 @@ import ui_pages
 from browsers import SIZES
 from ui_pages import window
 
-from swarm.manifest import sealed
+from swarm.manifest import read_state, sealed
 from swarm.running import underway
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
         page.get_by_text(re.compile("iteration [1-9][0-9]* of at most 5000")).first.wait_for()
         page.get_by_role("button", name="Stop").click()
         settled(page, "stopped")
-        done = len(json.loads((run / "state.json").read_text())["rounds"])
+        done = len((read_state(run) or {})["rounds"])
         assert underway(run) is None and done > 1
         page.get_by_role("button", name="Resume").click()
         settled(page, "running")
@@ -156,7 +156,7 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
         )  # fmt: skip
         page.get_by_role("button", name="Stop").click()
         settled(page, "stopped")
-    assert len(json.loads((run / "state.json").read_text())["rounds"]) > done
+    assert len((read_state(run) or {})["rounds"]) > done
 
 
 def asked(url: str, path: str = "/", **headers: str) -> int:

@@ -19,7 +19,7 @@ import searches
 import tracked
 import wandb
 
-from swarm.files import write_json
+from swarm.manifest import read_state
 from swarm.report.folder import RunFolder
 from swarm.report.trajectories import trajectory
 from swarm.scratchpad import scratchpad
@@ -145,7 +145,8 @@ def test_nothing_is_written_that_was_not_told(folder: Path, shown: tracked.Offli
 def test_another_start_writes_the_whole_run_again(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "run", symlinks=True)
     first = tracked.Offline(copy)
-    write_json(copy / "tracker.json", {"2": {"seconds": 1.5, "prompts_per_second": 20.0}})
+    line = '{"iteration": 2, "seconds": 1.5, "prompts_per_second": 20.0}\n'
+    (copy / "tracker.jsonl").write_text(line + '{"iteration": 3, "sec')
     for file in copy.glob("wandb/offline-run-*/*.wandb"):  # a kill, and nobody to write the rest
         file.write_bytes(file.read_bytes()[:900])
     tell(copy, WandB("offline"), {})
@@ -172,7 +173,8 @@ def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
         _, err = process.communicate(timeout=60)
         assert process.returncode == code, err
         ids.add((folder / "wandb" / "id").read_text())
-    shown, state = tracked.Offline(folder), json.loads((folder / "state.json").read_text())
+    shown, state = tracked.Offline(folder), read_state(folder)
+    assert state is not None
     assert shown.code == 130 and ids == {shown.run.run_id}
     assert shown.steps == list(range(len(shown.steps)))
     # What ends between a round's record and its telling is told by the next start.
@@ -184,10 +186,7 @@ def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
 
 
 def _rounds(folder: Path) -> int:
-    try:
-        return len(json.loads((folder / "state.json").read_text())["rounds"])
-    except (OSError, ValueError):
-        return 0
+    return len((read_state(folder) or {"rounds": []})["rounds"])
 
 
 def test_searches_of_a_sweep_are_one_group(

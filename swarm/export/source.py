@@ -10,7 +10,7 @@ from swarm.engine.base import Base
 from swarm.errors import UserError
 from swarm.folders import read_note
 from swarm.front import Front
-from swarm.manifest import unsealed, verify
+from swarm.manifest import read_state, verify
 from swarm.places import find
 from swarm.secrets import read_config
 
@@ -169,7 +169,7 @@ def read(given: str, particle: int | None = None, point: int | None = None) -> S
         )
     folder, state, config = path, {}, {}
     if kind == "search":
-        state = unsealed(path / "state.json") or {}
+        state = read_state(path) or {}
         if not state:
             raise UserError(f"{path}/state.json is not the state of a search, or is damaged")
         verify(path / "config.json")

@@ -148,8 +148,7 @@ def sparkline(
 
 
 def _span(progress: Progress) -> tuple[float, float]:
-    known = [u for mine in progress.utilities for u in mine if u is not None]
-    return (min(known), max(known)) if known else (0.0, 0.0)
+    return progress.lowest or 0.0, progress.best or 0.0
 
 
 def number(value: float | None) -> str:

@@ -22,6 +22,7 @@ class Progress:
         iteration: The one at hand, or the last.
         done, total: Items of the evaluation at hand, counted for every position.
         utilities: [particles][iterations], `None` where none was measured.
+        lowest: The lowest utility so far.
         best: The highest utility so far; `gain` what it has over the one before, `bettered` the
             iteration that found it.
         asked: Prompts that were put; `saved` by what others were not.
@@ -35,6 +36,7 @@ class Progress:
         self.done = self.total = 0
         self.utilities: list[list[float | None]] = []
         self.best: float | None = None
+        self.lowest: float | None = None
         self.gain = 0.0
         self.bettered = 0
         self.asked = 0
@@ -73,7 +75,9 @@ class Progress:
         self.utilities = self.utilities or [[] for _ in entry["utilities"]]
         for mine, utility in zip(self.utilities, entry["utilities"], strict=True):
             mine.append(utility)
-        highest = max((u for u in entry["utilities"] if u is not None), default=None)
+        known = [u for u in entry["utilities"] if u is not None]
+        highest = max(known, default=None)
+        self.lowest = min((u for u in (self.lowest, *known) if u is not None), default=None)
         if highest is not None and (self.best is None or highest > self.best):
             self.gain = 0.0 if self.best is None else highest - self.best
             self.best, self.bettered = highest, number

@@ -12,7 +12,7 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.files import read_packed
 from swarm.front import Front
-from swarm.manifest import MEND, STATE, unsealed, verify
+from swarm.manifest import MEND, read_state, verify
 from swarm.secrets import clean, read_config
 from swarm.words import label
 
@@ -34,7 +34,7 @@ class RunFolder:
         experts: The pool's K names.
         own: How many of them, the first ones, are experts and not rows made by the pool.
         groups: The names of the G groups of modules that have coefficients of their own.
-        rounds: What state.json keeps of each iteration; 0 is the start.
+        rounds: What the state keeps of each iteration; 0 is the start.
         positions: [T, N, G * K] mixing coefficients.
         utilities: [T, N] on dev, NaN where none was measured.
         finished: Why the search ended; `None` while it runs.
@@ -172,7 +172,7 @@ class RunFolder:
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    state = unsealed(folder / STATE)
+    state = read_state(folder)
     if state is None or not {"experts", "rounds", "finished"} <= set(state):
         raise UserError(f"{folder} {_what_it_is(folder)}")
     return state

@@ -22,7 +22,7 @@ from swarm.cli import end_in_order, gpu_list
 from swarm.errors import UserError
 from swarm.files import make_folder, write_json
 from swarm.identity import settings
-from swarm.manifest import unsealed
+from swarm.manifest import replay
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
 from swarm.secrets import lent, plain_config
@@ -63,7 +63,7 @@ class Search:
 
     def state(self) -> dict[str, Any]:
         """What is done in its folder; empty if nothing is, or if the state cannot be read."""
-        found = unsealed(self.path / "state.json") or {}
+        found = replay(self.path)[0] or {}  # a damaged journal is mended by the search
         return found if "identity" in found else {}
 
     def wanted(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.files import write_json
+from swarm.files import append, as_json
 from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
 from swarm.report.items import flip, questions_of
@@ -18,8 +18,8 @@ from swarm.track.base import Nothing, Shown, Stacked, Table, Tracker
 from swarm.track.course import Course
 from swarm.track.during import during
 
-SPEEDS = "tracker.json"
-"""What each iteration took, which the state does not tell: it has to be the same on any machine."""
+SPEEDS = "tracker.jsonl"
+"""A line an iteration: what it took, which the state does not have: that is the same everywhere."""
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -49,7 +49,7 @@ class Followed:
     def __init__(self, tracker: Tracker, folder: Path) -> None:
         self.tracker, self.folder = tracker, folder
         self.shown = not isinstance(tracker, Nothing)
-        self._speeds: dict[str, dict[str, float]] = {}
+        self._speeds: dict[int, dict[str, float]] = {}
 
     @contextlib.contextmanager
     def during(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
@@ -59,8 +59,7 @@ class Followed:
             return
         self._config, self._metrics = dict(config), dict[str, Any]()
         self._course = Course(state["experts"], len(state["groups"]))
-        with contextlib.suppress(OSError, ValueError):
-            self._speeds = json.loads((self.folder / SPEEDS).read_text())
+        self._speeds = _speeds(self.folder / SPEEDS)
         pool = Path(str(self._config.get("pool", {}).get("folder") or self.folder))
         sources = [pool / name for name in state["experts"] if (pool / name).is_dir()]
         self._sources = {source.name: source for source in sources}
@@ -74,13 +73,14 @@ class Followed:
         """An iteration is recorded; `measured` is what the record does not have of it."""
         if not self.shown:
             return
-        self._speeds[str(number)] = measured
+        self._speeds[number] = measured
+        line = as_json({"iteration": number, **measured}) + b"\n"
         with contextlib.suppress(UserError):  # a series with a gap; the search is what counts
-            write_json(self.folder / SPEEDS, self._speeds)
+            append(self.folder / SPEEDS, line)
         self._tell(number, entry)
 
     def _tell(self, number: int, entry: Mapping[str, Any]) -> None:
-        self.tracker.log(number, self._course.add(entry) | self._speeds.get(str(number), {}))
+        self.tracker.log(number, self._course.add(entry) | self._speeds.get(number, {}))
 
     def judged(self, metrics: Mapping[str, Any]) -> None:
         """The search is judged: its tables, its picture and its best, in a step after the last."""
@@ -121,6 +121,20 @@ class Followed:
             "pool weights": run.identity.get("pool weights"),
             **{name: run.metrics.get(metric) for name, metric in METRICS.items()},
         }
+
+
+def _speeds(file: Path) -> dict[int, dict[str, float]]:
+    """What the iterations took, by their numbers; lines that a kill cut off are left out."""
+    found = {}
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            entry = json.loads(line)
+            found[int(entry.pop("iteration"))] = entry
+    return found
 
 
 def _sha256(file: Path) -> str:

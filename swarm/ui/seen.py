@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
+from swarm.manifest import state_stamp
 from swarm.report.blocks import Table
 from swarm.report.compared import Compared
 from swarm.report.folder import RunFolder
@@ -74,11 +75,7 @@ def see(home: Home, name: str) -> Seen:
         UserError: The name is no folder's name.
     """
     path = home.run(name)
-    try:
-        about = (path / "state.json").stat()
-        stamp = (about.st_mtime_ns, about.st_size)
-    except OSError:
-        stamp = (0, 0)
+    stamp = state_stamp(path) or (0, 0)
     kept, line = command(path), home.shelf.line(name)
     error = "" if line and line.state != "failed" else failure(output(path), stamp[0] / 1e9)
     log, told = tail(path / "log.txt", 6_000), tail(output(path), 6_000)

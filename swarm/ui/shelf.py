@@ -1,12 +1,12 @@
 """The runs of a folder, read again only where they changed; no widgets here."""
 
-import json
 import threading
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from swarm.manifest import replay, state_stamp
 from swarm.report.numbers import number, signed
 from swarm.running import NOTE, underway
 from swarm.ui.launching import failure, output
@@ -81,15 +81,15 @@ class Shelf:
         return found
 
     def _line(self, path: Path) -> Line | None:
-        state, name = path / "state.json", path.relative_to(self.folder).as_posix()
+        name = path.relative_to(self.folder).as_posix()
+        if (stamp := state_stamp(path)) is None:
+            return None
         try:
-            about = state.stat()
-            stamp = (about.st_mtime_ns, about.st_size)
             if name not in self._kept or self._kept[name][0] != stamp:
-                self._kept[name] = stamp, _facts(json.loads(state.read_bytes()))
+                self._kept[name] = stamp, _facts(replay(path)[0] or {})
         except BROKEN:
             return None
-        return Line(name=name, **_state(path, self._kept[name][1], about.st_mtime))
+        return Line(name=name, **_state(path, self._kept[name][1], stamp[0] / 1e9))
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import endpoints
@@ -317,3 +318,85 @@ def test_a_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         list(stream(model, Request("ho")))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not [p for p in files if talkers.KEY.encode() in p.read_bytes()]
+
+
+ASKER = """
+import sys
+from swarm.models import Request
+from swarm.models.cache import Cache
+from swarm.models.openai import OpenAI
+url, file, count = sys.argv[1:]
+model = OpenAI("small", url, None, temperature=None, cache=Cache(file))
+requests = [Request(f"q{n}") for n in range(int(count))]
+print("\\n".join(done.text for done in model.generate(requests)), flush=True)
+"""
+
+
+def test_of_two_processes_one_pays(tmp_path: Path) -> None:
+    """Both have all answers, the same, and no request was made twice."""
+    file, count = str(tmp_path / "answers.sqlite"), 40
+    numbers = iter(range(10_000))
+    said = lambda asked: endpoints.chat(f"answer {next(numbers)}")  # noqa: E731
+    with endpoints.endpoint(lambda asked: replace(said(asked), wait=0.05)) as server:
+        command = [sys.executable, "-c", ASKER, server.url, file, str(count)]
+        running = [
+            subprocess.Popen(command, env=searches.environment(), stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        first, second = (process.communicate(timeout=120)[0] for process in running)
+        assert len(server.asked) == count
+    assert first == second and len(first.splitlines()) == count
+    with Cache(file).connected() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM claims").fetchone() == (0,)
+
+
+def test_a_claim_of_a_dead_process_expires(tmp_path: Path) -> None:
+    file = str(tmp_path / "answers.sqlite")
+    claims = (
+        "import sys, time; from swarm.models.cache import Cache\n"
+        "print(Cache(sys.argv[1]).claim(['a', 'b'])[1], flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", claims, file], env=searches.environment(),
+                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stdout and process.stdout.readline() == "['a', 'b']\n"
+    cache = Cache(file)
+    assert cache.claim(["a", "b", "c"]) == ({}, ["c"])
+    process.kill()
+    process.wait()
+    assert cache.claim(["a", "b", "c"]) == ({}, ["a", "b"])
+    cache.put("a", 1)
+    cache.release(["a", "b"])
+    assert cache.claim(["a", "b", "c"]) == ({"a": 1}, ["b"])
+
+
+def test_threads_of_a_process_pay_once_and_a_failure_passes_the_claim_on(tmp_path: Path) -> None:
+    """The one that waits asks itself when the other has failed; a forked child claims anew."""
+    cache, asked = Cache(str(tmp_path / "answers.sqlite")), []
+    begun = threading.Event()
+
+    def fails(keys: list[str]) -> dict[str, int]:
+        begun.set()
+        time.sleep(0.3)
+        asked.append("first")
+        raise UserError("broken")
+
+    def answers(keys: list[str]) -> dict[str, int]:
+        asked.append("second")
+        return {key: cache.put(key, 7) for key in keys}
+
+    def first() -> None:
+        with pytest.raises(UserError, match="broken"):
+            cache.once(["a"], fails)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    begun.wait(10)
+    assert cache.once(["a"], answers) == ({"a": 7}, {}) and asked == ["first", "second"]
+    thread.join()
+    assert cache.once(["a"], answers) == ({}, {"a": 7}) and len(asked) == 2
+    cache.claim(["b"])
+    child = os.fork()
+    if not child:
+        os._exit(0 if cache.claim(["b", "c"]) == ({}, ["c"]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert cache.once(["b"], answers, timeout=0.2) == ({"b": 7}, {}), "not awaited for ever"

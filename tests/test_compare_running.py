@@ -556,3 +556,35 @@ def test_an_explicit_max_completion_tokens_is_sent() -> None:
     """Whatever a question's own max_tokens are."""
     sent = asked(model="gpt-5-mini", max_completion_tokens=300).api_kwargs
     assert sent["max_completion_tokens"] == 300 and "max_tokens" not in sent
+
+
+RUNS = """
+import sys
+from swarm.compare import Config, Question
+Config.url_key_pairs = [(sys.argv[1], "sk-nothing", "KEY")]
+Config.cache_dir, Config.max_workers = sys.argv[2], 4
+question = Question.create(type="free_form", name="q", paraphrases=["a", "b", "c"],
+                           samples_per_paraphrase=20)
+print(sorted(question.df({"all": ["small"]})["answer"]))
+"""
+
+
+def test_two_processes_on_one_cache_pay_for_each_sample_once(tmp_path: Path) -> None:
+    numbers = iter(range(10_000))
+
+    def answer(asked: endpoints.Asked) -> endpoints.Reply:
+        time.sleep(0.02)
+        return endpoints.chat(f"answer {next(numbers)}")
+
+    with comparing.endpoint(answer) as server:
+        command = [sys.executable, "-c", RUNS, server.url, str(tmp_path / "cache")]
+        running = [
+            subprocess.Popen(command, env=searches.environment(), stdout=subprocess.PIPE, text=True,
+                             cwd=tmp_path)
+            for _ in range(2)
+        ]  # fmt: skip
+        first, second = (process.communicate(timeout=120)[0] for process in running)
+        samples = [one.body["messages"][-1]["content"] for one in server.asked]
+    assert first == second and first.count("answer") == 60
+    paid = sum(one.body.get("n") or 1 for one in server.asked)
+    assert paid - 60 <= 2, f"{paid} samples of {len(samples)} requests for 60"

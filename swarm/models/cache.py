@@ -1,7 +1,14 @@
-"""Answers that were paid for once, kept in one SQLite file by all that could change them."""
+"""Answers that were paid for once, kept in one SQLite file by all that could change them.
 
+Before an answer is asked for its key is claimed in the same file, so that of several processes or
+threads that want it one pays. A claim counts as long as its process lives: that holds a lock of the
+kernel's on a byte of a file beside the cache, the byte whose number the claim has.
+"""
+
+import fcntl
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -20,6 +27,9 @@ T = TypeVar("T")
 TABLE = (
     "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT, time REAL, label TEXT)"
 )
+CLAIMS = "CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner INTEGER)"
+CLAIM = "INSERT OR REPLACE INTO claims (key, owner) VALUES (?, ?)"
+RELEASE = "DELETE FROM claims WHERE key = ? AND owner = ?"
 DROP = "DELETE FROM answers WHERE key = ?"
 BETWEEN = "SELECT key, value FROM answers WHERE key BETWEEN ? AND ? ORDER BY key"
 PUT = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
@@ -34,6 +44,11 @@ AT_ONCE = 500
 WAIT = 30.0
 """Seconds to wait for another process that writes."""
 
+FIRST_LOOK, LAST_LOOK = 0.05, 1.0
+"""Seconds between two looks for an answer that another process asks for; they grow."""
+
+_presences: dict[str, "Presence"] = {}
+_presence_lock = threading.Lock()
 _inherited: list[sqlite3.Connection] = []
 
 
@@ -124,6 +139,89 @@ class Cache:
         found = {key: json.loads(value) for key, value, *_ in rows}
         return found if new == len(rows) else found | self.get(list(values))
 
+    def claim(self, keys: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """Claim answers that are about to be asked for; `release` them when they are kept.
+
+        Returns:
+            What is kept of the keys by now, and the keys that are now the caller's. Any other one
+            is asked for by another caller, here or in a process that lives.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        kept: dict[str, Any] = {}
+        mine: list[str] = []
+        with self.connected() as connection:
+            presence = _presence(self.path)
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                for first in range(0, len(keys), AT_ONCE):
+                    some = keys[first : first + AT_ONCE]
+                    asked = f"FROM answers WHERE key IN ({','.join('?' * len(some))})"
+                    found = dict(connection.execute(f"SELECT key, value {asked}", some).fetchall())
+                    asked = asked.replace("answers", "claims")
+                    claims = dict(connection.execute(f"SELECT key, owner {asked}", some).fetchall())
+                    alive = {owner for owner in {*claims.values()} if presence.sees(owner)}
+                    free = [k for k in some if k not in found and claims.get(k) not in alive]
+                    connection.executemany(CLAIM, [(key, presence.number) for key in free])
+                    kept, mine = kept | found, mine + free
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+        return _read(kept), mine
+
+    def release(self, keys: Sequence[str]) -> None:
+        """Give up claims of this process, whether their answers came or not.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        if not keys:
+            return
+        with self.connected() as connection:
+            number = _presence(self.path).number
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                connection.executemany(RELEASE, [(key, number) for key in keys])
+
+    def once(
+        self,
+        keys: Sequence[str],
+        ask: Callable[[list[str]], dict[str, T]],
+        timeout: float | None = None,
+    ) -> tuple[dict[str, T], dict[str, Any]]:
+        """Ask for answers that are not kept; those that others ask for at the moment are awaited.
+
+        Args:
+            ask: Gives what each of some keys comes to, and keeps it where it is an answer.
+            timeout: Seconds after which what others owe is asked for nevertheless; `None`: it is
+                awaited as long as they live.
+
+        Returns:
+            What was asked for, and what is kept of the other keys.
+
+        Raises:
+            UserError: The file cannot be used; also what `ask` raises.
+        """
+        asked: dict[str, T] = {}
+        kept: dict[str, Any] = {}
+        left, wait, until = list(keys), FIRST_LOOK, time.monotonic() + (timeout or math.inf)
+        while left:
+            found, mine = self.claim(left)
+            kept |= found
+            if not found and not mine and time.monotonic() > until:
+                mine = left
+            try:
+                asked |= ask(mine) if mine else {}
+            finally:
+                self.release(mine)
+            left = [key for key in left if key not in found and key not in asked]
+            if left and not mine:
+                time.sleep(wait)
+                wait = min(LAST_LOOK, 1.5 * wait)
+        return asked, kept
+
     def _connection(self) -> sqlite3.Connection:
         """This thread's connection; none is carried over a fork."""
         process, connection = getattr(self._own, "opened", (None, None))
@@ -180,11 +278,12 @@ def sample_key(key: str, sample: int) -> str:
 
 def _prepare(connection: sqlite3.Connection) -> None:
     """Make the table, or give the one of an earlier version its columns; one process does it."""
-    if _columns(connection) >= set(ADDED):
+    if _columns(connection) >= set(ADDED) and _columns(connection, "claims"):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute(TABLE)
+        connection.execute(CLAIMS)
         for name in sorted(set(ADDED) - _columns(connection)):
             connection.execute(f"ALTER TABLE answers ADD COLUMN {name} {ADDED[name]}")
         connection.execute("COMMIT")
@@ -193,8 +292,60 @@ def _prepare(connection: sqlite3.Connection) -> None:
         raise
 
 
-def _columns(connection: sqlite3.Connection) -> set[str]:
-    return {row[1] for row in connection.execute("PRAGMA table_info(answers)")}
+def _columns(connection: sqlite3.Connection, table: str = "answers") -> set[str]:
+    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+
+
+class Presence:
+    """That this process lives, for others that share a cache; it ends with the process.
+
+    Args:
+        file: Of bytes that are locked; nothing is written to it.
+
+    Attributes:
+        number: Of the byte that is this process's.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.process, self.number = os.getpid(), int.from_bytes(os.urandom(7), "big")
+        # Never closed: that would release all locks that the process has on the file.
+        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock(self.number)
+
+    def holds(self, file: Path) -> bool:
+        """Whether this process made it, on the file that is there now."""
+        try:
+            return self.process == os.getpid() and os.path.samestat(
+                file.stat(), os.fstat(self._descriptor)
+            )
+        except OSError:
+            return False
+
+    def sees(self, number: int) -> bool:
+        """Whether the process with a number lives."""
+        if number == self.number:
+            return True
+        if not self._lock(number):
+            return True
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number)
+        return False
+
+    def _lock(self, number: int) -> bool:
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError:
+            return False
+        return True
+
+
+def _presence(cache: Path) -> Presence:
+    """This process's for a cache."""
+    file = cache.with_name(f"{cache.name}-claims")
+    with _presence_lock:
+        found = _presences.get(str(file))
+        if found is None or not found.holds(file):
+            found = _presences[str(file)] = Presence(file)
+        return found
 
 
 def patiently(work: Callable[[], T]) -> T:

@@ -53,12 +53,15 @@ class Cached:
         asked = self._asked(requests)
         kept = self.cache.get([key for key, _ in asked])
         found: dict[str, Completion | UserError] = {k: _again(v) for k, v in kept.items()}
-        new = list({key: request for key, request in asked if key not in found}.items())
+        new = {key: request for key, request in asked if key not in found}
+
+        def once(keys: Sequence[str]) -> dict[str, Completion | UserError]:
+            came = zip(keys, attempt(self.model, [new[key] for key in keys]), strict=True)
+            return {k: a if isinstance(a, UserError) else self._kept(k, a) for k, a in came}
+
         for first in range(0, len(new), AT_ONCE):
-            some = new[first : first + AT_ONCE]
-            came = attempt(self.model, [request for _, request in some])
-            for (key, _), answer in zip(some, came, strict=True):
-                found[key] = answer if isinstance(answer, UserError) else self._kept(key, answer)
+            said, others = self.cache.once(list(new)[first : first + AT_ONCE], once)
+            found |= said | {key: _again(value) for key, value in others.items()}
         return [found[key] for key, _ in asked]
 
     def stream(self, request: Request) -> Stream:

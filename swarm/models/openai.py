@@ -188,10 +188,20 @@ class OpenAI:
         asked = self.wanted(requests)
         kept = self._kept(asked)
         new = {answer.key: answer for answer in asked if answer.key not in kept}
-        self.totals.cached += len(asked) - len(new)
         before = self.client.repeated
-        found = {**kept, **self._asked(list(new.values()), ask)}
-        self._log(len(asked), len(new), self.client.repeated - before)
+
+        def once(keys: Sequence[str]) -> dict[str, Any]:
+            return self._asked([new[key] for key in keys], ask)
+
+        if self.cache:
+            timeout = min((one.timeout for one in new.values() if one.timeout), default=None)
+            said, others = self.cache.once(list(new), once, timeout)
+            kept |= others
+        else:
+            said = once(list(new))
+        self.totals.cached += len(asked) - len(said)
+        found = {**kept, **said}
+        self._log(len(asked), len(said), self.client.repeated - before)
         answers = [(found[one.key], one.key in kept) for one in asked]
         return [a if isinstance(a, UserError) else self.completion(a, old) for a, old in answers]
 

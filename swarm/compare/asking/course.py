@@ -16,10 +16,14 @@ from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.models.answers import untold
 from swarm.models.background import in_thread
+from swarm.models.cache import Cache
 from swarm.models.failures import BadRequest
 from swarm.models.one_by_one import asking
 
 T = TypeVar("T")
+
+LOOK = 0.2
+"""Seconds between two looks for answers that other processes ask for."""
 
 MANY = 20
 """Samples of one request that are looked up together."""
@@ -50,8 +54,11 @@ class Course(Generic[T]):
         self.wanted: dict[str, list[Wanted]] = {}
         self.new: list[Wanted] = []
         self.tasks: set[asyncio.Task[None]] = set()
+        self.claimed: dict[str, Cache] = {}  # by the answers' keys
+        self.released: list[str] = []
+        self.elsewhere: dict[str, tuple[Place, Request, int]] = {}  # other processes ask for these
         self.under_way = self.came = self.failed = 0
-        self.left, self.settling = len(scripts), False
+        self.left, self.settling, self.looking = len(scripts), False, False
 
     def count(self) -> tuple[int, int, int]:
         """Answers that came, that are known to be wanted, and failures."""
@@ -76,6 +83,7 @@ class Course(Generic[T]):
             await asyncio.gather(*self.tasks, return_exceptions=True)
             for script in self.scripts:
                 script.close()
+            self._release(list(self.claimed))
 
     def _start(self, work: Any) -> None:
         """Let something run beside; what it raises ends everything."""
@@ -126,6 +134,8 @@ class Course(Generic[T]):
         """Hand an answer to all who wait for it."""
         self.came += 1
         self.failed += isinstance(heard, UserError)
+        if key in self.claimed:
+            self.released.append(key)
         for _, waiting, index in self.wanted.pop(key):
             waiting.heard[index] = heard
             waiting.missing -= 1
@@ -144,6 +154,7 @@ class Course(Generic[T]):
 
     def _settle(self) -> None:
         """Answer what is kept, queue the rest, until nothing new is wanted; then ask."""
+        self._release(self.released)
         while self.new:
             new, self.new = self.new, []
             for place, sought in self._sorted(new).values():
@@ -205,19 +216,71 @@ class Course(Generic[T]):
                 del kept[key]
         for key, completion in kept.items():
             self._deliver(key, completion)
-        for key, ((asked, sample), waiting, _) in sought.items():
-            if key in kept:
-                continue
+        missing = [key for key in sought if key not in kept]
+        mine = self._claim(place, [] if place.error else missing)
+        for key in missing:
+            (asked, sample), waiting, _ = sought[key]
             if place.error:
                 self._deliver(key, place.error)
                 continue
+            if key not in self.wanted:
+                continue  # it was kept meanwhile
             # What a script lacks to its end goes before what begins another.
             add = place.queue.appendleft if waiting.again else place.queue.append
             ready = self.prepared[id(asked)]
             ready.request = ready.request or place.source.request(asked)
             if asked.together:
                 self.together.add(id(ready.request))
-            add((key, ready.request, 0 if ready.one else sample))
+            one = key, ready.request, 0 if ready.one else sample
+            if key in mine:
+                add(one)
+            else:
+                self._await(place, one)
+
+    def _claim(self, place: Place, keys: list[str]) -> set[str]:
+        """Deliver what is kept of some keys by now; gives those that this course is to ask for.
+
+        Models that are no endpoints claim what they are asked themselves.
+        """
+        if not isinstance(source := place.source, Endpoint) or not keys:
+            return set(keys)
+        kept, mine = source.cache.claim(keys)
+        self.claimed |= dict.fromkeys(mine, source.cache)
+        for key, completion in zip(kept, source.again(kept.values()), strict=True):
+            self._deliver(key, completion)
+        return set(mine)
+
+    def _release(self, keys: list[str]) -> None:
+        caches: dict[int, tuple[Cache, list[str]]] = {}
+        for key in keys:
+            cache = self.claimed.pop(key)
+            caches.setdefault(id(cache), (cache, []))[1].append(key)
+        for cache, some in caches.values():
+            cache.release(some)
+        self.released = []
+
+    def _await(self, place: Place, one: tuple[str, Request, int]) -> None:
+        """Let another process ask, and look for its answer now and then."""
+        if not self.looking:
+            self.looking = True
+            self._start(self._look())
+        self.elsewhere[one[0]] = (place, one[1], one[2])
+
+    async def _look(self) -> None:
+        while self.elsewhere:
+            await asyncio.sleep(LOOK)
+            for place in {id(place): place for place, *_ in self.elsewhere.values()}.values():
+                keys = [key for key, (its, *_) in self.elsewhere.items() if its is place]
+                mine = set() if place.error else self._claim(place, keys)
+                for key in keys:
+                    if place.error and key in self.wanted:
+                        self._deliver(key, place.error)
+                    if key in mine or key not in self.wanted:
+                        _, request, sample = self.elsewhere.pop(key)
+                    if key in mine:
+                        place.queue.append((key, request, sample))
+            self._settle()
+        self.looking = False
 
     async def _find(self, place: Place) -> None:
         try:

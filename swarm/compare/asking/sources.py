@@ -141,16 +141,16 @@ class Endpoint:
     def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
         """See `Source.kept`."""
         found = self.cache.get(keys)
-        return dict(zip(found, self._again(found.values()), strict=True))
+        return dict(zip(found, self.again(found.values()), strict=True))
 
     def kept_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
         """See `Source.kept_samples`; they lie beside each other in the file."""
         ends = (self.key_of_sample(key, sample) for sample in (first, first + count - 1))
         found = self.cache.between(*ends)
         numbers = [int(one[-DIGITS:]) - FIRST for one in found]
-        return dict(zip(numbers, self._again(found.values()), strict=True))
+        return dict(zip(numbers, self.again(found.values()), strict=True))
 
-    def _again(self, answers: Collection[Any]) -> list[Completion]:
+    def again(self, answers: Collection[Any]) -> list[Completion]:
         """Kept answers, counted in the model's totals."""
         self.model.totals.cached += len(answers)
         completion = self.model.completion

@@ -12,6 +12,7 @@ import reporting
 import tracked
 
 from swarm.errors import UserError
+from swarm.manifest import read_state
 from swarm.report.folder import RunFolder
 from swarm.track import Both, Shown, Table, TensorBoard, Tracker, named
 from swarm.track.search import Followed
@@ -77,7 +78,8 @@ def test_another_start_leaves_no_step_twice(folder: Path) -> None:
 
 def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     made = reporting.folder(tmp_path / "run", finished=False)
-    state = json.loads((made / "state.json").read_text())
+    state = read_state(made)
+    assert state is not None
     with pytest.raises(KeyboardInterrupt), Followed(TensorBoard(), made).during(state, {}):
         raise KeyboardInterrupt
     found = tracked.events(made)

@@ -79,7 +79,7 @@ def append(path: Path, data: bytes) -> None:
         UserError: It cannot be written (no space, no permission).
     """
     try:
-        with path.open("ab", buffering=0) as file:
+        with open(path, "ab", buffering=0, opener=private) as file:
             size = os.fstat(file.fileno()).st_size
             try:
                 rest = memoryview(data)

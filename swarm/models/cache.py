@@ -300,20 +300,24 @@ class Presence:
     """That this process lives, for others that share a cache; it ends with the process.
 
     Args:
-        file: Of bytes that are locked; nothing is written to it.
+        cache: Beside which the file lies whose bytes are locked; nothing is written to it.
 
     Attributes:
         number: Of the byte that is this process's.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, cache: Path) -> None:
         self.process, self.number = os.getpid(), int.from_bytes(os.urandom(7), "big")
+        file = cache.with_name(f"{cache.name}-claims")
         # Never closed: that would release all locks that the process has on the file.
         self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        with suppress(OSError):  # who may use the cache may use this
+            os.fchmod(self._descriptor, cache.stat().st_mode & 0o777)
         self._lock(self.number)
 
-    def holds(self, file: Path) -> bool:
+    def holds(self, cache: Path) -> bool:
         """Whether this process made it, on the file that is there now."""
+        file = cache.with_name(f"{cache.name}-claims")
         try:
             return self.process == os.getpid() and os.path.samestat(
                 file.stat(), os.fstat(self._descriptor)
@@ -340,11 +344,10 @@ class Presence:
 
 def _presence(cache: Path) -> Presence:
     """This process's for a cache."""
-    file = cache.with_name(f"{cache.name}-claims")
     with _presence_lock:
-        found = _presences.get(str(file))
-        if found is None or not found.holds(file):
-            found = _presences[str(file)] = Presence(file)
+        found = _presences.get(str(cache))
+        if found is None or not found.holds(cache):
+            found = _presences[str(cache)] = Presence(cache)
         return found
 
 

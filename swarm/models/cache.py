@@ -1,8 +1,9 @@
 """Answers that were paid for once, kept in one SQLite file by all that could change them.
 
-Before an answer is asked for its key is claimed in the same file, so that of several processes or
-threads that want it one pays. A claim counts as long as its process lives: that holds a lock of the
-kernel's on a byte of a file beside the cache, the byte whose number the claim has.
+Before an answer is asked for its key is claimed in the same file, so that of several processes
+that want it one pays. A claim counts as long as its process lives: that holds a lock of the
+kernel's on a byte of a file beside the cache, the byte whose number the claim has. Claims hold back
+no thread of their own process, which may be waiting for that thread's answer.
 """
 
 import fcntl
@@ -143,8 +144,8 @@ class Cache:
         """Claim answers that are about to be asked for; `release` them when they are kept.
 
         Returns:
-            What is kept of the keys by now, and the keys that are now the caller's. Any other one
-            is asked for by another caller, here or in a process that lives.
+            What is kept of the keys by now, and the keys that are now this process's. Any other
+            one is asked for by another process, which lives.
 
         Raises:
             UserError: The file cannot be written.
@@ -161,7 +162,8 @@ class Cache:
                     found = dict(connection.execute(f"SELECT key, value {asked}", some).fetchall())
                     asked = asked.replace("answers", "claims")
                     claims = dict(connection.execute(f"SELECT key, owner {asked}", some).fetchall())
-                    alive = {owner for owner in {*claims.values()} if presence.sees(owner)}
+                    others = {*claims.values()} - {presence.number}
+                    alive = {owner for owner in others if presence.sees(owner)}
                     free = [k for k in some if k not in found and claims.get(k) not in alive]
                     connection.executemany(CLAIM, [(key, presence.number) for key in free])
                     kept, mine = kept | found, mine + free
@@ -326,9 +328,7 @@ class Presence:
             return False
 
     def sees(self, number: int) -> bool:
-        """Whether the process with a number lives."""
-        if number == self.number:
-            return True
+        """Whether another process, of this number, lives."""
         if not self._lock(number):
             return True
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number)

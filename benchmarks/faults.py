@@ -47,6 +47,8 @@ import searches  # noqa: E402
 import tiny  # noqa: E402
 import warm  # noqa: E402
 
+from swarm.printing import harmless  # noqa: E402
+
 MEMORY = 8 << 30
 """Bytes of data that a case may allocate; beyond it Python raises, which counts as a traceback."""
 
@@ -154,11 +156,13 @@ TEXT = ["5", "[]", "{a:1}", "true", "' '"]
 PLACE = ["5", "[]", "{a:1}", "true", "' '", "/nope/nope", "x" * 5000, "/dev/null/x"]
 LIST = ["5", "no_such", "{a:1}", "true", "[5]", "[{}]", "[no_such]"]
 
+GPUS = ["5", "x", "[x]", "[-1]", "[1.5]", "[0,0]", "{a:1}", "true", "[99]", "[true]"]
+
 OF_KEY: dict[str, list[str]] = {
     "name": [
         *["''", ".", "..", "a/b", "[]", "{a:1}", "true", "null", "' '", "x" * 5000, "1.5"],
-        *['"a\nb"', '"a\tb"', "\x1b[31mred", "\x07bell", "\u202eabc", "\u2066x", '"\\u00a0"'],
-        *["\u200b", "\x7f", "\x9b31m", "/tmp", "~/x", "'a\rb'"],
+        *['"a\nb"', '"a\tb"', "\x1b[31mred", "\x07bell", "\u202eabc", "\u2066x", '"\u00a0"'],
+        *["\u200b", "\x7f", "\x9b31m", "/tmp", "~/x", "'a\rb'", "'\x1b[31mred'", "'\u202eabc'"],
     ],
     "folder": [
         "''",
@@ -178,11 +182,12 @@ OF_KEY: dict[str, list[str]] = {
         "\x1b[31mred",
         "\u202ex",
     ],
-    "gpus": ["5", "x", "[x]", "[-1]", "[1.5]", "[0,0]", "{a:1}", "true", "[99]", "null", "[true]"],
+    "gpus": GPUS,
+    "executor.gpus": GPUS,
     "seed": [*WHOLE, "null"],
     "ensemble": [*WHOLE, "null"],
     "front": [*WHOLE, "null"],
-    "confirm": [*NUMBER, "1", "-0.1", "null", "0.999999"],
+    "confirm": [*NUMBER, "1", "-0.1", "null"],
     "choose": [*WORD, "kept", "null"],
     "budget": [*WHOLE, "0", "1"],
     "shared": [
@@ -265,10 +270,14 @@ OF_KEY: dict[str, list[str]] = {
     "optimizer.active": [*WHOLE, "0"],
     "optimizer.soups": [*WHOLE, "6", "null", HUGE],
     "optimizer.start_scales": [*LIST, "[0]", "[-1]", "[nan]", "[1e300]", "[true]"],
+    "optimizer.lambdas": ["5", "no_such", "{a:1}", "true", "[{}]", "[no_such]", "[nan]", "[true]"],
     "optimizer.descent": ["5", "x", "[]", "true", "{}"],
     "optimizer.most_dimensions": [*WHOLE, "0", "null"],
     "optimizer.step": [*NUMBER, "0", "-1"],
     "optimizer.rate": [*NUMBER, "0", "-1"],
+    "optimizer.restart_patience": [*NUMBER, "0", "-1", "null"],
+    "optimizer.batch": [*WHOLE, "0", HUGE],
+    "optimizer.samples": [*WHOLE, "0", HUGE],
     "executor.workers": ["many", "1.5", "true", "[]", "{a:1}", "-1", "0", HUGE],
     "executor.threads": ["many", "1.5", "true", "[]", "{a:1}", "-1", "0", HUGE],
 }
@@ -276,8 +285,6 @@ OF_KEY: dict[str, list[str]] = {
 
 FREE = {"dry_run", "reward.device", "optimizer.merged", "optimizer.objectives"}
 """Keys whose null default says too little of what is wrong, or that change what a run is."""
-
-EFFECTLESS = {"task.template", "task.max_new_tokens", "task.last_words"}
 
 
 def configurations(lab: Lab, draw: random.Random) -> Iterator[Case]:
@@ -288,7 +295,8 @@ def configurations(lab: Lab, draw: random.Random) -> Iterator[Case]:
         shown = " ".join(words)
         yield Case("configuration", shown[:80], lab.search(*words), _oddities)
     for words in _commands(lab):
-        yield Case("configuration", " ".join(words[1:])[:80], words, _oddities)
+        shown = [word[:60] for word in words if word not in SOUND]
+        yield Case("configuration", " ".join(shown[1:]), words, _oddities)
 
 
 def _values(lab: Lab, draw: random.Random) -> Iterator[tuple[str, str, list[str]]]:
@@ -352,32 +360,37 @@ def _wrong(key: str, default: Any) -> list[str]:
     return []
 
 
+SOUND = ("task=mmlu", "task.scoring=logits", "model=local", "name=tuned", "steps=2")
+"""Words of the other entries that are not the point of a case."""
+
 GROUP_NAMES = ("task", "pool", "model", "optimizer", "engine", "executor", "racing", "tracker")
 
 
 def _structures() -> Iterator[list[str]]:
     """Command lines whose shape is wrong, of an otherwise sound search."""
     for group in GROUP_NAMES:
-        yield [f"~{group}"]
+        if group != "racing":  # without one, no particle is stopped
+            yield [f"~{group}"]
         # Last of all, so that Hydra replaces the whole group by it.
         for value in ("no_such", "5", "[]", "'{a: 1}'", "true", "''"):
-            yield [f"{group}={value}"]
+            if (group, value) != ("racing", "[]"):
+                yield [f"{group}={value}"]
         yield [f"{group}._target_=no.such.Class"]
         yield [f"{group}._target_=swarm.files.write_whole"]
         yield [f"{group}._target_=5"]
         yield [f"{group}.no_such_key=1"]
         yield [f"+{group}.no_such_key=1"]
     for word in (
-        *("~job", "job=5", "job=[]", "job=null", "~name", "~folder", "~job._target_", "no_such=1"),
+        *("~job", "job=5", "job=[]", "job=null", "~name", "~job._target_", "no_such=1"),
         *("no_such.key=1", "+no_such=1", "=", "=1", "seed=", "seed", "[", "{", "seed=[", "a b"),
         *("seed={", "seed=1,2", "task=mmlu,gsm8k", "name=${nope}", "name=${oc.env:NO_SUCH_NAME}"),
         *("name=???", "name=${name}", "seed=${", "folder=${now:", "model.path=???"),
-        *("task/sub=x", "task@x=mmlu", "+task=mmlu", "++seed=x", "~seed=5", "hydra.run.dir=???"),
-        *("hydra=5", "hydra.job.name=5", "experiment=no_such", "experiment=5", "scorer=reward"),
+        *("task/sub=x", "task@x=mmlu", "+task=mmlu", "++seed=x", "~seed=5"),
+        *("hydra=5", "experiment=no_such", "experiment=5", "scorer=reward"),
         *("--no-such-flag", "--config-dir=/nope", "--config-path=/nope", "--config-name=nope"),
-        *("--cfg=nope", "--info=nope", "--resolve", "--package=nope", "-x", "--multirunn", "--"),
-        *("--config-dir={here}/file", "--config-dir={here}/fifo", "--experimental-rerun=/nope"),
-        *("-m", "choose=kept", "test=1", "test=yes", "noise_floor=0", "dry_run=1", "dry_run=yes"),
+        *("--cfg=nope", "--info=nope", "--resolve", "--package=nope", "-x", "--multirunn"),
+        *("--config-dir={here}/file", "--config-dir={here}/fifo"),
+        *("choose=kept", "test=1", "test=yes", "noise_floor=0", "dry_run=1", "dry_run=yes"),
         *("optimizer.particles=3", "optimizer.minimum_step_length=0.9", "engine=vllm", "\udce9=1"),
         *("engine=token", "engine=full", "pool=full_models", "pool=models", "name=\udce9"),
         *("optimizer=nsga2", "pool.base_row=maybe", "pool.noise_rows=3.0", "folder=\udce9/x"),
@@ -437,10 +450,7 @@ def _commands(lab: Lab) -> Iterator[list[str]]:
         ["swarm.moa", "--no-such", "x"],
     ):
         yield ["-m", *words]
-    sound = [
-        *("task=mmlu", f"task.file={lab.data}", "task.scoring=logits", "model=local"),
-        *(f"model.path={lab.base}", f"pool.folder={lab.pool}"),
-    ]
+    sound = [*SOUND, f"task.file={lab.data}", f"model.path={lab.base}", f"pool.folder={lab.pool}"]
     for more in (
         *(["split=no_such"], ["split=5"], ["split=null"], ["device=nope"], ["device=5"]),
         *(["out=5"], ["out=" + "x" * 5000], ["out={here}/file"], ["out=''"], ["no_such=1"]),
@@ -448,21 +458,20 @@ def _commands(lab: Lab) -> Iterator[list[str]]:
         *(["candidate=run", "candidate.folder={here}/fifo"], ["candidate=expert", "split=[]"]),
         *(["candidate=adapter"], ["candidate=adapter", f"candidate.folder={run}"]),
         *(["candidate=ensemble"], ["candidate=ensemble", f"candidate.file={run}"]),
-        *(["candidate=ensemble", "candidate.file={here}/fifo"], ["~candidate"], ["~tracker"]),
+        *(["candidate=ensemble", "candidate.file={here}/fifo"], ["~candidate"]),
         *(["candidate=ensemble", "candidate.file={here}/file"], ["candidate=openai"]),
         *(["candidate=position"], ["candidate=position", "candidate.coefficients=x"], ["~task"]),
         *(["candidate=named"], ["candidate=named", "candidate.name=no/such"], ["tracker=5"]),
-        *(["candidate=expert", "candidate.name=nope"], ["candidate=vote"], ["candidate=moa"]),
+        ["candidate=expert", "candidate.name=nope"],
     ):
-        yield ["-m", "swarm.evaluate", *sound, "out={here}/out", *more]
+        yield ["-m", "swarm.evaluate", *sound[:3], *sound[5:], "out={here}/out", *more]
     for more in (
         *(["expert=nope"], ["expert=5"], ["run=nope"], ["steps=0"], ["steps=x"], ["batch=0"]),
         *(["rate=x"], ["rate=nan"], ["holdout=2"], ["every=0"], ["patience=-1"], ["rank=0"]),
         *(["alpha=x"], ["targets=[]"], ["targets=5"], ["targets=[nope]"], ["rank=1.5"]),
         *(["name=''"], ["folder="], ["seed=-1"], ["name=a/b"], ["steps=true"], ["rate=1e300"]),
     ):
-        words = [*sound, "name=tuned", "folder={here}/search", "steps=2"]
-        yield ["-m", "swarm.finetune", *words, *more]
+        yield ["-m", "swarm.finetune", *sound, "folder={here}/search", *more]
 
 
 def _oddities(here: Path) -> None:
@@ -1030,11 +1039,11 @@ def outcome(case: Case, here: Path, code: int | None, out: str, err: str, took: 
         kind = "silent" if why else "ok"
     elif code not in (1, 2):
         kind, why = "traceback", f"exit code {code}: {err[-300:]}"
-    elif "usage: " in err:
+    elif "usage: " in err or err.startswith("package '"):  # argparse's words, and Hydra's
         kind, why = "ok", "usage"
     elif len(errors) != 1 or (rest and case.group != "damage"):
         kind, why = "traceback", f"not one line of error: {err[-300:]}"
-    elif not all(char.isprintable() for char in errors[0]):
+    elif harmless(errors[0]) != errors[0]:
         kind, why = "traceback", f"control characters reach the terminal: {errors[0][:200]!r}"
     else:
         kind, why = "ok", errors[0]

@@ -200,10 +200,19 @@ def run_entry(main: Callable[[], Any]) -> None:
         with one_line_errors():
             main()
     except ValueError as error:
-        if "Config group override must be" not in str(error):
+        if not (mistake := _of_flags(str(error))):
             raise
+        fail(UserError(mistake, 2))
+
+
+def _of_flags(complaint: str) -> str:
+    """What a ValueError of Hydra's says in our words; empty where it is none of a user's."""
+    if "Config group override must be" in complaint:
         words = "a group takes the name of an option, as in optimizer=pso; `--help` lists them"
-        fail(UserError(f"{words} ({error})", 2))
+        return f"{words} ({complaint})"
+    if "flag can only be used" in complaint or re.fullmatch(r"File .* does not exist!", complaint):
+        return complaint
+    return ""
 
 
 def _check_flags(words: Sequence[str]) -> None:
@@ -218,3 +227,5 @@ def _check_flags(words: Sequence[str]) -> None:
             meant = f"did you mean {near[0]}? " if near else ""
             key = flag.lstrip("-")
             fail(UserError(f"{flag}: there is no such flag; {meant}keys are set as {key}=VALUE", 2))
+        if flag == "--package" and not any(one.startswith(("--cfg", "-c")) for one in words):
+            fail(UserError("--package chooses what --cfg prints; it has no effect without it", 2))

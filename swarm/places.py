@@ -20,6 +20,21 @@ def in_checkout(path: str) -> Path:
     return root / path if (root / "conf" / "search.yaml").is_file() else Path(path)
 
 
+def as_path(path: str | Path) -> Path:
+    """The path with "~" expanded.
+
+    Raises:
+        UserError: It cannot be a path: too long, or the home of nobody.
+    """
+    try:
+        given = Path(path).expanduser()
+        given.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{str(path)[:80]}: cannot be a path ({why})") from None
+    return given
+
+
 def find(path: str | Path) -> Path:
     """`path` as given if it exists from here, else below the checkout or the installed package.
 
@@ -29,14 +44,9 @@ def find(path: str | Path) -> Path:
     Raises:
         UserError: It cannot be a path.
     """
-    try:
-        given = Path(path).expanduser()
-        if given.exists() or given.is_absolute():
-            return given
-    except (OSError, RuntimeError, ValueError) as error:
-        # A name that is too long, "~nobody", a NUL.
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{str(path)[:80]}: cannot be a path ({why})") from None
+    given = as_path(path)
+    if given.is_absolute() or given.exists():
+        return given
     for root in (PACKAGE.parent, PACKAGE):
         if (root / given).exists():
             return root / given

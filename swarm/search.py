@@ -38,12 +38,14 @@ def main(cfg: DictConfig) -> float:
     from hydra.core.hydra_config import HydraConfig
 
     job = HydraConfig.get()
-    if "MULTIRUN" in str(job.mode):
-        # Jobs of a sweep share one clock: their names need more than the time.
-        if "group" in cfg.tracker and cfg.tracker.group is None:
-            cfg.tracker.group = str(cfg.name)
-        cfg.name = f"{cfg.name}_{job.job.num}"
-    with one_line_errors(str(cfg.name)):
+    with one_line_errors():
+        name = str(cfg.name)  # it may refer to what does not exist
+        if "MULTIRUN" in str(job.mode):
+            # Jobs of a sweep share one clock: their names need more than the time.
+            if "group" in cfg.get("tracker", {}) and cfg.tracker.group is None:
+                cfg.tracker.group = name
+            cfg.name = name = f"{name}_{job.job.num}"
+    with one_line_errors(name):
         clean_hydra_files(job)
         run, config = build(cfg)
         if not isinstance(config["dry_run"], bool):
@@ -53,7 +55,7 @@ def main(cfg: DictConfig) -> float:
 
             print(describe(run, config))
             return 0.0
-        metrics = run.search(config, arguments(job, str(cfg.name)))
+        metrics = run.search(config, arguments(job, name))
         return float(metrics["ending_best_validation_utility"])
 
 

@@ -33,7 +33,7 @@ def run(name: str, *arguments: str) -> str:
         [sys.executable, str(BENCHMARKS / name), *arguments], cwd=searches.ROOT,
         env=searches.environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -65,3 +65,11 @@ def test_consortium_runs() -> None:
 def test_rate_limits() -> None:
     out = run("rate_limit.py", "--count", "40", "--rate", "40")
     assert out.count("| 40 |") == 6, out
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_fault_of_a_sample_is_a_traceback_a_hang_or_silent(seed: int) -> None:
+    """A sample of the fault bench; in full it is `python benchmarks/faults.py`."""
+    count = 24 if seed == 0 else 160
+    out = run("faults.py", "--sample", str(count), "--seed", str(seed), "--jobs", "2")
+    assert f"| all | {count} | 0 | 0 | 0 |" in out, out

@@ -1,6 +1,7 @@
 """Fine-tuning: the loss falls, the best look is what is saved, and a killed one goes on."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,10 @@ from tunings import tune, words
 from swarm.engine.base import Base
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
+from swarm.export.source import read as export
 from swarm.finetune.gradient import Progress, Recipe, Trainer, held_loss, mean_loss, order
 from swarm.finetune.tuning import pairs_of
+from swarm.manifest import Manifest
 from swarm.places import conf_folder
 from swarm.pool import Pool
 from swarm.search import build
@@ -138,7 +141,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
     for name in ("adapter_model.safetensors", "swarm.json"):
         assert (mine / name).read_bytes() == (other / name).read_bytes()
     assert sorted(path.name for path in run.iterdir()) == [
-        "answers.json.gz", "start", "tuned", "tuning.json",
+        "answers.json.gz", "checksums.txt", "start", "tuned", "tuning.json",
     ]  # fmt: skip
     before = searches.tree(run)
     assert tune(command) == metrics
@@ -149,6 +152,61 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
     (tmp_path / "search" / "thesis" / "chapter").write_text("years of work")
     with pytest.raises(UserError, match="holds something else"):
         tune([*command, "name=thesis"])
+
+
+def test_damage_to_the_folder_is_named_or_mended(
+    tuned: tuple[Path, dict[str, Any]], tiny_llama: Path, tiny_pool: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder, metrics = tuned
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    command = words(folder, tiny_llama, tiny_pool, "run", expert="amber")
+    command = [*command, f"folder={tmp_path / 'search'}"]
+    run = tmp_path / "search" / "run"
+    whole = searches.tree(run)
+    assert set(Manifest(run).read().sums) == set(whole) and not Manifest(run).read().damaged()
+    for name, data in whole.items():
+        for spoiled in (None, data[: len(data) // 2], data[:-1] + bytes([data[-1] ^ 1])):
+            (run / name).unlink()
+            if spoiled is not None:
+                (run / name).write_bytes(spoiled)
+            if name == "answers.json.gz":
+                assert tune(command) == metrics and searches.tree(run) == whole
+                continue
+            with pytest.raises(UserError, match=r"damaged|holds something else") as error:
+                tune(command)
+            assert name in str(error.value) or name == "tuning.json", name
+            if name.startswith("tuned/"):
+                with pytest.raises(UserError, match="tuned"):
+                    export(str(run))
+            (run / name).write_bytes(data)
+    assert tune(command) == metrics
+
+
+@pytest.mark.parametrize("spoil", [b"", b"{}", None])
+def test_a_damaged_training_is_named(
+    spoil: bytes | None, tiny_llama: Path, tiny_pool: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    look = Trainer._look
+
+    def killed(self: Trainer, step: int, *more: Any) -> None:
+        if step == 10:
+            raise KeyboardInterrupt
+        look(self, step, *more)
+
+    command = words(tmp_path, tiny_llama, tiny_pool, "run", expert="amber")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_look", killed)
+        tune(command)
+    file = tmp_path / "search" / "run" / "training.safetensors"
+    data = file.read_bytes()
+    # Else one bit of a weight.
+    file.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:] if spoil is None else spoil)
+    with pytest.raises(UserError, match=r"training.safetensors is damaged"):
+        tune(command)
+    file.write_bytes(data)
+    assert tune(command)["step"] > 0
 
 
 def test_an_adapter_with_dropout_goes_on_to_the_same_weights(

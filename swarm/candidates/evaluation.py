@@ -8,8 +8,9 @@ from typing import Any
 from swarm.candidates import Candidate, scoring
 from swarm.errors import UserError
 from swarm.evaluation import as_rows
-from swarm.files import as_json, make_folder, write_json, write_whole
+from swarm.files import as_json, make_folder, path_fault, write_json, write_whole
 from swarm.identity import items_digest, task_sources
+from swarm.places import as_path
 from swarm.secrets import identity_values
 from swarm.tasks import Task
 from swarm.track import Nothing, Shown, Tracker
@@ -50,7 +51,11 @@ class Evaluation:
             raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
         self.task, self.candidate = task, candidate
         self.split, self.device = split, device
-        self.out = None if out is None else Path(out)
+        if out is not None and not isinstance(out, str | Path):
+            raise UserError(f"out={out!r}: must be null or the path of a folder")
+        if out is not None and (fault := path_fault(out)):
+            raise UserError(f"out={str(out)[:80]!r} {fault}; must be null or a folder's path")
+        self.out = None if out is None else as_path(out)
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise UserError(f"out={out}: must be a folder")
         self.found: scoring.Scored | None = None

@@ -10,7 +10,9 @@ from swarm.candidates.saved import Saved
 from swarm.candidates.vote import Vote
 from swarm.engine.base import Base
 from swarm.errors import UserError
+from swarm.files import read_text
 from swarm.manifest import verify
+from swarm.places import as_path
 from swarm.report.folder import RunFolder
 from swarm.roster.runs import base_of, best, finished
 
@@ -61,8 +63,9 @@ class Ensemble(Vote):
                 "candidate.file is missing: give what a search has written, e.g. "
                 "candidate.file=search/first/ensemble.yaml"
             )
-        content, members = read_ensemble(Path(file))
-        home = Path(file).parent
+        path = as_path(file)
+        content, members = read_ensemble(path)
+        home = path.parent
         run = RunFolder(home / content.get("run", "."))
         self.scale = run.scale
         folders = [str(home / one["folder"]) for one in members]
@@ -81,13 +84,13 @@ def read_ensemble(file: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]
     """
     verify(file)
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(file))
         members = content["members"]
         for one in members:
             str(one["folder"]), float(one["utility"])
     except OSError as error:
         raise UserError(f"candidate.file={file}: {error.strerror}") from None
-    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError):
+    except (yaml.YAMLError, RecursionError, TypeError, KeyError, ValueError, AttributeError):
         raise UserError(
             f"candidate.file={file}: no ensemble; it has to have members, each with a folder and "
             "a utility, as a search writes it"

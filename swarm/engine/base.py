@@ -55,6 +55,11 @@ class Base:
                 "model.path is missing: give a folder with a transformers model or a hub id, "
                 "e.g. model.path=models/my-model"
             )
+        if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
+            raise UserError(f"model.name={self.name!r}: must be null or the name of a base model")
+        if not isinstance(self.trust_remote_code, bool):
+            given = self.trust_remote_code
+            raise UserError(f"model.trust_remote_code={given!r}: must be true or false")
         if self.dtype not in DTYPES:
             raise UserError(f"model.dtype={self.dtype} is not one of {', '.join(DTYPES)}")
         parts = (self.wheel, self.wheel_sha256, self.wheel_file)

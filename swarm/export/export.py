@@ -14,6 +14,7 @@ from swarm.export.card import Card
 from swarm.export.licences import inputs, licence
 from swarm.export.merged import copy_model, write_merged
 from swarm.folders import replaceable, write_folder
+from swarm.places import as_path
 
 FORMATS = ("peft", "merged")
 
@@ -44,7 +45,7 @@ class Export:
             )
         if not isinstance(private, bool):
             raise UserError(f"private={private}: must be true or false")
-        self.to, self.merged, self.private = Path(str(to)).expanduser(), format == "merged", private
+        self.to, self.merged, self.private = as_path(str(to)), format == "merged", private
         self.repository = push_to_hub
         self.source = source.read(given, particle, point)
         if self.source.whole and (dtype or not self.merged):

@@ -13,7 +13,9 @@ def main(cfg: DictConfig) -> float:
     """Build what the configuration describes and tune it; gives the dev utility."""
     from hydra.utils import instantiate
 
-    with one_line_errors(str(cfg.name)):
+    with one_line_errors():
+        name = str(cfg.name)  # it may refer to what does not exist
+    with one_line_errors(name):
         config = plain_config(cfg)
         check_secrets(config)
         tuning = instantiate(config, _convert_="all")

@@ -1,8 +1,9 @@
 """Gradient descent on an adapter: AdamW on gold answers, stopped early by those held out."""
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,8 @@ class Recipe:
             value = getattr(self, key)
             if type(value) is not int or value < 1:
                 raise UserError(f"{key}={value!r}: must be a whole number, 1 or more")
-        if type(self.rate) not in (int, float) or not 0 < self.rate < math.inf:
-            raise UserError(f"rate={self.rate!r}: must be a number above 0")
+        if type(self.rate) not in (int, float) or not 0 < self.rate <= 1e6:
+            raise UserError(f"rate={self.rate!r}: must be a number above 0, at most 1e6")
 
 
 @dataclass
@@ -219,24 +220,57 @@ class Trainer:
             for i, tensor in enumerate(found)
         }
         looks = json.dumps({"best": self.progress.best, "looks": self.progress.looks})
-        write_whole(self.path, save(tensors, {"progress": looks}))
+        about = {"progress": looks, "sha256": content_digest(tensors, looks)}
+        write_whole(self.path, save(tensors, about))
 
     def _resume(self) -> None:
         import torch
-        from safetensors import safe_open
 
-        with safe_open(str(self.path), framework="pt") as file:
-            told = json.loads(file.metadata()["progress"])
-            for i, weight in enumerate(self._weights):
-                found = {kind: file.get_tensor(f"{kind}.{i}").to(weight.device)
-                         for kind in ("weight", "best", "average", "square")}  # fmt: skip
-                weight.data.copy_(found["weight"])
-                self._best[i] = found["best"]
-                self._adam.state[weight] = {
-                    "step": torch.tensor(float(told["looks"][-1][0])),
-                    "exp_avg": found["average"],
-                    "exp_avg_sq": found["square"],
-                }
-        looks = [(step, train, held) for step, train, held in told["looks"]]
-        self.progress = Progress(looks[-1][0], looks, told["best"])
+        tensors, looks = read_progress(self.path)
+        told = json.loads(looks)
+        for i, weight in enumerate(self._weights):
+            kinds = ("weight", "best", "average", "square")
+            found = {kind: tensors[f"{kind}.{i}"].to(weight.device) for kind in kinds}
+            weight.data.copy_(found["weight"])
+            self._best[i] = found["best"]
+            self._adam.state[weight] = {
+                "step": torch.tensor(float(told["looks"][-1][0])),
+                "exp_avg": found["average"],
+                "exp_avg_sq": found["square"],
+            }
+        seen = [(step, train, held) for step, train, held in told["looks"]]
+        self.progress = Progress(seen[-1][0], seen, told["best"])
         self.say(f"goes on after step {self.progress.step}")
+
+
+def content_digest(tensors: Mapping[str, Any], looks: str) -> str:
+    """SHA-256 of a training's tensors by name, and of its looks as text."""
+    import torch
+
+    digest = hashlib.sha256(looks.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read_progress(path: Path) -> tuple[dict[str, Any], str]:
+    """The tensors of a training that was stopped, by name, and its looks as JSON.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        looks = about["progress"]
+        if about.get("sha256", "") == content_digest(tensors, looks):
+            return tensors, looks
+    except (OSError, SafetensorError, KeyError):
+        pass
+    raise UserError(
+        f"{path} is damaged; put it back from a copy, or remove it and training begins anew"
+    )

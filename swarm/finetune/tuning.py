@@ -1,6 +1,7 @@
 """A fine-tuning in its folder: where it starts, what it learns from, and what it came to."""
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from swarm.engine.tokens import choice_ids, prompt_ids
 from swarm.errors import UserError
 from swarm.evaluation import Cut, divided
 from swarm.executors import Executor, Worker
-from swarm.files import make_folder, write_json
+from swarm.files import make_folder, remove, write_json
 from swarm.finetune.adapter import (
     check_start,
     find_start,
@@ -25,6 +26,7 @@ from swarm.finetune.comparison import UNTESTED, Comparison, lines
 from swarm.finetune.gradient import Pair, Recipe, Trainer
 from swarm.folders import read_note, write_folder
 from swarm.identity import items_digest, settings
+from swarm.manifest import NAME, Manifest
 from swarm.places import find
 from swarm.pool import Pool
 from swarm.rehearsal import fit
@@ -34,8 +36,11 @@ from swarm.settings import check_place
 from swarm.tasks import Item
 from swarm.tasks.signal import Signalled
 
+log = logging.getLogger(__name__)
+
 STATE = "tuning.json"
 PROGRESS = "training.safetensors"
+ANSWERS = "answers.json.gz"
 
 
 class Tuning:
@@ -76,6 +81,9 @@ class Tuning:
             )
         if not isinstance(pool, Pool):
             raise UserError("fine-tuning trains an adapter and needs pool=adapters")
+        for key, value in (("expert", expert), ("run", run)):
+            if value is not None and not (isinstance(value, str) and value.strip()):
+                raise UserError(f"{key}={value!r}: must be null or the name of a folder")
         if expert and run:
             raise UserError(f"expert={expert} and run={run}: give one of the two to start from")
         if type(holdout) not in (int, float) or not 0 <= holdout < 1:
@@ -99,6 +107,7 @@ class Tuning:
         self.device = f"cuda:{gpus[0]}" if gpus else "cpu"
         self.folder = Path(folder) / name
         self.state: dict[str, Any] = {}
+        self._manifest = Manifest(self.folder)
 
     def tune(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Train, or go on, or show again what a finished one came to; gives the metrics.
@@ -150,14 +159,41 @@ class Tuning:
         path = self.folder / STATE
         if path.is_file():
             self.state = read_state(path)
+            self._verify()
             if self._begun() or self.state["identity"] == identity:
                 self._compare(identity)
                 return
             shutil.rmtree(self.folder / "start", ignore_errors=True)
+            self._manifest.drop("start")
             self.state = {}
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} holds something else; choose another name=")
         self._save(identity=identity, config=clean(config))
+
+    def _verify(self) -> None:
+        """See that the folder's files are as they were written; only answers are made anew.
+
+        Raises:
+            UserError: Another one is damaged or missing.
+        """
+        damaged = self._manifest.read().damaged()
+        if self._manifest.lost and self._begun():
+            log.warning("%s is missing or damaged: taken anew, of the files as they are now",
+                        self.folder / NAME)  # fmt: skip
+        for place in damaged:
+            if place != ANSWERS:
+                raise UserError(
+                    f"{self.folder / place} is damaged or missing; put it back from a copy, or "
+                    "choose another name= to train anew"
+                )
+            log.warning("%s is damaged or missing: asked anew", self.folder / place)
+            remove(self.folder / place)
+            self.state["metrics"] = None
+        # A kill leaves a file without a checksum, and never with a wrong one.
+        with self._manifest.rewriting(STATE, *damaged):
+            for place in ("start", "tuned", ANSWERS):
+                if not self._manifest.under(place):
+                    self._manifest.add(place)
 
     def _begun(self) -> bool:
         """Whether there is anything trained in the folder."""
@@ -176,7 +212,8 @@ class Tuning:
     def _save(self, **more: Any) -> None:
         self.state |= more
         make_folder(self.folder, private=True)
-        write_json(self.folder / STATE, self.state)
+        with self._manifest.rewriting(STATE):
+            write_json(self.folder / STATE, self.state)
 
     def _train(
         self, label: str, source: Path | None, examples: Sequence[Item], held: Sequence[Item]
@@ -189,7 +226,8 @@ class Tuning:
         model, tokenizer = self.model.load(self.device)
         with quiet_transformers():
             if not (self.folder / "start").is_dir():
-                write_start(self.folder / "start", source, lambda: self._new(model), label)
+                with self._manifest.rewriting("start"):
+                    write_start(self.folder / "start", source, lambda: self._new(model), label)
             adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
         pairs = [pairs_of(self.task, items, tokenizer) for items in (examples, held)]
         print(f"{self.folder}: trains on {len(examples)} dev items, holds out {len(held)}")
@@ -214,7 +252,10 @@ class Tuning:
             "task": self.task.name,
             "training": training,
         }
-        write_folder(self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter")
+        with self._manifest.rewriting("tuned"):
+            write_folder(
+                self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter"
+            )
         (self.folder / PROGRESS).unlink(missing_ok=True)
 
     def _new(self, model: Any) -> Any:
@@ -236,7 +277,8 @@ class Tuning:
         try:
             self.executor.open(Worker(self.model, pool, self.task, self.engine))
             compared = Comparison(self.task, self.executor, self.job, label, held, self.test)
-            return compared.metrics(self.folder, run)
+            with self._manifest.rewriting(ANSWERS):
+                return compared.metrics(self.folder, run)
         finally:
             self.executor.close()
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from swarm.optimizers import Slope, Wanted, draws
 from swarm.optimizers.ask_tell import OWN, AskTell, frozen
-from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, SHARE, Rule
+from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, SHARE, Rule
 from swarm.optimizers.draws import populate
 
 MINIBATCH = OWN + 1
@@ -55,7 +55,7 @@ class AdaMerging(AskTell):
     NAME: ClassVar[str] = "adamerging"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "steps": (AT_LEAST_ONE, "the authors score after every 10"),
-        "batch": (AT_LEAST_ONE, "the authors' is 16"),
+        "batch": (ROWS, "the authors' is 16"),
         "rate": (POSITIVE, "the authors' is 0.001"),
         "start_value": (SHARE, "the authors' is 0.3"),
     }

@@ -10,6 +10,7 @@ from swarm.optimizers.checks import (
     AT_LEAST_ONE,
     Rule,
     check_number,
+    check_particles,
     check_pool,
     check_saved,
     check_word,
@@ -46,10 +47,7 @@ class AskTell:
 
     def __post_init__(self) -> None:
         check_number("max_iterations", self.max_iterations, AT_LEAST_ONE, "it bounds the budget")
-        if self.particles is not None:
-            wording = f"a whole number, {self.LEAST} or more"
-            enough = (int, lambda value: value >= self.LEAST, wording)
-            check_number("particles", self.particles, enough, "the experts are among them")
+        check_particles(self.particles, self.LEAST, "the experts are among them")
         for name, (rule, advice) in self.NUMBERS.items():
             check_number(name, getattr(self, name), rule, advice)
         for name, allowed in self.WORDS.items():

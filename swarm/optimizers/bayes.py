@@ -9,7 +9,7 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import draws
 from swarm.optimizers.ask_tell import OWN
-from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, Rule
+from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, Rule
 from swarm.optimizers.region import Region
 from swarm.optimizers.starts import Starting
 
@@ -54,7 +54,7 @@ class BayesianSearch(Starting):
 
     NAME: ClassVar[str] = "bayes"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "batch": (AT_LEAST_ONE, "1 learns from every score before the next"),
+        "batch": (ROWS, "1 learns from every score before the next"),
         "reach": (POSITIVE, "1 is a box around the experts"),
         "most_dimensions": (AT_LEAST_ONE, "20 is what a Gaussian process is good for"),
     }

@@ -14,6 +14,10 @@ POSITIVE: Rule = (float, lambda value: 0 < value <= MOST, f"a number above 0, at
 STEP: Rule = (float, lambda value: 0 < value <= 100, "a number above 0, at most 100")
 SHARE: Rule = (float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+MOST_ROWS = 10_000
+"""The most positions of an ask, or items of a batch: an ask is evaluated position by position."""
+
+ROWS: Rule = (int, lambda value: 1 <= value <= MOST_ROWS, f"a whole number from 1 to {MOST_ROWS:,}")
 AT_LEAST_ONE: Rule = (int, lambda value: value >= 1, "a whole number, 1 or more")
 COUNT: Rule = (int, lambda value: value >= 0, "a whole number, 0 or more")
 SWITCH: Rule = (bool, lambda value: True, "true or false")
@@ -40,6 +44,18 @@ def check_number(name: str, value: Any, rule: Rule, advice: str) -> None:
     right_kind = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
     if not (right_kind and allowed(value)):
         raise UserError(f"optimizer.{name}={value}: must be {wording}, {advice}")
+
+
+def check_particles(particles: Any, least: int, advice: str) -> None:
+    """That optimizer.particles is null or a number of rows.
+
+    Raises:
+        UserError: It is not.
+    """
+    if particles is not None:
+        wording = f"a whole number, {least} or more, at most {MOST_ROWS:,}"
+        rule: Rule = (int, lambda value: least <= value <= MOST_ROWS, wording)
+        check_number("particles", particles, rule, advice)
 
 
 def check_pool(experts: int, particles: int | None) -> None:

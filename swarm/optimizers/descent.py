@@ -12,6 +12,7 @@ from swarm.optimizers.checks import (
     COUNT,
     NOT_NEGATIVE,
     POSITIVE,
+    ROWS,
     SWITCH,
     Rule,
     check_number,
@@ -34,7 +35,7 @@ ARRAYS = ("first", "second", "count", "rate_factor", "held_loss")
 NUMBERS: dict[str, tuple[Rule, str]] = {
     "weight": (POSITIVE, "1 applies the whole descent; optimizer.descent=null is off"),
     "steps": (AT_LEAST_ONE, "Adam steps between two evaluations"),
-    "batch": (AT_LEAST_ONE, "dev items in a step"),
+    "batch": (ROWS, "dev items in a step"),
     "rate": (POSITIVE, "the change of a coefficient in a step"),
     "fine_rate": (NOT_NEGATIVE, "of a group's deviation, as a multiple of rate"),
     "pull": (BELOW_ONE, "by which deviations shrink in a step"),

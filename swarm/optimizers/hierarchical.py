@@ -10,7 +10,13 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.optimizers import Optimizer, draws
 from swarm.optimizers.ask_tell import frozen
-from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, check_number, check_saved
+from swarm.optimizers.checks import (
+    AT_LEAST_ONE,
+    POSITIVE,
+    check_number,
+    check_particles,
+    check_saved,
+)
 from swarm.optimizers.nes import NaturalEvolution
 
 GLOBAL = ("1", "global")
@@ -83,9 +89,7 @@ class Hierarchical:
 
     def __post_init__(self) -> None:
         check_number("max_iterations", self.max_iterations, AT_LEAST_ONE, "it bounds the budget")
-        if self.particles is not None:
-            enough = (int, lambda value: value >= 2, "a whole number, 2 or more")
-            check_number("particles", self.particles, enough, "null is the inner optimizer's")
+        check_particles(self.particles, 2, "null is the inner optimizer's")
         for name, values in (("groups", self.groups), ("shares", self.shares)):
             if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
                 raise UserError(f"optimizer.{name}={values!r}: must be a list, one for each stage")

@@ -7,7 +7,7 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers.ask_tell import AskTell, frozen
-from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, Rule, check_number
+from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, Rule, check_number
 from swarm.optimizers.draws import corners, populate
 
 
@@ -50,7 +50,7 @@ class MergeEvolve(AskTell):
 
     NAME: ClassVar[str] = "mergevolve"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        "samples": (AT_LEAST_ONE, "the authors' is 10"),
+        "samples": (ROWS, "the authors' is 10"),
         "sigma": (POSITIVE, "the authors' is 0.1"),
         "alpha": (POSITIVE, "the authors' is 0.1"),
         "tau": (POSITIVE, "the authors' is 1, and 0.1 for models of 7B"),

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.checks import AT_LEAST_ONE, check_number
+from swarm.optimizers.checks import ROWS, check_number
 from swarm.optimizers.descent import Descent
 from swarm.optimizers.pso import ParticleSwarm
 
@@ -45,7 +45,7 @@ class AsynchronousSwarm(ParticleSwarm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("batch", self.batch, AT_LEAST_ONE, "it is how many particles move together")
+        check_number("batch", self.batch, ROWS, "it is how many particles move together")
         if self.drop_iteration:
             raise UserError(f"""optimizer.drop_iteration={self.drop_iteration}: must be 0, as only
                 a few particles move in an iteration; use optimizer.drop_particle""")

@@ -15,6 +15,7 @@ from swarm.optimizers.checks import (
     SWITCH,
     Rule,
     check_number,
+    check_particles,
     check_word,
 )
 from swarm.optimizers.descent import Descent
@@ -125,9 +126,7 @@ class ParticleSwarmOptions:
 def _check(options: ParticleSwarmOptions) -> None:
     for name, (rule, advice) in NUMBERS.items():
         check_number(name, getattr(options, name), rule, advice)
-    if options.particles is not None:
-        at_least_two = (int, lambda value: value >= 2, "a whole number, 2 or more")
-        check_number("particles", options.particles, at_least_two, "null is one per expert")
+    check_particles(options.particles, 2, "null is one per expert")
     for name, allowed in WORDS.items():
         check_word(name, getattr(options, name), allowed)
     if options.minimum_step_length > options.step_length:
@@ -135,6 +134,9 @@ def _check(options: ParticleSwarmOptions) -> None:
             most optimizer.step_length={options.step_length}, lower it or raise that""")
     if options.active not in (None, "auto"):
         check_number("active", options.active, AT_LEAST_ONE, "null lets all particles move")
+    if options.descent is not None and not isinstance(options.descent, Descent):
+        raise UserError(f"""optimizer.descent={options.descent}: must be null, or have the keys of
+            the gradient term, as optimizer.descent.steps=20""")
     still = not (options.inertia or options.cognitive or options.social or options.repel)
     if still and options.descent is None:
         raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be 0,

@@ -2,11 +2,14 @@
 
 import numpy as np
 
-from swarm.optimizers.checks import Rule
+from swarm.optimizers.checks import MOST, Rule
+
+LOW: Rule = (float, lambda value: -MOST <= value <= 0, f"a number from -{MOST:g} to 0")
+HIGH: Rule = (float, lambda value: 1 <= value <= MOST, f"a number from 1 to {MOST:g}")
 
 BOUNDS: dict[str, tuple[Rule, str]] = {
-    "low": ((float, lambda value: -np.inf < value <= 0, "a number, 0 or less"), "experts have 0s"),
-    "high": ((float, lambda value: 1 <= value < np.inf, "a number, 1 or more"), "experts have a 1"),
+    "low": (LOW, "experts have 0s"),
+    "high": (HIGH, "experts have a 1"),
 }
 """What the two bounds of a coefficient may be."""
 

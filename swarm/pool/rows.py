@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 
+MOST_NOISE_ROWS = 1_000
+"""The most pool.noise_rows: each is as large as an expert."""
+
 MOST_NOISE = 1000
 """The highest pool.noise_scale: of such an update the model's own weights are no part any more."""
 
@@ -204,6 +207,10 @@ class Made:
             value = getattr(self, key)
             if type(value) is not int or value < 0:
                 raise UserError(f"pool.{key} must be a whole number from 0 on, not {value!r}")
+        if self.noise_rows > MOST_NOISE_ROWS:
+            raise UserError(
+                f"pool.noise_rows must be at most {MOST_NOISE_ROWS:,}, not {self.noise_rows}"
+            )
         if not (_is_number(self.noise_scale) and 0 < self.noise_scale <= MOST_NOISE):
             raise UserError(
                 f"pool.noise_scale must be a number above 0 and at most {MOST_NOISE}, "

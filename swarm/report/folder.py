@@ -13,6 +13,7 @@ from swarm.errors import UserError
 from swarm.files import read_packed
 from swarm.front import Front
 from swarm.manifest import MEND, read_state, verify
+from swarm.places import as_path
 from swarm.secrets import clean, read_config
 from swarm.words import label
 
@@ -51,7 +52,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = as_path(path)
         self._verified: set[Path] = set()
         state = _state(self.path)
         verify(self.path / "config.json")

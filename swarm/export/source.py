@@ -182,8 +182,8 @@ def read(given: str, particle: int | None = None, point: int | None = None) -> S
     elif kind == "finetune":
         state = _json(path / "tuning.json")
         config, folder = read_config(state.get("config") or {}), path / "tuned"
-        for place in (path / "tuning.json", folder):
-            verify(place)
+        for file in (path / "tuning.json", folder):
+            verify(file)
     if not (folder / CONFIG).is_file() and not _is_model(folder):
         raise UserError(
             f"{folder} holds neither an adapter nor a model in safetensors; "

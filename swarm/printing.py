@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Unicode's bidirectional controls (UAX 9), which show a text in another order than it has."""
@@ -23,6 +23,16 @@ a carriage return goes, as it would write over the line."""
 def harmless(text: str) -> str:
     """The text with its control characters made visible; piece by piece it comes to the same."""
     return text.translate(CONTROLS)
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for a CSV: text that a spreadsheet would run as a formula begins with an apostrophe.
+
+    That is text which begins with `=`, `+`, `-`, `@`, a tab or a carriage return (OWASP, CSV
+    injection). Numbers are left alone.
+    """
+    dangerous = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if dangerous else value
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -37,7 +37,8 @@ def shown(
     view.on("pageerror", lambda error: told.append(str(error)))
     view.on("dialog", lambda dialog: told.append(dialog.message))
     view.on("request", lambda request: asked.append(request.url))
-    view.goto(address)
+    token = getattr(address, "token", None)
+    view.goto(f"{address}?token={token}" if token else address)
     yield view
     assert told == [], told
     within = address.partition("#")[0]

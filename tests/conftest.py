@@ -97,7 +97,7 @@ def page_folder(
 
 
 @pytest.fixture(scope="session")
-def page_url(page_folder: Path, tiny_llama: Path, tiny_pool: Path) -> Iterator[str]:
+def page_url(page_folder: Path, tiny_llama: Path, tiny_pool: Path) -> Iterator[ui_pages.Page]:
     """The page, as a user starts it."""
     options = ["--device", "cpu", "--base", str(tiny_llama), "--pool", str(tiny_pool)]
     with ui_pages.served(page_folder, *options, **ui_pages.settings(page_folder)) as address:

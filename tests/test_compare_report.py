@@ -1,5 +1,6 @@
 """The report of a run: its tables and figures, whatever was answered."""
 
+import csv
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,16 @@ def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path
     many = pd.concat([answers(f"g{i}", "m", [1.5, 2.5, 3.5]) for i in range(57)])
     [_, line] = draw(tmp_path, many, "answer", "group")
     assert line.startswith("No figure: 57 answers are more than can be told apart")
+
+
+def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
+    df = answers("=g", "@m", ["=1+1", "-2", "b"])
+    report.question(tmp_path, "q", df)
+    for file in ("data.csv", "answer_summary.csv"):
+        with (tmp_path / "q" / file).open(newline="") as told:
+            cells = [cell for row in csv.reader(told) for cell in row]
+        assert not [one for one in cells if one.startswith(("=", "+", "@", "-2"))], file
+        assert "'@m" in cells
 
 
 @pytest.mark.parametrize("said", [

@@ -337,6 +337,21 @@ def test_what_is_filtered_is_exported_and_can_be_read_again(url: str, tmp_path: 
     assert len(everything) == 19
 
 
+def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path) -> None:
+    bad = ["=1+1", "+1", "-2", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0"]
+    rows = [{"answer": one, "model": "=m", "n": -1, "x": {"=a": 1}} for one in [*bad, "a=1", ""]]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with view(str(path), port=0, open_browser=False, block=False) as running:
+        told = get(f"{running.url}export.csv").decode()
+        exact = [json.loads(one) for one in get(f"{running.url}export.jsonl").splitlines()]
+    table = list(csv.DictReader(io.StringIO(told, newline="")))
+    safe = [*("'" + one for one in bad), "a=1", ""]
+    assert sorted(row["answer"] for row in table) == sorted(safe)
+    assert {row["model"] for row in table} == {"'=m"} and {row["n"] for row in table} == {"-1"}
+    assert sorted(row["answer"] for row in exact) == sorted(row["answer"] for row in rows)
+
+
 def test_flags_are_kept_and_exported(url: str) -> None:
     head = {"Content-Type": "application/json"}
     told = json.loads(get(f"{url}flag", head, b'{"row": 3, "flagged": true}'))

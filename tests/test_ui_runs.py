@@ -170,12 +170,73 @@ def asked(url: str, path: str = "/", **headers: str) -> int:
     return connection.getresponse().status
 
 
-def test_others_are_kept_out(page_url: str) -> None:
+def cookies(url: ui_pages.Page) -> dict[str, str]:
+    """The header of a browser that has opened the address."""
+    connection = HTTPConnection(url.split("/")[2], timeout=60)
+    connection.request("GET", f"/runs/made?token={url.token}&x=1")
+    reply = connection.getresponse()
+    cookie = reply.getheader("set-cookie", "")
+    assert (reply.status, reply.getheader("location")) == (303, "/runs/made?x=1")
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    return {"Cookie": f"other=1; {cookie.partition(';')[0]}"}
+
+
+def test_a_token_is_asked_for_on_pages_reports_and_the_websocket(page_url: ui_pages.Page) -> None:
+    socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+    polling = "/_nicegui_ws/socket.io/?EIO=4&transport=polling"
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
+               "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA=="}  # fmt: skip
+    name = cookies(page_url)["Cookie"].split("; ")[1].partition("=")[0]
+    assert name == f"model_swarms_{page_url.split(':')[2].strip('/')}"
+    wrong: list[dict[str, str]] = [
+        {}, {"Authorization": "Bearer x"}, {"Authorization": str(page_url.token)},
+        {"Cookie": f"{name}=x"}, {"Cookie": f"model_swarms_1={page_url.token}"},
+    ]  # fmt: skip
+    right = [cookies(page_url), {"Authorization": f"Bearer {page_url.token}"}]
+    paths: list[tuple[str, dict[str, str], int]] = [
+        ("/", {}, 200), ("/start", {}, 200), ("/runs/made/report", {}, 200),
+        (polling, {}, 200), (socket, upgrade, 101),
+    ]  # fmt: skip
+    for path, more, good in paths:
+        assert [asked(page_url, path, **more, **one) for one in wrong] == [403] * len(wrong), path
+        assert [asked(page_url, path, **more, **one) for one in right] == [good] * 2, path
+        assert asked(page_url, f"{path}{'&' if '?' in path else '?'}token=x", **more) == 403
+    assert asked(page_url, f"{socket}&token={page_url.token}", **upgrade) == 101
+    # What leads away from here is not led to.
+    connection = HTTPConnection(page_url.split("/")[2], timeout=60)
+    connection.request("GET", f"//example.org/?token={page_url.token}")
+    assert connection.getresponse().getheader("location") == "/example.org/"
+
+
+def test_a_browser_without_the_token_sees_nothing(browser: Any, page_url: ui_pages.Page) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    reply = page.goto(f"{page_url}start")
+    assert reply.status == 403 and "a token is needed" in page.content()
+    assert str(page_url.token) not in page.content()
+    page.goto(f"{page_url}start?token={page_url.token}")
+    page.get_by_role("button", name="Check").wait_for()
+    assert page.url == f"{page_url}start"
+    assert page.evaluate("document.cookie") == ""
+    context.close()
+
+
+def test_without_a_token_that_is_said(tmp_path: Path) -> None:
+    with ui_pages.served(tmp_path, "--no-token") as open_to_all:
+        assert open_to_all.token is None and asked(open_to_all) == 200
+        assert asked(open_to_all, Origin="http://example.org") == 403
+    with ui_pages.served(tmp_path) as one, ui_pages.served(tmp_path) as two:
+        assert one.token != two.token and len(str(one.token)) == 48
+        assert asked(one) == asked(two) == 403
+
+
+def test_others_are_kept_out(page_url: ui_pages.Page) -> None:
     here = page_url.split("/")[2]
     socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
                "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA=="}  # fmt: skip
-    for path, more, good in (("/", {}, 200), (socket, upgrade, 101)):
+    bearer = {"Authorization": f"Bearer {page_url.token}"}
+    for path, more, good in (("/", bearer, 200), (socket, bearer | upgrade, 101)):
         assert asked(page_url, path, **more) == good
         assert asked(page_url, path, **more, Origin=f"http://{here}") == good
         assert asked(page_url, path, **more, Origin="http://example.org") == 403
@@ -184,16 +245,17 @@ def test_others_are_kept_out(page_url: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/runs/..%2F..%2Fetc", "/runs/%2e%2e/report", "/runs/.page"])
-def test_a_name_is_a_folder_of_runs(page_url: str, path: str) -> None:
+def test_a_name_is_a_folder_of_runs(page_url: ui_pages.Page, path: str) -> None:
     connection = HTTPConnection(page_url.split("/")[2], timeout=60)
-    connection.request("GET", path)
+    connection.request("GET", path, headers={"Authorization": f"Bearer {page_url.token}"})
     reply = connection.getresponse()
     assert reply.status == 404 or "is no name of a run" in reply.read().decode()
 
 
-def test_a_broken_run_has_no_report(page_url: str) -> None:
+def test_a_broken_run_has_no_report(page_url: ui_pages.Page) -> None:
     connection = HTTPConnection(page_url.split("/")[2], timeout=60)
-    connection.request("GET", "/runs/broken/report")
+    bearer = {"Authorization": f"Bearer {page_url.token}"}
+    connection.request("GET", "/runs/broken/report", headers=bearer)
     reply = connection.getresponse()
     assert reply.status == 404
     assert re.fullmatch(".*broken/.* is damaged or missing; .*\n", reply.read().decode())

@@ -29,8 +29,14 @@ HOSTILE = "<img src=x onerror=alert(1)> **bold** <script>alert(2)</script>"
 HOSTILE_NAME = "a<script>alert(1)<"
 
 
+class Page(str):
+    """The address of the page; what opens it as a user does takes its `token`."""
+
+    token: str | None = None
+
+
 @contextmanager
-def served(folder: Path, *options: str, **more: str) -> Iterator[str]:
+def served(folder: Path, *options: str, **more: str) -> Iterator[Page]:
     """The address of the page, started in a folder; it has to end well."""
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.ui", "--port", "0", "--no-browser", *options],
@@ -44,7 +50,10 @@ def served(folder: Path, *options: str, **more: str) -> Iterator[str]:
     line = process.stdout.readline()
     try:
         assert line.startswith("the page is at http://127.0.0.1:"), (line, said)
-        yield line.split()[4]
+        found, _, token = line.split()[4].partition("?token=")
+        page = Page(found)
+        page.token = token or None
+        yield page
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(120)

@@ -12,6 +12,7 @@ from swarm.compare.figures import draw, file_of
 from swarm.compare.jsonl import known
 from swarm.compare.statistics.counted import hashable, kind_of
 from swarm.files import write_whole
+from swarm.printing import csv_cell
 from swarm.report.markdown import plain
 from swarm.report.numbers import number, p_value
 from swarm.report.text import table
@@ -91,13 +92,19 @@ def question(folder: str | Path, name: str, df: "pd.DataFrame") -> str:
     )
     _save(place / "data.jsonl", "".join(f"{row}\n" for row in rows))
     flat = df.apply(lambda column: hashable(column.astype(object)))
-    _save(place / "data.csv", flat.to_csv(index=False))
+    _save(place / "data.csv", as_csv(flat))
     sections = [f"## {plain(name)}", "", *_asked(df), "", *_counts(df)]
     for column in answered(df):
         sections += ["", *_column(place, df, column)]
     files = " and ".join(_link(name, file) for file in ("data.jsonl", "data.csv"))
     sections += ["", f"All answers: {files}."]
     return "\n".join([*sections, ""])
+
+
+def as_csv(df: "pd.DataFrame") -> str:
+    """A table as CSV whose texts no spreadsheet takes for formulas."""
+    safe = df.apply(lambda column: column.map(csv_cell)).rename(columns=csv_cell)
+    return str(safe.to_csv(index=False))
 
 
 def answered(df: "pd.DataFrame") -> list[str]:
@@ -152,13 +159,13 @@ def _column(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
     wholes = [f"{file_of(column)}_{what}.csv" for what in ("summary", "differences")]
     lines = [f"### {plain(column)}", *(draw(place, df, column, category) if len(df) else ())]
     found = summary(df, column, category)
-    _save(place / wholes[0], found.to_csv(index=False))
+    _save(place / wholes[0], as_csv(found))
     lines += ["", *_summary(found, category)]
     if df[category].nunique() < 2:
         (place / wholes[1]).unlink(missing_ok=True)  # a former run's, with more groups
         return [*lines, "", f"Whole table: {_link(place.name, wholes[0])}."]
     pairs = pairwise(df, column, category)
-    _save(place / wholes[1], pairs.to_csv(index=False))
+    _save(place / wholes[1], as_csv(pairs))
     kind = kind_of(df[column].dropna())
     links = " and ".join(_link(place.name, file) for file in wholes)
     return [*lines, "", *_pairs(pairs, kind == "mean"), "", *said(pairs), "",

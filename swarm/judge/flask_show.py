@@ -12,6 +12,7 @@ from swarm.judge.files import Kinds, Row, read_rows
 from swarm.judge.flask_reviews import REVIEW_FIELDS, REVIEWS
 from swarm.judge.merging import by_key
 from swarm.judge.rubric import NOT_APPLICABLE
+from swarm.printing import csv_cell
 from swarm.report.text import table
 
 REVIEW: Kinds = {"question_id": (int, str), "model": str, "judge": str, "score": dict,
@@ -85,7 +86,7 @@ def write(folder: Path, lines: Sequence[Row]) -> list[Path]:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({key: csv_cell(one) for key, one in line.items()} for line in lines)
     paths = [folder / "scores.csv", folder / "scores.json"]
     write_whole(paths[0], text.getvalue().encode())
     write_json(paths[1], list(lines))

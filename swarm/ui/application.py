@@ -1,11 +1,14 @@
 """The application: its pages, who may ask, and the process that serves it."""
 
+import hmac
 import importlib
 import logging
+import secrets
 import socket
 import threading
 import webbrowser
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from swarm.serve.guard import HERE
 from swarm.ui.home import Home
@@ -25,37 +28,97 @@ GRACE = 2
 """Seconds for what is under way when the page ends."""
 
 
-class Guard:
-    """Lets in who calls the page by an address of this machine, from the page itself.
+TOKEN = "token"
+"""The parameter of the address that carries the token."""
 
-    A page of somebody else's in the same browser could otherwise have its own name point here, or
-    open a websocket, which no browser holds back.
+NO_TOKEN = (
+    b"a token is needed: open the address that python -m swarm.ui printed when it started, or send "
+    b"Authorization: Bearer TOKEN\n"
+)
+
+
+class Guard:
+    """Lets in who has the token, and calls the page by an address of this machine, from the page.
+
+    Another user of the machine has no token. A page of somebody else's in the same browser could
+    have its own name point here, or open a websocket, which no browser holds back. The token
+    comes as a parameter of the address, after which a cookie has it, or as `Authorization: Bearer`.
 
     Args:
         app: What is guarded, websockets included.
+        token: `None` asks for none.
     """
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, token: str | None = None) -> None:
+        self._app, self._token = app, token
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer, or refuse."""
-        if scope["type"] == "lifespan" or allowed(scope):
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if not allowed(scope):
+            return await _refused(scope, send, b"not from here\n")
+        if self._token is None or self._has_cookie(scope) or self._is_bearer(scope):
             return await self._app(scope, receive, _marked(send))
-        if scope["type"] == "websocket":
-            return await send({"type": "websocket.close", "code": 1008})
-        kind = [(b"content-type", b"text/plain; charset=utf-8")]
-        await send({"type": "http.response.start", "status": 403, "headers": kind})
-        await send({"type": "http.response.body", "body": b"not from here\n"})
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if not self._is_token(dict(query).get(TOKEN, "")):
+            return await _refused(scope, send, NO_TOKEN)
+        if scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD"):
+            return await self._app(scope, receive, _marked(send))
+        await self._welcome(scope, send, [pair for pair in query if pair[0] != TOKEN])
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), str(self._token).encode())
+
+    def _is_bearer(self, scope: dict[str, Any]) -> bool:
+        kind, _, given = _header(scope, b"authorization").partition(" ")
+        return kind.lower() in ("bearer", "token") and self._is_token(given.strip())
+
+    def _has_cookie(self, scope: dict[str, Any]) -> bool:
+        name = _cookie_name(scope)
+        pairs = (one.strip().partition("=") for one in _header(scope, b"cookie").split(";"))
+        return any(key == name and self._is_token(value) for key, _, value in pairs)
+
+    async def _welcome(
+        self, scope: dict[str, Any], send: Any, query: list[tuple[str, str]]
+    ) -> None:
+        """Set the cookie, and lead to the same address without the token, which stays nowhere."""
+        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        # One slash: two begin an address of another machine.
+        where = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
+        cookie = f"{_cookie_name(scope)}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+        headers = [(b"location", where.encode("latin-1")), (b"set-cookie", cookie.encode()),
+                   (b"cache-control", b"no-store")]  # fmt: skip
+        marked = _marked(send)
+        await marked({"type": "http.response.start", "status": 303, "headers": headers})
+        await marked({"type": "http.response.body", "body": b""})
+
+
+def _header(scope: dict[str, Any], name: bytes) -> str:
+    """The values of a header, joined as cookies are."""
+    return "; ".join(value.decode("latin-1") for key, value in scope["headers"] if key == name)
+
+
+def _cookie_name(scope: dict[str, Any]) -> str:
+    """With the port, as a browser keeps one set of cookies for all ports of a host."""
+    _, _, port = _header(scope, b"host").rpartition(":")
+    return f"model_swarms_{port}" if port.isdigit() else "model_swarms"
+
+
+async def _refused(scope: dict[str, Any], send: Any, why: bytes) -> None:
+    if scope["type"] == "websocket":
+        return await send({"type": "websocket.close", "code": 1008})
+    kind = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 403, "headers": kind})
+    await send({"type": "http.response.body", "body": why})
 
 
 def allowed(scope: dict[str, Any]) -> bool:
     """Whether a request means this machine, and does not come from another page."""
-    named = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
-    host, origin = named.get("host", ""), named.get("origin")
-    if not HERE.fullmatch(host):
-        return False
-    return origin is None or origin.lower() == f"http://{host}".lower()
+    host = _header(scope, b"host")
+    origins = [value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"]
+    here = f"http://{host}".lower()
+    return bool(HERE.fullmatch(host)) and all(origin.lower() == here for origin in origins)
 
 
 def _marked(send: Any) -> Any:
@@ -71,7 +134,7 @@ def _marked(send: Any) -> Any:
     return sent
 
 
-def application(home: Home) -> Guard:
+def application(home: Home, token: str | None = None) -> Guard:
     """The pages, behind the guard; once a process, as NiceGUI has one set of pages."""
     from fastapi import FastAPI
     from nicegui import ui
@@ -83,11 +146,17 @@ def application(home: Home) -> Guard:
     ui.run_with(
         app, title="model-swarms", dark=None, show_welcome_message=False, reconnect_timeout=10.0
     )
-    return Guard(app)
+    return Guard(app, token)
 
 
-def serve(home: Home, host: str, port: int, browser: bool) -> None:
+def serve(home: Home, host: str, port: int, browser: bool, guarded: bool = True) -> None:
     """Serve the page until an interrupt.
+
+    Args:
+        home: What the pages share.
+        host, port: Where to serve; port 0 takes a free one.
+        browser: Whether to open it.
+        guarded: Whether it asks for a token, which is new each time.
 
     Raises:
         UserError: The address cannot be bound.
@@ -98,13 +167,16 @@ def serve(home: Home, host: str, port: int, browser: bool) -> None:
     from swarm.serve.server import bind
 
     with bind(host, port) as bound:
-        url = address(bound)
+        token = secrets.token_hex(24) if guarded else None
+        url = address(bound) + (f"?{TOKEN}={token}" if token else "")
         server = uvicorn.Server(uvicorn.Config(
-            application(home), log_config=None, log_level="warning", access_log=False,
+            application(home, token), log_config=None, log_level="warning", access_log=False,
             server_header=False, timeout_graceful_shutdown=GRACE,
         ))  # fmt: skip
         logging.getLogger("nicegui").setLevel(logging.ERROR)
         print(f"the page is at {url} (Ctrl-C ends it)", flush=True)
+        if token is None:
+            print("--no-token: every user of this machine can start searches on it", flush=True)
         if browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         server.run([bound])

@@ -13,9 +13,11 @@ ABOUT = """\
 The page in a browser: searches, models, conversations and comparisons.
 
 \b
-python -m swarm.ui                                 http://127.0.0.1:8080
+python -m swarm.ui                                 http://127.0.0.1:8080/?token=...
 python -m swarm.ui --port 0 --no-browser           any free port, no browser
 python -m swarm.ui --pool my_experts --base local  other experts of another base
+
+The address that it prints has a token, which it asks for: whoever has it can start processes here.
 
 It shows the runs in search/ below the folder where it is started. It answers this machine alone,
 and sends nothing anywhere. Ctrl-C ends it; searches that were started from it go on.
@@ -28,13 +30,21 @@ and sends nothing anywhere. Ctrl-C ends it; searches that were started from it g
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="An address of this machine's own.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Do not open the browser.")
+@click.option("--no-token", is_flag=True, help="Ask for no token: every user of this machine can "
+              "start searches.")  # fmt: skip
 @click.option("--pool", metavar="FOLDER", default="initial_experts", show_default=True,
               help="The experts of local names.")  # fmt: skip
 @click.option("--base", metavar="MODEL", help="The base of local names: an option of conf/model or "
               "a folder; by default the one that the experts name.")  # fmt: skip
 @click.option("--device", metavar="DEVICE", help="Where local models run: cpu, cuda, cuda:1.")
 def ui(
-    port: int, host: str, no_browser: bool, pool: str, base: str | None, device: str | None
+    port: int,
+    host: str,
+    no_browser: bool,
+    no_token: bool,
+    pool: str,
+    base: str | None,
+    device: str | None,
 ) -> None:
     """See `ABOUT`."""
     try:
@@ -51,7 +61,7 @@ def ui(
         from swarm.ui.application import serve
         from swarm.ui.home import Home
 
-        serve(Home(Path.cwd(), pool, base, device), host, port, not no_browser)
+        serve(Home(Path.cwd(), pool, base, device), host, port, not no_browser, not no_token)
     except UserError as error:
         print(f"error: {harmless(str(error))}", file=sys.stderr)
         sys.exit(error.code)

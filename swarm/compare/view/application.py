@@ -17,7 +17,7 @@ from swarm.compare.view.finding import RANDOM, Finder, Wanted, read
 from swarm.compare.view.pairs import Pair, Sides, means, pairs
 from swarm.compare.view.table import Table, words
 from swarm.errors import UserError
-from swarm.printing import harmless
+from swarm.printing import csv_cell, harmless
 from swarm.serve.guard import Guard, body_of
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,12 @@ class Viewer:
 
 def _csv_lines(rows: list[list[Any]]) -> bytes:
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    for row in rows:
+        # A carriage return is quoted by itself only from Python 3.13 on.
+        returns = any(isinstance(one, str) and "\r" in one for one in row)
+        quoting = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
+        writer = csv.writer(file, lineterminator="\n", quoting=quoting)
+        writer.writerow([csv_cell(one) for one in row])
     return file.getvalue().encode("utf-8", "backslashreplace")
 
 

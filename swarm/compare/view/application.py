@@ -182,12 +182,12 @@ class Viewer:
 
 def _csv_lines(rows: list[list[Any]]) -> bytes:
     file = io.StringIO()
+    plain = csv.writer(file, lineterminator="\n")
+    whole = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for row in rows:
         # A carriage return is quoted by itself only from Python 3.13 on.
         returns = any(isinstance(one, str) and "\r" in one for one in row)
-        quoting = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
-        writer = csv.writer(file, lineterminator="\n", quoting=quoting)
-        writer.writerow([csv_cell(one) for one in row])
+        (whole if returns else plain).writerow([csv_cell(one) for one in row])
     return file.getvalue().encode("utf-8", "backslashreplace")
 
 

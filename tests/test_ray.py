@@ -20,6 +20,7 @@ from swarm.errors import UserError
 from swarm.executors import packing
 from swarm.executors.inline import Inline
 from swarm.executors.ray import RayExecutor
+from swarm.manifest import read_state
 from swarm.pool import Pool
 from swarm.tasks.choice import Choice
 
@@ -116,6 +117,26 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
     for kind in ("processes", "ray"):
         assert trees[kind].keys() == trees["inline"].keys()
         assert [n for n in trees[kind] if trees[kind][n] != trees["inline"][n]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_process_of_rays_own_that_is_killed_is_named(
+    name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    """Not the limit of restarts, which has nothing to do with it; and the search goes on."""
+    more = {"optimizer__max_iterations": 3000, "optimizer__patience": 3000, "executor": "ray",
+            "executor__workers": 1}  # fmt: skip
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
+    search = searches.start(command, warm.COLD)
+    kill_one(search, tmp_path / "search" / "run", lambda: processes({search.pid}, name))
+    _, err = search.communicate(timeout=180)
+    assert search.returncode == 1
+    (said,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert f"Ray's own process {name}" in said and "max_restarts" not in said
+    assert "the same command goes on" in said
+    state = read_state(tmp_path / "search" / "run")
+    assert state and state["finished"] is None and state["rounds"]
 
 
 @pytest.mark.slow

@@ -138,6 +138,31 @@ def nodes() -> list[dict[str, float]]:
     return [dict(n["Resources"]) for n in import_ray().nodes() if n["Alive"]]
 
 
+def is_node_alive() -> bool:
+    """Whether Ray's own process of this machine (raylet) is at work, by what the cluster says."""
+    ray = import_ray()
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here)
+
+
+def find_head() -> str:
+    """The address of the process that manages the cluster (gcs_server); empty if not known."""
+    try:
+        return str(import_ray().get_runtime_context().gcs_address or "")
+    except Exception:  # a client (ray://) has no connection of its own to it
+        return ""
+
+
+def is_open(address: str) -> bool:
+    """Whether something accepts a connection at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
+            return True
+    except OSError:
+        return False
+
+
 def inventory() -> str:
     """What the cluster has, in words."""
     ray = import_ray()

@@ -1,7 +1,9 @@
 """Runs jobs on the workers of a Ray cluster, one a GPU on any number of machines."""
 
+import contextlib
 import logging
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +21,10 @@ from swarm.executors.worker import Worker
 log = logging.getLogger(__name__)
 
 EXPERTS = ("path", "store")
+
+LOOK_S, MOST_SILENT = 5.0, 3
+"""Seconds between two connections to the cluster's head, and how many may fail in a row. Ray itself
+ends the whole process after 60 s without its head."""
 
 
 @dataclass(slots=True)
@@ -81,6 +87,7 @@ class RayExecutor:
         self._threads = threads or max(1, int(cpus_per_worker))
         self._experts = experts
         self._ours = False
+        self._head, self._looked, self._silent = "", 0.0, 0
         self._seats: list[Seat] = []
         self._stored: list[Any] = []
 
@@ -91,6 +98,7 @@ class RayExecutor:
         slots = self._count and self._count * self._cpu_share
         self._ours = cluster.connect(self._address, self._gpus, slots, packing.size(packed))
         self._ray = cluster.import_ray()
+        self._head, self._looked, self._silent = cluster.find_head(), time.monotonic(), 0
         share, count = self._plan(worker)
         # Kept here, as an actor that is started again needs them again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
@@ -164,9 +172,14 @@ class RayExecutor:
         """Wait until one actor answers, is there or dies, and yield what came."""
         owing = {seat.ref: seat for seat in self._seats if seat.ref is not None}
         busy = any(seat.job for seat in self._seats)
-        done, _ = self._ray.wait(list(owing), num_returns=1, timeout=None if busy else self._wait_s)
-        if not done:
-            self._give_up_waiting(len(owing))
+        until = time.monotonic() + self._wait_s
+        done: list[Any] = []
+        while not done:
+            self._look_for_head()
+            left = LOOK_S if busy else min(LOOK_S, max(0.0, until - time.monotonic()))
+            done, _ = self._ray.wait(list(owing), num_returns=1, timeout=left)
+            if not done and not busy and time.monotonic() >= until:
+                self._give_up_waiting(len(owing))
         seat = owing[done[0]]
         job, seat.job, seat.ref = seat.job, None, None
         try:
@@ -189,6 +202,41 @@ class RayExecutor:
             raise UserError(first)
         yield answer
 
+    def _look_for_head(self) -> None:
+        """See now and then that the process that manages the cluster is there.
+
+        Raises:
+            UserError: It has not been for a while.
+        """
+        if not self._head or time.monotonic() - self._looked < LOOK_S:
+            return
+        self._looked = time.monotonic()
+        self._silent = 0 if cluster.is_open(self._head) else self._silent + 1
+        if self._silent >= MOST_SILENT:
+            # Nothing of the cluster can be asked any more, not even to end.
+            self._seats, self._stored = [], []
+            raise UserError(
+                f"executor=ray: Ray's own process gcs_server, at {self._head}, does not answer any "
+                "more: it was ended, or the network to it; without it there is no cluster. Start "
+                "the cluster anew, if it is not this search's own; the same command goes on"
+            )
+
+    def _why_none_is_left(self, error: Exception) -> str:
+        """Why the last worker died, and is not started again."""
+        with contextlib.suppress(Exception):  # Ray raises whatever comes where it has ended itself
+            if not cluster.is_node_alive():
+                return (
+                    "Ray's own process raylet, which runs the workers of this machine, was ended "
+                    "(by hand, or by the system where memory is short)"
+                )
+        said = " ".join(str(error).split())
+        if "owner has died" in said or "node has died" in said:
+            return f"Ray lost the machine of the last worker: {said[-200:]}"
+        return (
+            "the last worker died and may not be started again "
+            f"(executor.max_restarts={self._max_restarts})"
+        )
+
     def _bury(self, seat: Seat, job: Job | None, deaths: Counter[int], error: Exception) -> None:
         """Await the actor's next life, if Ray gives it one; the job goes to another."""
         log.info("worker %d: %s", seat.number, " ".join(str(error).split()))
@@ -206,11 +254,8 @@ class RayExecutor:
             self._seats.remove(seat)
             log.warning("worker %d is not started again; %d left", seat.number, len(self._seats))
             if not self._seats:
-                raise UserError(
-                    "executor=ray: the last worker died and may not be started again "
-                    f"(executor.max_restarts={self._max_restarts}); log.txt says how; the same "
-                    "command goes on"
-                )
+                why = self._why_none_is_left(error)
+                raise UserError(f"executor=ray: {why}; log.txt says how; the same command goes on")
             return
         seat.ref = seat.actor.ready.remote()
 

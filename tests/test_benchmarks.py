@@ -20,6 +20,7 @@ SMALLEST = {
         "short,example",
     ],
     "batching.py": ["--rows", "2,3", "--particles", "2", "--repeats", "1"],
+    "journal.py": ["--iterations", "12", "--particles", "5"],
     "startup.py": ["--repeats", "1"],
     "token_swarms.py": ["--items", "3", "--particles", "2", "--repeats", "1"],
     "update.py": ["--particles", "4", "--repeats", "1"],

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from timing import machine
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.models import Request
 from swarm.pool import Pool
@@ -31,7 +31,7 @@ def prompts(count: int, words: int = 30) -> list[str]:
     return [" ".join(random.choice(WORDS, words)) + "? Answer:" for _ in range(count)]
 
 
-def engine_of(plan: str, base: Base, pool: Pool, device: str) -> HFEngine:
+def engine_of(plan: str, base: BaseModel, pool: Pool, device: str) -> HFEngine:
     engine = HFEngine(plan)
     engine.open(base, pool, device)
     return engine
@@ -40,7 +40,7 @@ def engine_of(plan: str, base: Base, pool: Pool, device: str) -> HFEngine:
 class Mixed:
     """PEFT's own way: all adapters loaded, a batch whose rows name theirs."""
 
-    def __init__(self, base: Base, pool: Pool, positions: np.ndarray, device: str) -> None:
+    def __init__(self, base: BaseModel, pool: Pool, positions: np.ndarray, device: str) -> None:
         from peft import PeftModel
 
         model, self.tokenizer = base.load(device)
@@ -53,7 +53,7 @@ class Mixed:
         self.model = model.eval()
 
     @torch.inference_mode()
-    def answer(self, _: np.ndarray, requests: list[list[Request]]) -> list[list[str]]:
+    def generate(self, _: np.ndarray, requests: list[list[Request]]) -> list[list[str]]:
         texts: list[list[str]] = [[] for _ in requests]
         count = len(requests[0])
         size = max(1, 4096 // (40 * len(requests)))
@@ -79,7 +79,7 @@ def as_texts(answers: object) -> list[list[str]]:
 def measure(ways: dict, positions: np.ndarray, rows: int, repeats: int) -> dict:
     """Median wall and CPU seconds of each way, interleaved; the answers are compared first."""
     asked = [[Request(p, NEW) for p in prompts(rows)]] * len(positions)
-    answers = {name: as_texts(way.answer(positions, asked)) for name, way in ways.items()}
+    answers = {name: as_texts(way.generate(positions, asked)) for name, way in ways.items()}
     for name, found in answers.items():
         pairs = [(a, b) for x, y in zip(found, answers["swap"], strict=True)
                  for a, b in zip(x, y, strict=True)]  # fmt: skip
@@ -89,7 +89,7 @@ def measure(ways: dict, positions: np.ndarray, rows: int, repeats: int) -> dict:
     for _ in range(repeats):
         for name, way in ways.items():
             wall, cpu = time.perf_counter(), time.process_time()
-            way.answer(positions, asked)
+            way.generate(positions, asked)
             if positions is not None and torch.cuda.is_available():
                 torch.cuda.synchronize()
             times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--particles", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    base = Base(options.model) if options.model else default_base()
+    base = BaseModel(options.model) if options.model else default_base()
     pool = Pool(options.pool).open()
     random = np.random.default_rng(1)
     positions = random.dirichlet(np.ones(len(pool.names)), options.particles)
@@ -128,14 +128,14 @@ def main() -> None:
         )
 
 
-def default_base() -> Base:
+def default_base() -> BaseModel:
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
 
     from swarm.places import conf_folder
 
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        found: Base = instantiate(compose("model/smollm2").model)
+        found: BaseModel = instantiate(compose("model/smollm2").model)
     return found
 
 

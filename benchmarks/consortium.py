@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.consortium import STRATEGIES, Consortium
 from swarm.errors import UserError
 from swarm.models import Completion, Request
@@ -107,11 +107,11 @@ def scores(model: Consortium | Simulated) -> tuple[list[float], float]:
 
 for scene, (skills, correlation, judging) in SCENES.items():
     members = [Simulated(f"m{n}", s, correlation, judging) for n, s in enumerate(skills)]
-    arbiter = Slot(Simulated("arbiter", 0.0, correlation, judging), "arbiter")
+    arbiter = AgentSpec(Simulated("arbiter", 0.0, correlation, judging), "arbiter")
     best = max((scores(member)[0] for member in members), key=sum)
     print(f"\n{scene}: best member {sum(best) / QUESTIONS:.3f}, n = {QUESTIONS}")
     for strategy in STRATEGIES:
-        slots = [Slot(member, member.name) for member in members]
+        slots = [AgentSpec(member, member.name) for member in members]
         hits, calls = scores(Consortium(slots, arbiter, strategy))
         found = paired_test(hits, best)
         gain = f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"

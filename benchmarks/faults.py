@@ -47,7 +47,7 @@ import searches  # noqa: E402
 import tiny  # noqa: E402
 import warm  # noqa: E402
 
-from swarm.printing import harmless  # noqa: E402
+from swarm.printing import escape_control_chars  # noqa: E402
 
 MEMORY = 8 << 30
 """Bytes of data that a case may allocate; beyond it Python raises, which counts as a traceback."""
@@ -822,7 +822,7 @@ def _interrupted(rounds: int | None) -> Callable[[], None]:
     def hook() -> None:
         from swarm.run import Run
 
-        iterate = Run._iterate
+        iterate = Run._run_iteration
 
         def stopped(run: Any, number: int) -> None:
             if number == rounds:
@@ -830,7 +830,7 @@ def _interrupted(rounds: int | None) -> Callable[[], None]:
             iterate(run, number)
 
         if rounds is not None:
-            Run._iterate = stopped  # type: ignore[method-assign]
+            Run._run_iteration = stopped  # type: ignore[method-assign]
 
     return hook
 
@@ -911,14 +911,14 @@ def _vanishing(lab: Lab) -> Iterator[Case]:
             def hook(number: int = number, what: str = what) -> None:
                 from swarm.run import Run
 
-                iterate = Run._iterate
+                iterate = Run._run_iteration
 
                 def gone(run: Any, now: int) -> None:
                     if now == number:
                         shutil.rmtree(run.record.folder.parent / what, ignore_errors=True)
                     iterate(run, now)
 
-                Run._iterate = gone  # type: ignore[method-assign]
+                Run._run_iteration = gone  # type: ignore[method-assign]
 
             name = f"{what or 'folder'} deleted before round {number}"
             yield Case("damage", name, _resumed(lab), hook=hook, judge=_complete)
@@ -1043,7 +1043,7 @@ def outcome(case: Case, here: Path, code: int | None, out: str, err: str, took: 
         kind, why = "ok", "usage"
     elif len(errors) != 1 or (rest and case.group != "damage"):
         kind, why = "traceback", f"not one line of error: {err[-300:]}"
-    elif harmless(errors[0]) != errors[0]:
+    elif escape_control_chars(errors[0]) != errors[0]:
         kind, why = "traceback", f"control characters reach the terminal: {errors[0][:200]!r}"
     else:
         kind, why = "ok", errors[0]

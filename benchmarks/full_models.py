@@ -20,9 +20,9 @@ import numpy as np
 from batching import default_base
 from timing import Taken, cpu_seconds, machine
 
-from swarm.engine.base import Base
-from swarm.engine.full import FullEngine
-from swarm.engine.full_models import FullModels
+from swarm.engine.base import BaseModel
+from swarm.engine.full import FullWeightsEngine
+from swarm.engine.full_models import FullModelPool
 from swarm.models import Request
 
 MEGABYTE = 10**6
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=3)
     parser.add_argument("--positions", type=int, default=3)
     options = parser.parse_args()
-    home = (Base(options.model) if options.model else default_base()).resolve()
+    home = (BaseModel(options.model) if options.model else default_base()).resolve()
     with tempfile.TemporaryDirectory(prefix="full-models-") as scratch:
         folders = [home, *(f"{scratch}/copy_{seed}" for seed in range(1, options.models))]
         for seed, folder in enumerate(folders[1:]):
@@ -73,14 +73,14 @@ def main() -> None:
             process = get_context("spawn").Process(target=make, args=(home, folder, seed))
             process.start()
             process.join()
-        report(FullModels(folders), options.positions, f"{scratch}/saved")
+        report(FullModelPool(folders), options.positions, f"{scratch}/saved")
 
 
-def report(pool: FullModels, count: int, target: str) -> None:
+def report(pool: FullModelPool, count: int, target: str) -> None:
     """Measure and print."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    base, engine = Base(pool.models[0]), FullEngine()
+    base, engine = BaseModel(pool.models[0]), FullWeightsEngine()
     held = status("VmRSS")
     sizes = [sum(f.stat().st_size for f in Path(m).glob("*.safetensors")) for m in pool.models]
     load = measured(lambda: engine.open(base, pool, "cpu"))
@@ -88,9 +88,9 @@ def report(pool: FullModels, count: int, target: str) -> None:
     model, resident = sum(weights), status("VmRSS")
     drawn = np.random.default_rng(1).dirichlet(np.ones(len(pool.names)), count)
     asked = [Request("Question: is 3 + 4 = 7?\nAnswer:", 1)]
-    engine.answer(drawn[-1:], [asked])
-    again = measured(lambda: engine.answer(drawn[-1:], [asked]))
-    search = measured(lambda: [engine.answer(row[None], [asked]) for row in drawn])
+    engine.generate(drawn[-1:], [asked])
+    again = measured(lambda: engine.generate(drawn[-1:], [asked]))
+    search = measured(lambda: [engine.generate(row[None], [asked]) for row in drawn])
     saved = measured(lambda: pool.save(drawn[-1], target))
     print(machine())
     print(f"{len(pool.names)} models of {model / MEGABYTE:.0f} MB in memory, the largest tensor "

@@ -22,12 +22,12 @@ from batching import default_base
 from timing import interleaved, machine
 from update import disk_step, lay_out
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.executors.worker import Meter, play_together
+from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.pool import Pool
 from swarm.tasks import Item
-from swarm.tasks.choice import Choice
+from swarm.tasks.choice import MultipleChoice
 
 LETTERS = "ABCD"
 
@@ -62,7 +62,7 @@ def reference_particle(folder: str, path: str, prompts: list[str], device: str) 
     """Load the base and one adapter from disk, and answer in batches of ten."""
     from peft import PeftModel
 
-    model, tokenizer = Base(path).load(device)
+    model, tokenizer = BaseModel(path).load(device)
     model = PeftModel.from_pretrained(model, folder).eval()
     texts: list[str] = []
     for start in range(0, len(prompts), 10):
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--cases", default="short,plain,example")
     options = parser.parse_args()
-    base = Base(options.model) if options.model else default_base()
+    base = BaseModel(options.model) if options.model else default_base()
     pool = Pool(options.pool).open()
     home = Path(tempfile.mkdtemp())
     lay_out(pool, home, options.particles)
@@ -110,20 +110,20 @@ def main() -> None:
 
 
 def compare(
-    case: str, options: argparse.Namespace, base: Base, pool: Pool, engine: HFEngine, home: Path
+    case: str, options: argparse.Namespace, base: BaseModel, pool: Pool, engine: HFEngine, home: Path
 ) -> None:
     """One row of the table."""
     path, experts = base.resolve(), len(pool.names)
     asked = items(options.items, case)
-    task = Choice("benchmark", parser="anchored")
-    prompts = [str(task.request(item).prompt) for item in asked]
+    task = MultipleChoice("benchmark", parser="anchored")
+    prompts = [str(task.build_request(item).prompt) for item in asked]
     positions = np.eye(experts)[[i % experts for i in range(options.particles)]]
 
     def theirs() -> list:
         return reference(pool, path, prompts, home, options.particles, options.device)
 
     def ours() -> list:
-        return play_together(task, engine, positions, asked, Meter())
+        return run_tasks_lockstep(task, engine, positions, asked, JobUsage())
 
     check(task, asked, theirs(), ours())
     found = interleaved({"reference": theirs, "ours": ours}, options.repeats)
@@ -132,12 +132,12 @@ def compare(
     print(f"| {case} | {slow} | {fast} | {ratios} |", flush=True)
 
 
-def check(task: Choice, asked: list[Item], texts: list[list[str]], scores: list) -> None:
+def check(task: MultipleChoice, asked: list[Item], texts: list[list[str]], scores: list) -> None:
     """The two read the same answers, but for a rounding now and then."""
     from swarm.models import Completion
 
     pairs = [
-        (task.read(item, Completion(text)), score.answer)
+        (task.read_answer(item, Completion(text)), score.answer)
         for row, mine in zip(texts, scores, strict=True)
         for item, text, score in zip(asked, row, mine, strict=True)
     ]

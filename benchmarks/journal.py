@@ -24,22 +24,22 @@ from hydra.utils import instantiate
 from iteration import items
 from timing import cpu_seconds, machine
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.evaluation import Cut
-from swarm.executors import Job, Result, Worker
+from swarm.evaluation import Batching
+from swarm.executors import Job, JobResult, Worker
 from swarm.files import write_json
 from swarm.places import conf_folder
 from swarm.pool import Pool
 from swarm.run import Run
 from swarm.tasks import Item, Score
-from swarm.tasks.choice import Choice
-from swarm.track.base import Nothing
+from swarm.tasks.choice import MultipleChoice
+from swarm.track.base import NullTracker
 
 ITEMS = 20
 
 
-class Made(Choice):
+class Made(MultipleChoice):
     """The benchmark's own questions."""
 
     def items(self, split: str) -> list[Item]:
@@ -67,7 +67,7 @@ class Formula:
     def open(self, worker: Worker) -> None:
         """Nothing has to be opened."""
 
-    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """Answer right with a chance that falls with the distance from the goal."""
         self.marks.append((cpu_seconds(), written()))
         time.sleep(self.seconds)
@@ -78,7 +78,7 @@ class Formula:
                 chance = 0.8 * np.exp(-((np.array(row) - self.goal) ** 2).sum())
                 right = (draw.random(len(job.items)) < chance).astype(float).tolist()
                 scores.append([Score(value, "A", "The answer is A.") for value in right])
-            yield Result(job.number, scores, len(job.positions) * len(job.items), 0)
+            yield JobResult(job.number, scores, len(job.positions) * len(job.items), 0)
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -106,7 +106,7 @@ def main() -> None:
         keys += [f"optimizer.particles={options.particles}", "optimizer.active=null"]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         optimizer = instantiate(compose("search", keys).optimizer)
-    base = Base(options.model) if options.model else default_base()
+    base = BaseModel(options.model) if options.model else default_base()
     pool = Notes(options.pool)
     formula = Formula(len(Pool(options.pool).open().names), options.seconds)
     with tempfile.TemporaryDirectory() as folder:
@@ -118,8 +118,8 @@ def main() -> None:
             optimizer,
             HFEngine(),
             formula,
-            Nothing(),
-            Cut(),
+            NullTracker(),
+            Batching(),
             test=False,
             ensemble=0,
             folder=folder,
@@ -128,10 +128,10 @@ def main() -> None:
         began, wrote, wall = cpu_seconds(), written(), time.monotonic()
         run.search(show=False)
         took, wrote, wall = cpu_seconds() - began, written() - wrote, time.monotonic() - wall
-        rounds = len(run.record.rounds)
+        rounds = len(run.record.iterations)
     tenth = max(1, rounds // 10)
     steps = np.diff(np.array(formula.marks[: rounds + 1]), axis=0)
-    particles = len(run.record.rounds[0]["positions"])
+    particles = len(run.record.iterations[0]["positions"])
     what = f"{rounds} rounds of {particles} particles, {len(pool.names)} experts"
     print(f"{machine()}; {optimizer.__class__.__name__}, {what}")
     print("| iterations | CPU ms an iteration, median | mean | KB written an iteration, mean |")

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from swarm import cost
 from swarm.cli import one_line_errors
-from swarm.cost import GIB, H200, Device, Search
-from swarm.dry_run import amount, automatic, duration
+from swarm.cost import GIB, H200, DeviceSpec, SearchWorkload
+from swarm.dry_run import format_amount, automatic, format_duration
 from swarm.engine.plan import BATCH_GPU
-from swarm.shape import Model, read_model
+from swarm.shape import ModelShape, read_model_shape
 
 
 def config(kind: str, *sizes: int, tied: bool = False) -> dict[str, object]:
@@ -59,11 +59,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def search(model: Model, asked: argparse.Namespace, device: Device) -> Search:
-    targets = asked.targets or tuple(model.linears)
-    made = Search(
-        experts=asked.experts, adapter=model.adapter(asked.rank, targets),
-        adapted=model.adapted(targets), particles=asked.particles, rounds=asked.iterations + 1,
+def search(model: ModelShape, asked: argparse.Namespace, device: DeviceSpec) -> SearchWorkload:
+    targets = asked.targets or tuple(model.layer_shapes)
+    made = SearchWorkload(
+        experts=asked.experts, adapter=model.adapter_weights(asked.rank, targets),
+        adapted=model.adapted_weights(targets), particles=asked.particles, rounds=asked.iterations + 1,
         items=asked.items, prompt=asked.prompt, longest=asked.prompt, new=asked.new,
         job_particles=min(asked.job_particles, asked.particles),
         job_items=min(asked.job_items, asked.items), max_tokens=asked.max_tokens,
@@ -71,31 +71,31 @@ def search(model: Model, asked: argparse.Namespace, device: Device) -> Search:
     return replace(made, plan=automatic(made, model, device, True)[0])
 
 
-def rows(name: str, model: Model, asked: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+def rows(name: str, model: ModelShape, asked: argparse.Namespace) -> Iterator[tuple[str, ...]]:
     """A row for each number of GPUs; a model that one cannot hold is split, as if for nothing."""
-    device = Device("GPU", asked.flops, asked.bandwidth, asked.memory * GIB)
+    device = DeviceSpec("GPU", asked.flops, asked.bandwidth, asked.memory * GIB)
     wanted = search(model, asked, device)
-    parts = cost.memory(model, wanted)
+    parts = cost.estimate_memory(model, wanted)
     needed = 1
-    while needed < cost.devices_needed(model, wanted, device):
+    while needed < cost.count_devices_needed(model, wanted, device):
         needed *= 2  # attention heads are split in equal parts
-    worker = device.times(needed)
+    worker = device.scale_by(needed)
     for gpus in asked.gpus:
         workers, times = gpus // needed, ("does not fit", "")
         if workers:
-            spent = cost.seconds(model, wanted, worker, workers, wanted.particles, wanted.items)
-            reading, writing = cost.job_seconds(
+            spent = cost.estimate_total_seconds(model, wanted, worker, workers, wanted.particles, wanted.items)
+            reading, writing = cost.estimate_job_seconds(
                 model, wanted, worker, wanted.job_particles, wanted.job_items
             )
             share = writing / (reading + writing)
-            times = (f"{duration(spent)}, {share:.0%}", duration(spent * wanted.rounds))
+            times = (f"{format_duration(spent)}, {share:.0%}", format_duration(spent * wanted.rounds))
         yield (
             name.rpartition("/")[2],
-            amount(parts["weights"], "B"),
-            amount(wanted.adapter),
-            f"{amount(parts['basis'], 'B')}, {amount(parts['particles'], 'B')}",
-            f"{model.kv * 2 / 1024:.0f} KiB",
-            f"{cost.rows_that_fit(model, wanted, worker):,}",
+            format_amount(parts["weights"], "B"),
+            format_amount(wanted.adapter),
+            f"{format_amount(parts['basis'], 'B')}, {format_amount(parts['particles'], 'B')}",
+            f"{model.kv_cache_width * 2 / 1024:.0f} KiB",
+            f"{cost.count_rows_that_fit(model, wanted, worker):,}",
             str(gpus),
             f"{workers} of {needed}" if workers else f"needs {needed}",
             *times,
@@ -105,8 +105,8 @@ def rows(name: str, model: Model, asked: argparse.Namespace) -> Iterator[tuple[s
 def main() -> None:
     asked = arguments()
     with one_line_errors():
-        models = {asked.config: read_model(asked.config)} if asked.config else {
-            name: read_model(config) for name, config in BASES.items()
+        models = {asked.config: read_model_shape(asked.config)} if asked.config else {
+            name: read_model_shape(config) for name, config in BASES.items()
         }  # fmt: skip
         table = [row for name, model in models.items() for row in rows(name, model, asked)]
     print("Computed, not measured.\n")

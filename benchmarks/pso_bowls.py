@@ -38,7 +38,7 @@ def left(target: np.ndarray, seed: int, noise: float = 0.0, **options: float) ->
     random = np.random.default_rng(1000 + seed)
     swarm, spent = ParticleSwarm(**options), 0
     swarm.start(EXPERTS, seed)
-    while swarm.done() is None:
+    while swarm.stop_reason() is None:
         rows = swarm.ask()
         spent += len(rows)
         swarm.tell(-distance(rows, target) + noise * random.normal(size=len(rows)))

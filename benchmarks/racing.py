@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm.files import read_packed
-from swarm.racing import Mark, Racing
-from swarm.record import key
+from swarm.files import read_gzip_json
+from swarm.racing import Incumbent, Racing
+from swarm.record import position_key
 from swarm.tasks import Score
 
 SEEDS = 20
@@ -27,10 +27,10 @@ SEEDS = 20
 class Shuffled(Racing):
     """The exact rule with the items in an order drawn each iteration."""
 
-    def order(
-        self, marks: Sequence[Mark | None], items: int, seed: int, iteration: int
+    def item_order(
+        self, marks: Sequence[Incumbent | None], items: int, seed: int, iteration: int
     ) -> list[int]:
-        return Racing("z").order(marks, items, seed, iteration)
+        return Racing("z").item_order(marks, items, seed, iteration)
 
 
 @dataclass
@@ -61,14 +61,14 @@ def recorded(folder: Path) -> list[dict[int, list[float]]]:
     found, seen = [], set()
     rounds = json.loads((folder / "state.json").read_text())["rounds"]
     for number, entry in enumerate(rounds):
-        rows = read_packed(folder / "answers" / f"iteration_{number:04d}.json.gz")
+        rows = read_gzip_json(folder / "answers" / f"iteration_{number:04d}.json.gz")
         values = {}
         for i, (position, utility) in enumerate(
             zip(entry["positions"], entry["utilities"], strict=True)
         ):
-            if utility is not None and key(position) not in seen:
+            if utility is not None and position_key(position) not in seen:
                 values[i] = [row["value"] for row in rows[str(i)]]
-                seen.add(key(position))
+                seen.add(position_key(position))
         found.append(values)
     return found
 
@@ -78,7 +78,7 @@ def replay(
 ) -> tuple[float, int, int, bool]:
     """Share of the prompts asked, improvements lost, improvements, and whether the best is kept."""
     count, items = max(map(max, rounds)) + 1, len(next(iter(rounds[0].values())))
-    marks: list[Mark | None] = [None] * count
+    marks: list[Incumbent | None] = [None] * count
     asked = saved = lost = improvements = 0
     highest = 0.0
     for number, values in enumerate(rounds):
@@ -87,7 +87,7 @@ def replay(
             table[i] = row
         rows = {i: [float(i)] for i in values}
         known = marks if number and racing.rule != "off" else []
-        raced = racing.score(Table(table), rows, known, items, seed, number)
+        raced = racing.race_particles(Table(table), rows, known, items, seed, number)
         asked, saved = asked + raced.asked, saved + raced.saved
         for i, row in values.items():
             utility, mark = float(row.mean()), marks[i]
@@ -96,7 +96,7 @@ def replay(
                 improvements += number > 0
                 lost += i in raced.stopped
                 if i not in raced.stopped:
-                    marks[i] = Mark(utility, tuple(row.tolist()))
+                    marks[i] = Incumbent(utility, tuple(row.tolist()))
     kept = max(mark.utility for mark in marks if mark) == highest
     return asked / (asked + saved), lost, improvements, kept
 

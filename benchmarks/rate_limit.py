@@ -48,7 +48,7 @@ from swarm.models.openai import OpenAI
 url, cache, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 model = OpenAI("small", url, None, temperature=1.0)
 began = time.perf_counter()
-said = model.attempt([Request("Say something.")] * count)
+said = model.generate_each([Request("Say something.")] * count)
 came = sum(isinstance(one, Completion) and one.text.startswith("so: ") for one in said)
 print(json.dumps([came, time.perf_counter() - began]))
 """

@@ -22,7 +22,7 @@ import httpx2
 from timing import interleaved
 
 from swarm.models import Completion, Request
-from swarm.models.function import Function
+from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
 
@@ -59,7 +59,7 @@ def first_piece(client: httpx2.Client, url: str) -> float:
         return time.perf_counter() - began
 
 
-def texts(model: Function | OpenAI, requests: Sequence[Request]) -> list[str]:
+def texts(model: FunctionModel | OpenAI, requests: Sequence[Request]) -> list[str]:
     """What is answered."""
     return [one.text for one in model.generate(requests)]
 
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     requests = [Request(f"number {n}", 50) for n in range(options.count)]
-    direct = Function(echo)
+    direct = FunctionModel(echo)
     with server() as url, httpx2.Client() as client:
         limits = Limits(concurrency=options.at_once)
         name = "function/serving:echo"

@@ -18,7 +18,7 @@ from swarm.models import Request
 from swarm.pool import Pool
 pool, engine = Pool({pool!r}).open(), HFEngine()
 engine.open(Base({base!r}), pool, "cpu")
-print(engine.answer(np.eye(len(pool.names))[:1], [[Request("1 + 1 =", 2)]]))
+print(engine.generate(np.eye(len(pool.names))[:1], [[Request("1 + 1 =", 2)]]))
 """
 
 

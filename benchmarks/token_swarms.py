@@ -12,9 +12,9 @@ from batching import default_base
 from timing import interleaved, machine
 
 from swarm import places
-from swarm.engine.base import Base
-from swarm.engine.mixture import TokenEngine
-from swarm.engine.panel import Panel
+from swarm.engine.base import BaseModel
+from swarm.engine.mixture import TokenEnsembleEngine
+from swarm.engine.panel import ModelEnsemble
 from swarm.models import Request
 
 
@@ -24,7 +24,7 @@ def mixtures(count: int, models: int) -> np.ndarray:
     return drawn + (1 - drawn.sum(1, keepdims=True)) / models
 
 
-def read(engine: TokenEngine) -> list[int]:
+def read(engine: TokenEnsembleEngine) -> list[int]:
     """A list whose one number grows by every token that a model reads, padding and all."""
     total = [0]
 
@@ -45,23 +45,23 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    base = Base(options.model) if options.model else default_base()
-    pool = places.find(options.pool)
+    base = BaseModel(options.model) if options.model else default_base()
+    pool = places.find_path(options.pool)
     experts = sorted(path.parent for path in pool.glob("*/adapter_config.json"))[:2]
-    panel = Panel([str(base.path), *map(str, experts)], base).open()
-    engine = TokenEngine()
+    panel = ModelEnsemble([str(base.path), *map(str, experts)], base).open()
+    engine = TokenEnsembleEngine()
     engine.open(base, panel, "cpu")
-    data = json.loads(places.find("data/nlgraph_mini.json").read_text())
+    data = json.loads(places.find_path("data/nlgraph_mini.json").read_text())
     asked = [Request(item["question"], options.new) for item in data["dev"][: options.items]]
     positions = mixtures(options.particles, len(panel.names))
     count = read(engine)
 
     def together() -> list[str]:
-        rows = engine.answer(positions, [asked] * len(positions))
+        rows = engine.generate(positions, [asked] * len(positions))
         return [completion.text for row in rows for completion in row]
 
     def apart() -> list[str]:
-        rows = [engine.answer(one[None], [asked])[0] for one in positions]
+        rows = [engine.generate(one[None], [asked])[0] for one in positions]
         return [completion.text for row in rows for completion in row]
 
     tokens, texts = {}, {}

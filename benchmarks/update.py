@@ -90,7 +90,7 @@ def swarm_steps(optimizer: ParticleSwarm, count: int) -> None:
     for _ in range(count):
         optimizer.tell(np.zeros(len(optimizer.positions)))
         optimizer.ask()
-        json.dumps(optimizer.state())
+        json.dumps(optimizer.state_dict())
 
 
 def main() -> None:

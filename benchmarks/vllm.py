@@ -33,10 +33,10 @@ from batching import default_base, prompts
 from full_models import status
 from timing import cpu_seconds, machine
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.vllm.engine import WAYS, VLLMEngine
-from swarm.engine.vllm.starting import installed
+from swarm.engine.vllm.engine import SYNC_CLASSES, VLLMEngine
+from swarm.engine.vllm.starting import installed_version
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.pool import Pool
@@ -68,7 +68,7 @@ def clocked(act: Callable[[], Any]) -> tuple[Run, Any]:
     return Run(time.perf_counter() - wall, cpu_seconds() - cpu), done
 
 
-def opened(way: str, base: Base, pool: Pool, options: argparse.Namespace) -> Engine:
+def opened(way: str, base: BaseModel, pool: Pool, options: argparse.Namespace) -> Engine:
     """A started engine."""
     if way == "hf":
         engine: Engine = HFEngine("auto")
@@ -121,7 +121,7 @@ def measure(
         for number, asked in enumerate(kinds, 1):
             positions = draw()
             for way, engine in engines.items():
-                run, done = clocked(lambda: engine.answer(positions, asked))  # noqa: B023
+                run, done = clocked(lambda: engine.generate(positions, asked))  # noqa: B023
                 said = [one for row in done for one in row]
                 tokens = sum(one.new_tokens for one in said)
                 runs[way][number].append(run._replace(prompts=len(said), tokens=tokens))
@@ -141,7 +141,7 @@ def growth(
         if number == first:
             gc.collect()
             before, began = status("VmRSS"), time.perf_counter()
-        engine.answer(draw(), asked)
+        engine.generate(draw(), asked)
     gc.collect()
     return status("VmRSS") - before, (time.perf_counter() - began) / loads
 
@@ -165,7 +165,7 @@ def row(way: str, runs: Sequence[Sequence[Run]]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def started(base: Base, pool: Pool, options: argparse.Namespace) -> dict[str, Engine]:
+def started(base: BaseModel, pool: Pool, options: argparse.Namespace) -> dict[str, Engine]:
     """The engines, with what each took to start."""
     engines = {}
     for way in options.ways:
@@ -189,16 +189,16 @@ def parsed() -> argparse.Namespace:
     options = parser.parse_args()
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.ways = options.ways.split(",")
-    if strange := set(options.ways) - {*WAYS, "hf"}:
-        parser.error(f"--ways: {', '.join(sorted(strange))}: must be of {', '.join(WAYS)}, hf")
+    if strange := set(options.ways) - {*SYNC_CLASSES, "hf"}:
+        parser.error(f"--ways: {', '.join(sorted(strange))}: must be of {', '.join(SYNC_CLASSES)}, hf")
     return options
 
 
 def main() -> None:
     options = parsed()
-    base = Base(options.model) if options.model else default_base()
+    base = BaseModel(options.model) if options.model else default_base()
     pool = Pool(options.pool).open()
-    print(f"{machine()}, vLLM {installed()}, transformers {version('transformers')}, "
+    print(f"{machine()}, vLLM {installed_version()}, transformers {version('transformers')}, "
           f"{options.device}; {options.particles} particles with {options.requests} requests each, "
           f"up to {options.new} new tokens, {options.repeats} repeats, "
           f"{torch.get_num_threads()} threads")  # fmt: skip
@@ -217,7 +217,7 @@ def main() -> None:
         [[Request(text, options.new) for text in texts]] * options.particles,
     ]
     positions = draw()
-    found = {way: [row for asked in kinds for row in engine.answer(positions, asked)]
+    found = {way: [row for asked in kinds for row in engine.generate(positions, asked)]
              for way, engine in engines.items()}  # fmt: skip
     if len(found) > 1:
         print(compare(found, options.device))

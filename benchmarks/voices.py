@@ -14,17 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from timing import interleaved, machine
 
 from swarm.models import Completion, Message, Request
-from swarm.roster.local import Locals
-from swarm.roster.voice import Voice
+from swarm.roster.local import LocalModels
+from swarm.roster.voice import SharedLocalModel
 
 QUESTION = "Tell me a long story about a small town that wants to spend less on its street lights."
 
 
-def one_by_one(voices: Sequence[Voice], request: Request) -> list[Completion]:
+def one_by_one(voices: Sequence[SharedLocalModel], request: Request) -> list[Completion]:
     return [voice.generate([request])[0] for voice in voices]
 
 
-def together(voices: Sequence[Voice], request: Request) -> list[Completion]:
+def together(voices: Sequence[SharedLocalModel], request: Request) -> list[Completion]:
     with ThreadPoolExecutor(len(voices)) as pool:
         return list(pool.map(lambda voice: voice.generate([request])[0], voices))
 
@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    home = Locals(options.model, options.pool, options.device)
-    voices = [home.model(name) for name in options.names.split(",")]
+    home = LocalModels(options.model, options.pool, options.device)
+    voices = [home.get_model(name) for name in options.names.split(",")]
     began = time.perf_counter()
     for voice in voices:
         voice.check()

@@ -15,17 +15,17 @@ from batching import default_base
 from iteration import items
 from timing import interleaved, machine
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.evaluation import Cut
+from swarm.evaluation import Batching
 from swarm.executors import Worker
-from swarm.executors.processes import Processes
+from swarm.executors.processes import ProcessExecutor
 from swarm.pool import Pool
 from swarm.tasks import Item
-from swarm.tasks.choice import Choice
+from swarm.tasks.choice import MultipleChoice
 
 
-class Made(Choice):
+class Made(MultipleChoice):
     """The benchmark's own questions."""
 
     def __init__(self, count: int) -> None:
@@ -51,12 +51,12 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
-    base = Base(options.model) if options.model else default_base()
+    base = BaseModel(options.model) if options.model else default_base()
     pool = Pool(options.pool).open()
-    jobs = Cut(particles=1).jobs(np.eye(len(pool.names))[:4], "dev", options.items)
+    jobs = Batching(particles=1).split_jobs(np.eye(len(pool.names))[:4], "dev", options.items)
     ways, answers, opened = {}, {}, []
     for count in (1, 2):
-        executor = Processes(workers=count, threads=1)
+        executor = ProcessExecutor(workers=count, threads=1)
         executor.open(Worker(base, pool, Made(options.items), HFEngine("swap")))
         opened.append(executor)
         answers[count] = {r.number: r for r in executor.map(jobs)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarm import Roster, evaluate
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.consortium import Consortium
 from swarm.models import Request
 
@@ -23,8 +23,8 @@ def main(
     roster = roster or Roster()  # its models share one base in memory
     names = [f"local/{name}" for name in experts]
     consortium = Consortium(
-        [Slot(roster.model(name), name) for name in names],
-        arbiter=Slot(roster.model("local/base"), "arbiter"),  # decides where no answer has most
+        [AgentSpec(roster.model(name), name) for name in names],
+        arbiter=AgentSpec(roster.model("local/base"), "arbiter"),  # decides where no answer has most
         strategy="vote",
         system="",  # small models cannot tell how sure they are: just the question
         max_iterations=1,

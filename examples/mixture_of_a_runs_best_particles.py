@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm import Result, evaluate, open_run, search
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.moa import MixtureOfAgents
 
 
@@ -17,9 +17,9 @@ def main(
     run: str | Path | Result, task: Any = "nlgraph_mini", overrides: Any = ("task.test_limit=30",)
 ) -> MixtureOfAgents:
     found = run if isinstance(run, Result) else open_run(run)
-    proposers = [Slot(best, best.words) for best in found.bests(3)]
+    proposers = [AgentSpec(best, best.words) for best in found.bests(3)]
     # The best reads what the others say; a small model that says nothing is passed over.
-    mixture = MixtureOfAgents(proposers, Slot(found.best, "aggregator"), quorum=0)
+    mixture = MixtureOfAgents(proposers, AgentSpec(found.best, "aggregator"), quorum=0)
     together = evaluate(mixture, task, overrides=overrides)
     alone = evaluate(found.best, task, overrides=overrides)
     for name, one in (("together", together), ("the best alone", alone)):

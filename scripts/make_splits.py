@@ -27,9 +27,9 @@ from hub_sets import SETS, Item, Row, Source
 from swarm.engine.sources import first_line
 from swarm.errors import UserError
 from swarm.files import write_json
-from swarm.tasks.choice import wrong_choice
-from swarm.tasks.leak import identity
-from swarm.tasks.match import wrong_match
+from swarm.tasks.choice import choice_item_error
+from swarm.tasks.leak import item_identity
+from swarm.tasks.match import match_item_error
 
 ROOT = Path(__file__).resolve().parent.parent
 READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
@@ -104,7 +104,7 @@ def make_items(source: Source, rows: Sequence[Row], seed: int) -> tuple[list[Ite
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             left[f"not readable ({first_line(error)})"] += 1
             continue
-        wrong = wrong_choice(item) if "choices" in item else wrong_match(item)
+        wrong = choice_item_error(item) if "choices" in item else match_item_error(item)
         if wrong is not None:
             left[wrong] += 1
         elif content(item) in items:
@@ -116,7 +116,7 @@ def make_items(source: Source, rows: Sequence[Row], seed: int) -> tuple[list[Ite
 
 def content(item: Item) -> Any:
     """The question and its choices: two items that differ only in the answer are one too many."""
-    return identity(item)[:2]
+    return item_identity(item)[:2]
 
 
 def divide(

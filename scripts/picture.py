@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from swarm.errors import UserError
-from swarm.executors import Result
-from swarm.live import Progress, View
-from swarm.live.picture import picture as live_view
+from swarm.executors import JobResult
+from swarm.live import SearchProgress, LiveView
+from swarm.live.picture import render_progress as live_view
 from swarm.tasks import Score
 
 LIVE_COLUMNS = 80
@@ -34,14 +34,14 @@ def draw(folder: Path, picture: Path) -> None:
     if state.get("metrics") is None:
         raise UserError(f"{folder} holds no finished run; allowed: a folder of search/")
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
-    view, best = View(Progress(0), console), None
+    view, best = LiveView(SearchProgress(0), console), None
     for number, entry in enumerate(state["rounds"]):
         known = [u for u in entry["utilities"] if u is not None]
         best = max([u for u in (best, *known) if u is not None], default=None)
         # As it is printed, but for speed and time left, which the state does not keep.
         span = f"{min(known):.3f} to {max(known):.3f}" if known else "none"
-        view.say(f"iteration {number:>3}  best {best:.3f}  particles {span}")
-    view.verdict(state["metrics"], state["experts"], state.get("groups", ["all"]))
+        view.print_line(f"iteration {number:>3}  best {best:.3f}  particles {span}")
+    view.print_summary(state["metrics"], state["experts"], state.get("groups", ["all"]))
     _write(console, picture, folder)
 
 
@@ -58,19 +58,19 @@ def draw_live(folder: Path, picture: Path) -> None:
         raise UserError(f"{folder} has not two iterations; allowed: a folder of search/")
     config = json.loads((folder / "config.json").read_text())
     clock = Clock()
-    progress = Progress(config["optimizer"]["max_iterations"], clock)
+    progress = SearchProgress(config["optimizer"]["max_iterations"], clock)
     last = len(state["rounds"]) - 1
     for number, (entry, seconds, tokens) in enumerate(
         zip(state["rounds"], *_course(folder), strict=False)
     ):
         put = entry["prompts_asked"]
-        progress.begin(f"iteration {number}", number, 1, put)
+        progress.start_evaluation(f"iteration {number}", number, 1, put)
         share = 0.5 if number == last else 1.0
         clock.now += seconds * share
         scores = [[Score(0.0, "")] * round(put * share)]
-        progress.watch(Result(0, scores, round(put * share), round(tokens * share)))
+        progress.add_job_result(JobResult(0, scores, round(put * share), round(tokens * share)))
         if number < last:
-            progress.end(entry)
+            progress.end_iteration(entry)
     console = Console(record=True, width=LIVE_COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(live_view(progress, LIVE_COLUMNS, 24))
     _write(console, picture, folder)

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from swarm.engine.hf import HFEngine
-from swarm.executors.worker import Meter, play_together
+from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.places import conf_folder
 from swarm.pool import Pool
 
@@ -54,7 +54,7 @@ def main() -> None:
     print(f"| --- |{' --- |' * (len(domains) + 1)}")
     for row in options.rows or ["base", *names, *MIXTURES]:
         engine = engines["delta" if row.endswith("delta") else "factor"]
-        (scores,) = play_together(task, engine, position_of(row, names)[None], items, Meter())
+        (scores,) = run_tasks_lockstep(task, engine, position_of(row, names)[None], items, JobUsage())
         values = defaultdict(list)
         for item, score in zip(items, scores, strict=True):
             values[item["domain"]].append(score.value)

@@ -15,13 +15,13 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from swarm.certainty import interval_of
+from swarm.certainty import utility_with_interval
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.executors.worker import Meter, play_together
+from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.places import conf_folder
 from swarm.pool import Pool
-from swarm.tasks import Item, Score, Task, unparsed
+from swarm.tasks import Item, Score, Task, unparsed_rate
 
 
 def composed(name: str, data: Path) -> DictConfig:
@@ -36,15 +36,15 @@ def composed(name: str, data: Path) -> DictConfig:
 
 def prompt_of(task: Task, item: Item) -> str:
     """The first 80 characters of what is put to a model."""
-    prompt = next(task.play([item]))[0].prompt
+    prompt = next(task.run([item]))[0].prompt
     text = prompt if isinstance(prompt, str) else prompt[-1].content
     return " ".join(text.split())[:80].replace("|", "\\|")
 
 
 def shown(task: Task, scores: list[Score]) -> str:
     """A utility with its interval and, where there are such, the share of unread answers."""
-    found = interval_of(task, scores)
-    lost = f", {unparsed(scores):.0%} unparsed" if unparsed(scores) else ""
+    found = utility_with_interval(task, scores)
+    lost = f", {unparsed_rate(scores):.0%} unparsed" if unparsed_rate(scores) else ""
     return f"{task.utility(scores):.3f} [{found.low:.3f}, {found.high:.3f}]{lost}"
 
 
@@ -66,7 +66,7 @@ def row(name: str, options: argparse.Namespace, engine: HFEngine, pool: Pool) ->
     asked = items[:: len(items) // options.items] if mixed else items[: options.items]
     experts = len(pool.names)
     positions = np.vstack([np.zeros(experts), np.eye(experts)])
-    scores = play_together(task, engine, positions, asked, Meter())
+    scores = run_tasks_lockstep(task, engine, positions, asked, JobUsage())
     best = max(range(1, experts + 1), key=lambda i: task.utility(scores[i]))
     return f"{head} {shown(task, scores[0])} | {pool.names[best - 1]} {shown(task, scores[best])} |"
 

@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from swarm.pool import Pool as Pool
     from swarm.roster import Roster as Roster
 
-FROM = {
-    "Pool": "pool",
-    "Result": "api.result",
-    "Roster": "roster",
-    "UserError": "errors",
-    "evaluate": "api.evaluating",
-    "open_run": "api.result",
-    "search": "api.searching",
-    "task": "api.tasks",
+PUBLIC_NAMES = {
+    "Pool": "swarm.pool",
+    "Result": "swarm.api.result",
+    "Roster": "swarm.roster",
+    "UserError": "swarm.errors",
+    "evaluate": "swarm.api.evaluating",
+    "open_run": "swarm.api.result",
+    "search": "swarm.api.searching",
+    "task": "swarm.api.tasks",
 }
 
-__all__ = list(FROM)
+__all__ = list(PUBLIC_NAMES)
 
 
 def __getattr__(name: str) -> Any:
     """Found when it is asked for, so that a script pays for what it uses alone."""
-    if name not in FROM:
+    if name not in PUBLIC_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{FROM[name]}"), name)
+    return getattr(import_module(PUBLIC_NAMES[name]), name)
 
 
-class _Package(ModuleType):
+class _SwarmPackage(ModuleType):
     """This package, in which the functions `search` and `evaluate` win over their entries' modules.
 
     Importing swarm.search or swarm.evaluate would bind the module to the name on its package.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in FROM and isinstance(value, ModuleType)):
+        if not (name in PUBLIC_NAMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Package
+sys.modules[__name__].__class__ = _SwarmPackage

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 import swarm
-from swarm.completion import SCRIPTS
+from swarm.completion import COMPLETION_SCRIPTS
 from swarm.errors import UserError
-from swarm.places import PACKAGE
+from swarm.places import PACKAGE_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandInfo:
     """An entry of the package, as the first line of its module tells it.
 
     Attributes:
@@ -29,23 +29,23 @@ class Command:
     example: str
 
 
-def commands() -> list[Command]:
+def list_commands() -> list[CommandInfo]:
     """Every module that can be run, by name; none of them is imported."""
-    files = {path.stem: path for path in PACKAGE.glob("*.py") if path.stem != "__main__"}
-    files |= {path.parent.name: path for path in PACKAGE.glob("*/__main__.py")}
+    files = {path.stem: path for path in PACKAGE_FOLDER.glob("*.py") if path.stem != "__main__"}
+    files |= {path.parent.name: path for path in PACKAGE_FOLDER.glob("*/__main__.py")}
     found = []
     for name in sorted(files):
         text = files[name].read_text(encoding="utf-8")
         if re.search(r'^if __name__ == "__main__":', text, re.MULTILINE):
             first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
             about, _, example = first.removesuffix(".").partition(": python ")
-            found.append(Command(name, about, f"python {example}"))
+            found.append(CommandInfo(name, about, f"python {example}"))
     return found
 
 
-def listed() -> str:
+def format_command_list() -> str:
     """What `python -m swarm` prints."""
-    every = commands()
+    every = list_commands()
     wide = max(len(one.name) for one in every)
     lines = [f"  {one.name:<{wide}}  {one.about}\n  {'':<{wide}}  {one.example}" for one in every]
     return "\n".join([
@@ -56,7 +56,7 @@ def listed() -> str:
     ])  # fmt: skip
 
 
-def run(words: Sequence[str]) -> None:
+def run_command(words: Sequence[str]) -> None:
     """Do what the words say.
 
     Raises:
@@ -64,16 +64,16 @@ def run(words: Sequence[str]) -> None:
     """
     first = words[0] if words else "--help"
     if first in ("-h", "--help"):
-        print(listed())
+        print(format_command_list())
     elif first in ("-V", "--version"):
         print(f"model-swarms {swarm.__version__}")
     elif first == "--completion":
         shell = words[1] if len(words) > 1 else ""
-        if shell not in SCRIPTS:
-            raise UserError(f"{' '.join(words[:2])}: must be one of {', '.join(SCRIPTS)}", 2)
-        print(SCRIPTS[shell], end="")
+        if shell not in COMPLETION_SCRIPTS:
+            raise UserError(f"{' '.join(words[:2])}: must be one of {', '.join(COMPLETION_SCRIPTS)}", 2)
+        print(COMPLETION_SCRIPTS[shell], end="")
     else:
-        names = [one.name for one in commands()]
+        names = [one.name for one in list_commands()]
         if first not in names:
             near = get_close_matches(first, names, 1)
             meant = f"did you mean {near[0]}? " if near else ""
@@ -85,7 +85,7 @@ def run(words: Sequence[str]) -> None:
 def main() -> None:
     """Run the command line; a user's mistake is one line."""
     try:
-        run(sys.argv[1:])
+        run_command(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.code)

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from swarm.errors import UserError
-from swarm.files import content_hash, read_text
+from swarm.files import hash_file_cached, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for --max-lora-rank (vllm/config/lora.py, MaxLoRARanks)."""
 
 # Settings under which an adapter is more than x -> s B A x, so that mixing factors means nothing.
-REFUSED = {
+UNSUPPORTED_OPTIONS = {
     "use_dora": "DoRA rescales the base weight",
     "lora_bias": "a bias is learnt beside B",
     "modules_to_save": "whole modules are replaced",
@@ -39,15 +39,15 @@ REFUSED = {
     "monteclora_config": "Monte Carlo LoRA samples its weights",
 }
 # These starts subtract something from the base weight, which PEFT does again at each load.
-REFUSED_STARTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
+UNSUPPORTED_INITS = ("pissa", "corda", "olora", "loftq", "lora_ga")
 # Settings that this package reads, and those that matter to training or loading only.
 # fmt: off
-READ = {
+USED_OPTIONS = {
     "peft_type", "base_model_name_or_path", "task_type", "revision", "r", "lora_alpha", "bias",
     "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "target_modules",
     "exclude_modules", "layers_to_transform", "layers_pattern",
 }
-HARMLESS = {
+IGNORED_OPTIONS = {
     "auto_mapping", "inference_mode", "peft_version", "lora_dropout", "megatron_config",
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
     "velora_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
@@ -61,18 +61,18 @@ TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 """What settings may be that are read by their truth or by PEFT alone."""
 # Keys that are refused with a reason better than "unknown".
-KEY_REASONS = {
+UNSUPPORTED_KEYS = {
     "lora_embedding_": "a LoRA of an embedding",
     "lora_magnitude_vector": "a DoRA magnitude",
     ".bias": "a bias",
     "lora_": "a LoRA part other than A and B",
 }
-KEY = re.compile(
+WEIGHT_KEY = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"
 )
 DTYPES = ("F64", "F32", "F16", "BF16")
 
-MOST_ALPHA = 1_000_000
+MAX_ALPHA = 1_000_000
 """The highest lora_alpha; a file with a higher one is damaged or was written to break something."""
 
 
@@ -93,52 +93,52 @@ class Adapter:
     _file: Any = field(default=None, repr=False)
 
     @property
-    def base(self) -> str | None:
+    def base_model(self) -> str | None:
         """The base model as the config names it, or None if it does not."""
         return self.config.get("base_model_name_or_path") or None
 
-    def identity(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         """What changes with the expert: its name and scaling, and the SHA-256 of its weights."""
-        told = [self.name, self.alphas, self.rslora]
-        weights = content_hash(self.folder / WEIGHTS)
+        told = [self.name, self.alphas, self.is_rslora]
+        weights = hash_file_cached(self.folder / WEIGHTS_FILE)
         return json.dumps(told, sort_keys=True).encode() + bytes.fromhex(weights)
 
     @property
-    def rslora(self) -> bool:
+    def is_rslora(self) -> bool:
         """Whether the scaling is alpha / sqrt(rank), as in rank-stabilized LoRA."""
         return bool(self.config.get("use_rslora"))
 
-    def content(self) -> bytes:
+    def content_digest(self) -> bytes:
         """A digest of what the expert changes: equal ones are one expert under two names."""
         digest = hashlib.sha256()
         for module in sorted(self.shapes):
-            pair = [weight.float().contiguous().numpy() for weight in self.factors(module)]
-            digest.update(f"{module} {self.scaling(module)} {self.shapes[module]}\n".encode())
+            pair = [weight.float().contiguous().numpy() for weight in self.load_factors(module)]
+            digest.update(f"{module} {self.lora_scaling(module)} {self.shapes[module]}\n".encode())
             for weight in pair:
                 digest.update(weight.data)
         return digest.digest()
 
-    def scaling(self, module: str) -> float:
+    def lora_scaling(self, module: str) -> float:
         """The factor s of delta W = s B A at `module`."""
         rank = self.shapes[module][2]
-        return self.alphas[module] / (math.sqrt(rank) if self.rslora else rank)
+        return self.alphas[module] / (math.sqrt(rank) if self.is_rslora else rank)
 
-    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+    def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
         """A [rank, in] and B [out, rank] of `module` as they are in the file, in its type.
 
         Raises UserError where a weight is not a finite number.
         """
         if self._file is None:
-            self._file = safe_open(str(self.folder / WEIGHTS), framework="pt")
+            self._file = safe_open(str(self.folder / WEIGHTS_FILE), framework="pt")
         first, second = (self._file.get_tensor(self.keys[module][side]) for side in "AB")
         for weight in (first, second):
             # One pass; a NaN makes both ends NaN.
             if not all(math.isfinite(end) for end in weight.aminmax()):
-                raise refusal(self.folder, f"{module} holds weights that are NaN or infinite")
+                raise adapter_error(self.folder, f"{module} holds weights that are NaN or infinite")
         return first, second
 
 
-def refusal(folder: Path, reason: str) -> UserError:
+def adapter_error(folder: Path, reason: str) -> UserError:
     """The error that names the expert's `folder` and says why it cannot be used."""
     return UserError(f"{folder}: {reason}")
 
@@ -152,52 +152,52 @@ def read_adapter(folder: Path) -> Adapter:
     config = _read_config(folder)
     _refuse_variants(folder, config)
     header = _read_header(folder)
-    keys = _sort_keys(folder, header)
-    shapes = {module: _shape(folder, module, pair, header) for module, pair in keys.items()}
+    keys = _group_keys(folder, header)
+    shapes = {module: _module_shape(folder, module, pair, header) for module, pair in keys.items()}
     alphas = {}
     for module, (_, _, rank) in shapes.items():
-        expected = _pattern(folder, config, "rank_pattern", module, config["r"])
+        expected = _match_pattern(folder, config, "rank_pattern", module, config["r"])
         if rank != expected:
-            reason = f"{module} has rank {rank} in {WEIGHTS} but {expected} in {CONFIG}"
-            raise refusal(folder, reason)
-        alpha = _pattern(folder, config, "alpha_pattern", module, config["lora_alpha"])
+            reason = f"{module} has rank {rank} in {WEIGHTS_FILE} but {expected} in {CONFIG_FILE}"
+            raise adapter_error(folder, reason)
+        alpha = _match_pattern(folder, config, "alpha_pattern", module, config["lora_alpha"])
         _check_alpha(folder, f"alpha_pattern of {module}", alpha)
         alphas[module] = float(alpha)
     return Adapter(folder.name, folder, config, shapes, alphas, keys)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
+    path = folder / CONFIG_FILE
     try:
         config = json.loads(read_text(path))
     except FileNotFoundError:
-        raise refusal(folder, f"there is no {CONFIG}") from None
+        raise adapter_error(folder, f"there is no {CONFIG_FILE}") from None
     except RecursionError:
-        raise refusal(folder, f"{CONFIG} cannot be read (nested too deeply)") from None
+        raise adapter_error(folder, f"{CONFIG_FILE} cannot be read (nested too deeply)") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise refusal(folder, f"{CONFIG} cannot be read ({why})") from None
+        raise adapter_error(folder, f"{CONFIG_FILE} cannot be read ({why})") from None
     if not isinstance(config, dict):
-        raise refusal(folder, f"{CONFIG} is not a JSON object")
+        raise adapter_error(folder, f"{CONFIG_FILE} is not a JSON object")
     if config.get("peft_type") != "LORA":
-        raise refusal(
+        raise adapter_error(
             folder, f"peft_type is {config.get('peft_type')!r}; only LORA can be combined"
         )
     if not _is_number(config.get("r"), int) or config["r"] < 1:
-        raise refusal(folder, f"r must be a whole number above 0, not {config.get('r')!r}")
+        raise adapter_error(folder, f"r must be a whole number above 0, not {config.get('r')!r}")
     _check_alpha(folder, "lora_alpha", config.get("lora_alpha"))
     for key, (kinds, allowed) in TYPES.items():
         value = config.get(key)
         if not isinstance(value, kinds) or (
             isinstance(value, list) and not all(isinstance(one, str) for one in value)
         ):
-            raise refusal(folder, f"{key} must be {allowed}, not {value!r}")
+            raise adapter_error(folder, f"{key} must be {allowed}, not {value!r}")
     return config
 
 
 def _check_alpha(folder: Path, key: str, value: Any) -> None:
-    if not _is_number(value, (int, float)) or abs(value) > MOST_ALPHA:
-        raise refusal(folder, f"{key} must be a number up to {MOST_ALPHA:,}, not {value!r}")
+    if not _is_number(value, (int, float)) or abs(value) > MAX_ALPHA:
+        raise adapter_error(folder, f"{key} must be a number up to {MAX_ALPHA:,}, not {value!r}")
 
 
 def _is_number(value: Any, kind: Any) -> bool:
@@ -207,20 +207,20 @@ def _is_number(value: Any, kind: Any) -> bool:
 def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
     """Refuse every setting that is known, or has to be feared, to change the forward pass."""
     if config.get("bias") not in (None, "none"):
-        raise refusal(folder, f"bias is {config['bias']!r}; only 'none' can be combined")
+        raise adapter_error(folder, f"bias is {config['bias']!r}; only 'none' can be combined")
     start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(REFUSED_STARTS):
+    if isinstance(start, str) and start.lower().startswith(UNSUPPORTED_INITS):
         reason = f"init_lora_weights is {start!r}, which changes the base weight"
-        raise refusal(folder, f"{reason}; convert it to a plain LoRA with PEFT first")
+        raise adapter_error(folder, f"{reason}; convert it to a plain LoRA with PEFT first")
     for key, value in config.items():
         # 0 is a token and a layer, so only these count as unset.
         if value is None or value is False or value in ([], {}, ""):
             continue
-        if key in REFUSED:
-            raise refusal(folder, f"{key} is set and cannot be combined: {REFUSED[key]}")
-        if key not in READ | HARMLESS and not _is_default(key, value):
+        if key in UNSUPPORTED_OPTIONS:
+            raise adapter_error(folder, f"{key} is set and cannot be combined: {UNSUPPORTED_OPTIONS[key]}")
+        if key not in USED_OPTIONS | IGNORED_OPTIONS and not _is_default(key, value):
             reason = f"{key} is set to {value!r}, which is unknown and may change the forward pass"
-            raise refusal(folder, reason)
+            raise adapter_error(folder, reason)
 
 
 def _is_default(key: str, value: Any) -> bool:
@@ -233,71 +233,71 @@ def _is_default(key: str, value: Any) -> bool:
 
 def _read_header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The type and the shape of every tensor in the weights file, which is mapped but not read."""
-    path = folder / WEIGHTS
+    path = folder / WEIGHTS_FILE
     if not path.is_file():
         if (folder / "adapter_model.bin").exists():
-            reason = f"adapter_model.bin is pickled and is never opened; save it as {WEIGHTS}"
-            raise refusal(folder, reason)
-        raise refusal(folder, f"there is no {WEIGHTS}")
+            reason = f"adapter_model.bin is pickled and is never opened; save it as {WEIGHTS_FILE}"
+            raise adapter_error(folder, reason)
+        raise adapter_error(folder, f"there is no {WEIGHTS_FILE}")
     try:
         with safe_open(str(path), framework="np") as file:
             parts = {key: file.get_slice(key) for key in sorted(file.keys())}
             return {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in parts.items()}
     except (SafetensorError, OSError) as error:
-        raise refusal(folder, f"{WEIGHTS} is damaged ({error})") from None
+        raise adapter_error(folder, f"{WEIGHTS_FILE} is damaged ({error})") from None
 
 
-def _sort_keys(folder: Path, header: dict[str, Any]) -> dict[str, dict[str, str]]:
+def _group_keys(folder: Path, header: dict[str, Any]) -> dict[str, dict[str, str]]:
     """The keys of A and B for each module, in the order of the module names."""
     keys: dict[str, dict[str, str]] = {}
     for key in header:
-        match = KEY.fullmatch(key)
+        match = WEIGHT_KEY.fullmatch(key)
         if match is None:
-            kinds = (kind for part, kind in KEY_REASONS.items() if part in key)
-            raise refusal(folder, f"{WEIGHTS} holds {key}, {next(kinds, 'an unknown weight')}")
+            kinds = (kind for part, kind in UNSUPPORTED_KEYS.items() if part in key)
+            raise adapter_error(folder, f"{WEIGHTS_FILE} holds {key}, {next(kinds, 'an unknown weight')}")
         sides = keys.setdefault(match["module"], {})
         if match["side"] in sides:
-            raise refusal(folder, f"{WEIGHTS} holds more than one adapter for {match['module']}")
+            raise adapter_error(folder, f"{WEIGHTS_FILE} holds more than one adapter for {match['module']}")
         sides[match["side"]] = key
     if not keys:
-        raise refusal(folder, f"{WEIGHTS} holds no LoRA weights")
+        raise adapter_error(folder, f"{WEIGHTS_FILE} holds no LoRA weights")
     for module, sides in keys.items():
         for side in "AB":
             if side not in sides:
-                raise refusal(folder, f"{module} has no lora_{side}")
+                raise adapter_error(folder, f"{module} has no lora_{side}")
     return dict(sorted(keys.items()))
 
 
-def _shape(
+def _module_shape(
     folder: Path, module: str, pair: dict[str, str], header: dict[str, tuple[str, tuple[int, ...]]]
 ) -> tuple[int, int, int]:
     """(in, out, rank) of one module, whose A [rank, in] and B [out, rank] have to fit together."""
     for key in pair.values():
         dtype, shape = header[key]
         if dtype not in DTYPES:
-            raise refusal(folder, f"{key} is of type {dtype}; allowed: {', '.join(DTYPES)}")
+            raise adapter_error(folder, f"{key} is of type {dtype}; allowed: {', '.join(DTYPES)}")
         if len(shape) != 2 or 0 in shape:
-            raise refusal(
+            raise adapter_error(
                 folder, f"{key} has shape {list(shape)}; only linear layers can be combined"
             )
     (rank, inputs), (outputs, other) = header[pair["A"]][1], header[pair["B"]][1]
     if rank != other:
-        raise refusal(folder, f"{module} has rank {rank} in lora_A but {other} in lora_B")
+        raise adapter_error(folder, f"{module} has rank {rank} in lora_A but {other} in lora_B")
     return inputs, outputs, rank
 
 
-def _pattern(folder: Path, config: dict[str, Any], key: str, module: str, default: Any) -> Any:
+def _match_pattern(folder: Path, config: dict[str, Any], key: str, module: str, default: Any) -> Any:
     """What rank_pattern or alpha_pattern says of `module`: by the first expression that fits."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
-        raise refusal(folder, f"{key} must map module names to numbers, not {patterns!r}")
+        raise adapter_error(folder, f"{key} must map module names to numbers, not {patterns!r}")
     for expression, value in patterns.items():
         if not _is_number(value, (int, float)):
-            raise refusal(folder, f"{key} of {expression} must be a number, not {value!r}")
+            raise adapter_error(folder, f"{key} of {expression} must be a number, not {value!r}")
         try:
             if re.match(rf"(?:.*\.)?(?:{expression})$", module):
                 return value
         except re.error as error:
             reason = f"{key} has {expression!r}, which is no expression ({error})"
-            raise refusal(folder, reason) from None
+            raise adapter_error(folder, reason) from None
     return default

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.known import Known
-from swarm.record import Record, key
+from swarm.known import EvaluatedPositions
+from swarm.record import RunRecord, position_key
 
 
 class Budget:
@@ -34,7 +34,7 @@ class Budget:
         self.prompts = prompts
         self._items = 0
 
-    def check(self, experts: int, items: int) -> None:
+    def check_experts_fit(self, experts: int, items: int) -> None:
         """Whether the experts fit.
 
         Args:
@@ -52,26 +52,26 @@ class Budget:
             )
 
     @property
-    def positions(self) -> int:
+    def max_positions(self) -> int:
         """How many positions there is room for, once `check` knows the items."""
         return (self.prompts or 0) // self._items
 
-    def spent(self, record: Record) -> str | None:
+    def exhausted_reason(self, record: RunRecord) -> str | None:
         """Why the budget ends the search: no room for one more position; else `None`."""
-        if not record.rounds or self._left(record) >= self._items:
+        if not record.iterations or self._remaining_prompts(record) >= self._items:
             return None
-        return f"{record.spent()} of a budget of {self.prompts} dev prompts asked"
+        return f"{record.prompts_spent()} of a budget of {self.prompts} dev prompts asked"
 
-    def allows(self, record: Record, cost: int) -> bool:
+    def allows_gradients(self, record: RunRecord, cost: int) -> bool:
         """Whether gradients of this cost leave room for the evaluation of a position."""
-        return cost + self._items <= self._left(record)
+        return cost + self._items <= self._remaining_prompts(record)
 
-    def affordable(
+    def affordable_rows(
         self,
-        record: Record,
+        record: RunRecord,
         positions: np.ndarray,
         wanted: Sequence[int],
-        known: Known,
+        known: EvaluatedPositions,
         spent: int = 0,
     ) -> list[int]:
         """Those of the wanted rows of an ask that there is room for, the first ones first.
@@ -80,18 +80,18 @@ class Budget:
             known: Positions that were met before.
             spent: Prompt-equivalents of this round that are not in the record yet.
         """
-        room = (self._left(record) - spent) // self._items
+        room = (self._remaining_prompts(record) - spent) // self._items
         new: set[str] = set()
         found = []
         for i in wanted:
             if positions[i] not in known:
-                if len(new | {key(positions[i])}) > room:
+                if len(new | {position_key(positions[i])}) > room:
                     continue
-                new.add(key(positions[i]))
+                new.add(position_key(positions[i]))
             found.append(i)
         return found
 
-    def _left(self, record: Record) -> float:
+    def _remaining_prompts(self, record: RunRecord) -> float:
         if self.prompts is None:
             return math.inf
-        return self.prompts - record.spent()
+        return self.prompts - record.prompts_spent()

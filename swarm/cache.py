@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from difflib import get_close_matches
 
-from swarm.cli import fail
+from swarm.cli import exit_with_error
 from swarm.errors import UserError
 from swarm.examples import RaisingParser
 from swarm.models import kept
@@ -20,14 +20,14 @@ examples:
   python -m swarm.cache prune --model gpt-4o-mini
   python -m swarm.cache prune --larger-than 1GB
 """
-UNKNOWN = "unknown"
+UNKNOWN_MODEL = "unknown"
 """How answers are called of which no model was written down."""
 
-SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+SECONDS_PER_UNIT = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+BYTES_PER_UNIT = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     described = "Answers of models that were paid for once are kept in one SQLite file."
     made = RaisingParser(
@@ -41,15 +41,15 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     which = prune.add_mutually_exclusive_group(required=True)
-    which.add_argument("--older-than", type=duration, metavar="30d",
+    which.add_argument("--older-than", type=parse_duration, metavar="30d",
                        help="answers older than so many minutes (m), hours (h), days (d) or weeks "
                        "(w); those of unknown age stay")  # fmt: skip
     which.add_argument("--model", metavar="NAME",
-                       help=f"a model's answers, by the name that info shows; {UNKNOWN}: those of "
+                       help=f"a model's answers, by the name that info shows; {UNKNOWN_MODEL}: those of "
                        "which none was written down")  # fmt: skip
     which.add_argument(
         "--larger-than",
-        type=size,
+        type=parse_size,
         metavar="1GB",
         help="the oldest answers, until the rest is no larger",
     )
@@ -62,82 +62,82 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds in "30d", "12h", "45m" or "2w"."""
-    return _measured(text, SECONDS, "a duration such as 30d, 12h, 45m or 2w")
+    return _parse_quantity(text, SECONDS_PER_UNIT, "a duration such as 30d, 12h, 45m or 2w")
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes in "1GB", "500MB" or "0"."""
-    return int(_measured(text, BYTES, "a size such as 1GB, 500MB or 200kB"))
+    return int(_parse_quantity(text, BYTES_PER_UNIT, "a size such as 1GB, 500MB or 200kB"))
 
 
-def _measured(text: str, units: dict[str, int], wanted: str) -> float:
+def _parse_quantity(text: str, units: dict[str, int], wanted: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not found or found[2] not in units:
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
     return float(found[1]) * units[found[2]]
 
 
-def info(cache: Cache) -> None:
+def print_info(cache: Cache) -> None:
     """Say where the file is, and how much it holds of which model."""
-    parts = kept.by_label(cache)
-    print(f"{cache.path}: {_much(sum(p.answers for p in parts), sum(p.bytes for p in parts))}, "
-          f"{_bytes(cache.path.stat().st_size)} on disk")  # fmt: skip
-    width = max((len(part.label or UNKNOWN) for part in parts), default=0)
+    parts = kept.stats_by_label(cache)
+    print(f"{cache.path}: {_format_entries(sum(p.answers for p in parts), sum(p.bytes for p in parts))}, "
+          f"{_format_bytes(cache.path.stat().st_size)} on disk")  # fmt: skip
+    width = max((len(part.label or UNKNOWN_MODEL) for part in parts), default=0)
     for part in parts:
-        days = " to ".join(dict.fromkeys(map(_day, (part.oldest, part.newest))))
-        print(f"  {part.label or UNKNOWN:<{width}}  {_much(part.answers, part.bytes)}, {days}")
+        days = " to ".join(dict.fromkeys(map(_format_date, (part.oldest, part.newest))))
+        print(f"  {part.label or UNKNOWN_MODEL:<{width}}  {_format_entries(part.answers, part.bytes)}, {days}")
 
 
-def prune(cache: Cache, arguments: argparse.Namespace) -> None:
+def prune_cache(cache: Cache, arguments: argparse.Namespace) -> None:
     """Remove what the arguments name, and say what that was.
 
     Raises:
         UserError: There is no answer of the model that is named.
     """
-    which = _which(cache, arguments)
-    all_of_them = kept.count(cache, kept.EVERYTHING)
-    found = (kept.count if arguments.dry_run else kept.remove)(cache, which)
+    which = _select_entries(cache, arguments)
+    all_of_them = kept.count_entries(cache, kept.ALL_ENTRIES)
+    found = (kept.count_entries if arguments.dry_run else kept.remove_entries)(cache, which)
     left = (everything - gone for everything, gone in zip(all_of_them, found, strict=True))
     would = "would remove" if arguments.dry_run else "removed"
-    print(f"{cache.path}: {would} {_much(*found)}; {_much(*left)} stay")
-    undated, _ = kept.count(cache, kept.UNDATED)
+    print(f"{cache.path}: {would} {_format_entries(*found)}; {_format_entries(*left)} stay")
+    undated, _ = kept.count_entries(cache, kept.UNDATED_ENTRIES)
     if arguments.older_than is not None and undated:
-        print(f"{undated:,} of them are of unknown age; --model {UNKNOWN} or --all removes those")
+        print(f"{undated:,} of them are of unknown age; --model {UNKNOWN_MODEL} or --all removes those")
 
 
-def _which(cache: Cache, arguments: argparse.Namespace) -> kept.Which:
+def _select_entries(cache: Cache, arguments: argparse.Namespace) -> kept.CacheFilter:
     if arguments.older_than is not None:
-        return kept.older(arguments.older_than)
+        return kept.filter_older_than(arguments.older_than)
     if arguments.larger_than is not None:
-        return kept.beyond(arguments.larger_than)
+        return kept.filter_beyond_size(arguments.larger_than)
     if arguments.all:
-        return kept.EVERYTHING
-    names = [part.label or UNKNOWN for part in kept.by_label(cache)]
+        return kept.ALL_ENTRIES
+    names = [part.label or UNKNOWN_MODEL for part in kept.stats_by_label(cache)]
     if arguments.model in names:
-        return kept.of(None if arguments.model == UNKNOWN else arguments.model)
+        return kept.filter_by_label(None if arguments.model == UNKNOWN_MODEL else arguments.model)
     near = get_close_matches(arguments.model, names, 1)
     meant = f"did you mean {near[0]}?" if near else "`info` lists the models"
     raise UserError(f"--model {arguments.model}: no answer of it in {cache.path}; {meant}")
 
 
-def _much(answers: int, bytes_: int) -> str:
-    return f"{answers:,} {'answer' if answers == 1 else 'answers'} ({_bytes(bytes_)})"
+def _format_entries(answers: int, bytes_: int) -> str:
+    return f"{answers:,} {'answer' if answers == 1 else 'answers'} ({_format_bytes(bytes_)})"
 
 
-def _bytes(number: int) -> str:
+def _format_bytes(number: int) -> str:
     for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= one:
             return f"{number / one:.1f} {unit}"
     return f"{number} bytes"
 
 
-def _day(moment: float | None) -> str:
+def _format_date(moment: float | None) -> str:
     return datetime.fromtimestamp(moment).strftime("%Y-%m-%d") if moment else "of unknown age"
 
 
-def hyphened(word: str) -> str:
+def normalize_option(word: str) -> str:
     """An option by its one spelling: `--dry_run` is as good as `--dry-run`."""
     name, equals, value = word.partition("=")
     return (name.replace("_", "-") + equals + value) if word.startswith("--") else word
@@ -147,16 +147,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process with one line where something is wrong."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        given = parser().parse_args([hyphened(word) for word in words])
+        given = build_parser().parse_args([normalize_option(word) for word in words])
         cache = Cache(given.file)
         if not cache.path.exists():
             print(f"{cache.path}: no answers are kept there yet")
         elif given.verb == "info":
-            info(cache)
+            print_info(cache)
         else:
-            prune(cache, given)
+            prune_cache(cache, given)
     except UserError as error:
-        fail(error)
+        exit_with_error(error)
 
 
 if __name__ == "__main__":

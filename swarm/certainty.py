@@ -12,41 +12,41 @@ from statistics import fmean
 from typing import Any
 
 from swarm.report.statistics import (
-    Interval,
-    Paired,
+    MeanInterval,
+    PairedTest,
     mean_interval,
     paired_test,
     utility_interval,
     utility_test,
-    vote,
+    plurality_vote,
 )
-from swarm.tasks import Item, Score, Task, unparsed
-from swarm.tasks.answers import kind_of
+from swarm.tasks import Item, Score, Task, unparsed_rate
+from swarm.tasks.answers import answer_kind
 
-NO_DOMAIN = "no gold answer"
+NO_GOLD_DOMAIN = "no gold answer"
 """The domain of items that have neither a domain of their own nor a gold answer."""
 
-CANDIDATES = 50
+MAX_CONSTANT_CANDIDATES = 50
 """Gold answers, the most frequent on dev, among which the best constant answer is looked for."""
 
-ONE_ANSWER = 0.9
+ONE_ANSWER_SHARE = 0.9
 """Above this share of a domain's answers, one value counts as a constant answer."""
 
-LEAST_ANSWERS = 10
+MIN_ANSWERS = 10
 """Of fewer answers, nothing is said about how many are the same."""
 
 
-def interval_of(task: Task, scores: Sequence[Score]) -> Interval:
+def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
     """A task's utility of these scores with its 95 % interval."""
     values = [score.value for score in scores]
-    if is_mean(task, scores):
+    if is_mean_utility(task, scores):
         return mean_interval(values, signed=getattr(task, "lowest", 0.0) < 0)
     return utility_interval(
         lambda places: task.utility([scores[i] for i in places]), [s.part for s in scores]
     )
 
 
-def described(task: Task, scores: Sequence[Score], items: Sequence[Item] = ()) -> dict[str, Any]:
+def utility_summary(task: Task, scores: Sequence[Score], items: Sequence[Item] = ()) -> dict[str, Any]:
     """A utility with its 95 % interval, the unparsed rate, and the utilities of a mixture's parts.
 
     Its keys: "utility", "interval" ([low, high]), "items", "unparsed_rate", perhaps "parts", and
@@ -55,33 +55,33 @@ def described(task: Task, scores: Sequence[Score], items: Sequence[Item] = ()) -
     Args:
         items: Those that were scored, in the same order; none leaves domains out.
     """
-    interval = interval_of(task, scores)
+    interval = utility_with_interval(task, scores)
     found: dict[str, Any] = {
         "utility": interval.mean,
         "interval": [interval.low, interval.high],
         "items": interval.n,
-        "unparsed_rate": unparsed(scores),
+        "unparsed_rate": unparsed_rate(scores),
     }
-    if hasattr(task, "parts"):
-        found["parts"] = task.parts(scores)
+    if hasattr(task, "subtask_utilities"):
+        found["parts"] = task.subtask_utilities(scores)
     if items:
-        found["domains"] = by_domain(task, items, scores)
-        found["one_answer"] = one_answer(task, items, scores)
+        found["domains"] = summarize_domains(task, items, scores)
+        found["one_answer"] = find_one_answer_domains(task, items, scores)
     return found
 
 
-def domain_of(item: Item) -> str:
+def item_domain(item: Item) -> str:
     """The domain of an item; see the module's docstring."""
     for key in ("part", "domain"):
         if item.get(key) not in (None, ""):
             return str(item[key])
-    golds = _golds(item)
+    golds = _gold_answers(item)
     if not golds:
-        return NO_DOMAIN
-    return "letter" if "choices" in item else kind_of(golds[0])
+        return NO_GOLD_DOMAIN
+    return "letter" if "choices" in item else answer_kind(golds[0])
 
 
-def by_domain(
+def summarize_domains(
     task: Task, items: Sequence[Item], scores: Sequence[Score]
 ) -> dict[str, dict[str, Any]]:
     """The utility of each domain and, where answers are graded, its commonest answer.
@@ -93,21 +93,21 @@ def by_domain(
         the answers, 0 to 1).
     """
     found = {}
-    for domain, places in places_by_domain(items).items():
+    for domain, places in group_items_by_domain(items).items():
         mine = [scores[place] for place in places]
-        leaf, inner = _inside(task, mine)
-        interval = interval_of(leaf, inner)
+        leaf, inner = _unwrap_subtask(task, mine)
+        interval = utility_with_interval(leaf, inner)
         found[domain] = {
             "utility": interval.mean,
             "interval": [interval.low, interval.high],
             "items": interval.n,
-            "unparsed_rate": unparsed(mine),
-            **(_commonest(mine) if getattr(leaf, "votes", True) else {}),
+            "unparsed_rate": unparsed_rate(mine),
+            **(_most_common_answer(mine) if getattr(leaf, "votes", True) else {}),
         }
     return found
 
 
-def one_answer(task: Task, items: Sequence[Item], scores: Sequence[Score]) -> list[dict[str, Any]]:
+def find_one_answer_domains(task: Task, items: Sequence[Item], scores: Sequence[Score]) -> list[dict[str, Any]]:
     """Where a model gives one answer throughout, whatever it is asked.
 
     A domain is named if more than 90 % of at least 10 answers that were read are one value, unless
@@ -121,26 +121,26 @@ def one_answer(task: Task, items: Sequence[Item], scores: Sequence[Score]) -> li
     if not getattr(task, "votes", True):
         return []
 
-    def warned(domain: str | None, places: Sequence[int]) -> list[dict[str, Any]]:
-        told = _commonest([scores[place] for place in places])
-        if told["answers"] < LEAST_ANSWERS or told["share"] <= ONE_ANSWER:
+    def find_warnings(domain: str | None, places: Sequence[int]) -> list[dict[str, Any]]:
+        told = _most_common_answer([scores[place] for place in places])
+        if told["answers"] < MIN_ANSWERS or told["share"] <= ONE_ANSWER_SHARE:
             return []
         answer = told["commonest"]
         right = fmean(task.grade(items[place], answer) > 0 for place in places)
-        if right > ONE_ANSWER:
+        if right > ONE_ANSWER_SHARE:
             return []
         counts = {"share": told["share"], "answers": told["answers"], "right": right}
         return [{"domain": domain, "answer": answer, **counts}]
 
-    domains = places_by_domain(items)
-    answered = {domain_of(i) for i, s in zip(items, scores, strict=True) if s.answer}
-    if len(answered) > 1 and (found := warned(None, range(len(items)))):
+    domains = group_items_by_domain(items)
+    answered = {item_domain(i) for i, s in zip(items, scores, strict=True) if s.answer}
+    if len(answered) > 1 and (found := find_warnings(None, range(len(items)))):
         return found
-    return [one for domain, places in domains.items() for one in warned(domain, places)]
+    return [one for domain, places in domains.items() for one in find_warnings(domain, places)]
 
 
 @dataclass(frozen=True, slots=True)
-class Constants:
+class ConstantAnswers:
     """The best constant answers: what is reached without reading a question.
 
     Attributes:
@@ -151,13 +151,13 @@ class Constants:
     overall: str
     domains: Mapping[str, str]
 
-    def scores(self, task: Task, items: Sequence[Item], by_domain: bool = True) -> list[Score]:
+    def score_items(self, task: Task, items: Sequence[Item], by_domain: bool = True) -> list[Score]:
         """The scores of these answers; the overall one where a domain has none."""
         given = self.domains if by_domain else {}
-        answers = [given.get(domain_of(item), self.overall) for item in items]
-        return [_graded(task, item, one) for item, one in zip(items, answers, strict=True)]
+        answers = [given.get(item_domain(item), self.overall) for item in items]
+        return [_grade_answer(task, item, one) for item, one in zip(items, answers, strict=True)]
 
-    def described(self, task: Task, splits: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
+    def summarize_splits(self, task: Task, splits: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
         """What they come to on some splits, by the splits' names.
 
         Returns:
@@ -170,14 +170,14 @@ class Constants:
         }
         for split, items in splits.items():
             for kind, each in (("overall", False), ("by_domain", True)):
-                scores = self.scores(task, items, each)
-                told = described(task, scores, items if each else ())
+                scores = self.score_items(task, items, each)
+                told = utility_summary(task, scores, items if each else ())
                 kept = ("utility", "interval", "items", "domains")
                 found[kind][split] = {key: told[key] for key in kept if key in told}
         return found
 
 
-def constant_answers(task: Task, dev: Sequence[Item]) -> Constants | None:
+def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | None:
     """The best constant answers on these items; `None` where answers cannot be graded or chosen.
 
     Candidates are the 50 most frequent gold answers of the items concerned and the task's
@@ -189,21 +189,21 @@ def constant_answers(task: Task, dev: Sequence[Item]) -> Constants | None:
     """
     if not getattr(task, "votes", True) or not dev:
         return None
-    candidates = _candidates(task, dev)
+    candidates = _constant_candidates(task, dev)
     if not candidates:
         return None
-    overall = max(candidates, key=lambda one: task.utility([_graded(task, i, one) for i in dev]))
+    overall = max(candidates, key=lambda one: task.utility([_grade_answer(task, i, one) for i in dev]))
     domains = {}
-    for domain, places in places_by_domain(dev).items():
+    for domain, places in group_items_by_domain(dev).items():
         mine = [dev[place] for place in places]
         domains[domain] = max(
-            _candidates(task, mine) or [overall],
+            _constant_candidates(task, mine) or [overall],
             key=lambda one: fmean(task.grade(item, one) for item in mine),
         )
-    return Constants(overall, domains)
+    return ConstantAnswers(overall, domains)
 
 
-def described_constants(
+def summarize_constant_answers(
     task: Task,
     dev: Sequence[Item],
     test: Sequence[Item] = (),
@@ -220,24 +220,24 @@ def described_constants(
         `Constants.described`, and with `after` "gain" (of the model over the answers by domain),
         "gain_interval" ([low, high], 95 %) and "p_value"; `None` as `constant_answers`.
     """
-    constants = constant_answers(task, dev)
+    constants = best_constant_answers(task, dev)
     if constants is None:
         return None
-    found = constants.described(task, {"dev": dev} | ({"test": test} if test else {}))
+    found = constants.summarize_splits(task, {"dev": dev} | ({"test": test} if test else {}))
     if after:
-        gain = gain_of(task, after, constants.scores(task, test))
+        gain = paired_gain(task, after, constants.score_items(task, test))
         found |= {"gain": gain.difference, "gain_interval": [gain.low, gain.high]}
         found["p_value"] = gain.p
     return found
 
 
-def _candidates(task: Task, items: Sequence[Item]) -> list[str]:
-    counted = Counter(gold for item in items for gold in _golds(item))
-    golds = [gold for gold, _ in counted.most_common(CANDIDATES)]
+def _constant_candidates(task: Task, items: Sequence[Item]) -> list[str]:
+    counted = Counter(gold for item in items for gold in _gold_answers(item))
+    golds = [gold for gold, _ in counted.most_common(MAX_CONSTANT_CANDIDATES)]
     return list(dict.fromkeys([*golds, *getattr(task, "constants", ())]))
 
 
-def _golds(item: Item) -> list[str]:
+def _gold_answers(item: Item) -> list[str]:
     """The gold answers of an item, or of the item within a mixture's."""
     while "part" in item and isinstance(item.get("item"), Mapping):
         item = item["item"]
@@ -246,20 +246,20 @@ def _golds(item: Item) -> list[str]:
     return [str(one) for one in several if isinstance(one, str | int | float)]
 
 
-def _graded(task: Task, item: Item, answer: str) -> Score:
+def _grade_answer(task: Task, item: Item, answer: str) -> Score:
     part = str(item["part"]) if "part" in item and "item" in item else ""
     return Score(task.grade(item, answer), answer, part=part)
 
 
-def places_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
+def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
     """The places of each domain's items."""
     found: dict[str, list[int]] = {}
     for place, item in enumerate(items):
-        found.setdefault(domain_of(item), []).append(place)
+        found.setdefault(item_domain(item), []).append(place)
     return found
 
 
-def _inside(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
+def _unwrap_subtask(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
     """The part that all these scores are of, as a task, with the scores as it gave them."""
     if not hasattr(task, "tasks"):
         return task, list(scores)
@@ -268,7 +268,7 @@ def _inside(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
     return task, [replace(score, part="") for score in scores]
 
 
-def _commonest(scores: Sequence[Score]) -> dict[str, Any]:
+def _most_common_answer(scores: Sequence[Score]) -> dict[str, Any]:
     """How many answers were read, the commonest of them, and its share."""
     counted = Counter(score.answer for score in scores if score.answer)
     answers = counted.total()
@@ -276,9 +276,9 @@ def _commonest(scores: Sequence[Score]) -> dict[str, Any]:
     return {"answers": answers, "commonest": answer, "share": times / max(1, answers)}
 
 
-def gain_of(task: Task, after: Sequence[Score], before: Sequence[Score]) -> Paired:
+def paired_gain(task: Task, after: Sequence[Score], before: Sequence[Score]) -> PairedTest:
     """The difference of two models' utilities on the same items, tested."""
-    if is_mean(task, after):
+    if is_mean_utility(task, after):
         return paired_test([s.value for s in after], [s.value for s in before])
     return utility_test(
         lambda places: (
@@ -288,18 +288,18 @@ def gain_of(task: Task, after: Sequence[Score], before: Sequence[Score]) -> Pair
     )
 
 
-def is_mean(task: Task, scores: Sequence[Score]) -> bool:
+def is_mean_utility(task: Task, scores: Sequence[Score]) -> bool:
     """Whether the utility is the plain mean; that of a mixture is not, whatever it comes to."""
     mean = sum(s.value for s in scores) / len(scores)
     return not scores[0].part and abs(task.utility(scores) - mean) < 1e-9
 
 
-def poll(
+def majority_vote(
     task: Task,
     items: Sequence[Item],
     voices: Sequence[Sequence[Score]],
     weights: Sequence[float],
-    choose: Callable[[Sequence[str | None], Sequence[float]], str | None] = vote,
+    choose: Callable[[Sequence[str | None], Sequence[float]], str | None] = plurality_vote,
 ) -> list[Score]:
     """The scores of the answers that several voices give together; their texts list all answers.
 

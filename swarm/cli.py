@@ -16,27 +16,27 @@ from swarm.errors import UserError
 from swarm.places import conf_folder
 
 
-def gpu_list(argument: str) -> str:
+def normalize_gpu_list(argument: str) -> str:
     """`gpus=0,1,2` as the list Hydra wants; a comma alone would be a sweep."""
     return re.sub(r"^gpus=(\d+(?:,\d+)*)$", r"gpus=[\1]", argument)
 
 
-def fail(error: Exception) -> NoReturn:
+def exit_with_error(error: Exception) -> NoReturn:
     """End the process with one line that says what is wrong."""
-    mistake = as_user_error(error)
+    mistake = to_user_error(error)
     print(f"error: {mistake}", file=sys.stderr)
     sys.exit(mistake.code)
 
 
-def as_user_error(error: Exception) -> UserError:
+def to_user_error(error: Exception) -> UserError:
     """The user's mistake that an error came of; else Hydra's complaint as one."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, UserError):
         cause = cause.__cause__ or cause.__context__
-    return cause if isinstance(cause, UserError) else UserError(hydra_message(error), 2)
+    return cause if isinstance(cause, UserError) else UserError(format_hydra_error(error), 2)
 
 
-def hydra_message(error: Exception) -> str:
+def format_hydra_error(error: Exception) -> str:
     """Hydra's own complaint, in one line."""
     text = str(error)
     if found := re.search(r"Could not find '([^']+)'\s+Available options in '[^']+':(.*)", text,
@@ -47,13 +47,13 @@ def hydra_message(error: Exception) -> str:
         meant = f"did you mean {group}={near[0]}? " if near else ""
         return f"{group}={option}: there is no such option; {meant}allowed: {', '.join(options)}"
     if found := re.search(r"Error parsing override '([^']*)'\s+missing EQUAL", text):
-        return f"{found[1]}: write {_assigned(found[1])}; `--help` lists the keys"
+        return f"{found[1]}: write {_suggest_assignment(found[1])}; `--help` lists the keys"
     if found := re.search(r"In '([^']+)': Could not override '([^']+)'", text):
         option = "=".join(found[1].rsplit("/", 1))
         return f"{option} has no place here: it sets {found[2]}, which this command does not have"
     text = re.sub(r"\s+", " ", text).strip()
     found = re.search(r"Could not override '([^']+)'", text)
-    if found and (meant := _meant(found[1])):
+    if found and (meant := _suggest_key(found[1])):
         return f"Could not override '{found[1]}'; {meant} `--help` lists the keys"
     if "'task." not in text:  # only a task of one's own may have keys that its yaml leaves out
         text = re.sub(r" To append to your config use \S+$", "", text)
@@ -61,18 +61,18 @@ def hydra_message(error: Exception) -> str:
     return text.rstrip(".") + "; `--help` lists the keys"
 
 
-def _assigned(word: str) -> str:
+def _suggest_assignment(word: str) -> str:
     """What a word without "=" would be as KEY=VALUE, by the option that it is or nearly is."""
-    options = {path.stem: path.parent.name for path in _options()}
+    options = {path.stem: path.parent.name for path in _list_option_files()}
     near = get_close_matches(word, options, 1)
     return f"{options[near[0]]}={near[0]} (KEY=VALUE)" if near else "KEY=VALUE"
 
 
-def _meant(key: str) -> str:
+def _suggest_key(key: str) -> str:
     """What a key that does not exist may stand for, as words; empty if none is like it."""
     if key == "wandb":
         return "write tracker=wandb, tracker=wandb tracker.mode=offline, or nothing for none;"
-    known = _keys()
+    known = _known_keys()
     if key in known:
         # A task of one's own may take it though its yaml leaves it out, which Hydra says.
         return "" if key.startswith("task.") else f"it is a key of {' or '.join(known[key])};"
@@ -89,30 +89,30 @@ def _meant(key: str) -> str:
     return ""
 
 
-def _keys() -> dict[str, list[str]]:
+def _known_keys() -> dict[str, list[str]]:
     """Every key of the entry that runs, and the options (group=option) that have it."""
     import yaml
 
     found: dict[str, list[str]] = {}
 
-    def add(tree: dict[str, Any], path: str, option: str) -> None:
+    def add_keys(tree: dict[str, Any], path: str, option: str) -> None:
         for name, value in tree.items():
             if name not in ("defaults", "hydra") and not str(name).startswith("_"):
                 found.setdefault(f"{path}{name}", []).append(option)
-                add(value if isinstance(value, dict) else {}, f"{path}{name}.", option)
+                add_keys(value if isinstance(value, dict) else {}, f"{path}{name}.", option)
 
-    for path in _options():
+    for path in _list_option_files():
         group = path.parent.name
         if group == "experiment":  # it sets keys of others
             continue
         found.setdefault(group, [])
         place = "task.scorer." if group == "scorer" else f"{group}."
-        add(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, place, f"{group}={path.stem}")
-    add(yaml.safe_load(_entry().read_text(encoding="utf-8")), "", "")
+        add_keys(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, place, f"{group}={path.stem}")
+    add_keys(yaml.safe_load(_entry_config().read_text(encoding="utf-8")), "", "")
     return found
 
 
-def _entry() -> Path:
+def _entry_config() -> Path:
     """The configuration of the entry that runs; that of a search, where it has none of its own."""
     module = Path(sys.argv[0])
     name = module.parent.name if module.stem == "__main__" else module.stem
@@ -121,34 +121,34 @@ def _entry() -> Path:
     return path if whole else conf_folder() / "search.yaml"
 
 
-def _options() -> list[Path]:
+def _list_option_files() -> list[Path]:
     """The options of that entry, in the order of its groups."""
     import yaml
 
-    defaults = yaml.safe_load(_entry().read_text(encoding="utf-8"))["defaults"]
+    defaults = yaml.safe_load(_entry_config().read_text(encoding="utf-8"))["defaults"]
     groups = [*(name for one in defaults if isinstance(one, dict) for name in one), "scorer"]
     return [path for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))]
 
 
-class Terminated(KeyboardInterrupt):
+class TerminationSignal(KeyboardInterrupt):
     """The process was told to end (SIGTERM); what Ctrl-C leaves in order, it does too."""
 
 
-_stops: list[KeyboardInterrupt] = []
+_stop_signals: list[KeyboardInterrupt] = []
 """What has told this process to end."""
 
 
-def end_in_order() -> None:
+def handle_termination_signals() -> None:
     """Take SIGTERM, which a scheduler or `kill` sends, as Ctrl-C is taken; exit code 143."""
 
-    def end(number: int, _: object) -> NoReturn:
-        _stops.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
-        raise _stops[-1]
+    def raise_stop(number: int, _: object) -> NoReturn:
+        _stop_signals.append(TerminationSignal() if number == signal.SIGTERM else KeyboardInterrupt())
+        raise _stop_signals[-1]
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGTERM, raise_stop)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGINT, raise_stop)
 
 
 @contextmanager
@@ -167,23 +167,23 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         # Compiled code may swallow an interrupt and fail with an error of its own: torch, asked
         # for the shape of a tensor that safetensors reads, with a ValueError.
-        swallowed = _stops[-1] if _stops else None
+        swallowed = _stop_signals[-1] if _stop_signals else None
         stop = error if isinstance(error, KeyboardInterrupt) else swallowed
         if stop is None:
             if isinstance(error, UserError | HydraException | OmegaConfBaseException):
-                fail(error)
+                exit_with_error(error)
             raise
         if error is not stop:
             logging.getLogger(__name__).info("what the interrupt ended in", exc_info=error)
         told = f" with name={name}" if name else ""
         next_time = "begins anew" if name is None else "goes on"
         print(f"stopped; the same command{told} {next_time}", file=sys.stderr)
-        sys.exit(143 if isinstance(stop, Terminated) else 130)
+        sys.exit(143 if isinstance(stop, TerminationSignal) else 130)
 
 
-def run_entry(main: Callable[[], Any]) -> None:
+def run_hydra_entry(main: Callable[[], Any]) -> None:
     """Run a Hydra entry with our error messages in place of Hydra's."""
-    sys.argv[1:] = map(gpu_list, sys.argv[1:])
+    sys.argv[1:] = map(normalize_gpu_list, sys.argv[1:])
     if "--version" in sys.argv[1:]:
         print(f"model-swarms {__version__}")  # Hydra's flag of this name prints its own
         return
@@ -195,14 +195,14 @@ def run_entry(main: Callable[[], Any]) -> None:
     _check_flags(sys.argv[1:])
     # Hydra then raises instead of printing, and what is printed is ours to choose.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    end_in_order()
+    handle_termination_signals()
     try:
         with one_line_errors():
             main()
     except ValueError as error:
         if not (mistake := _of_flags(str(error))):
             raise
-        fail(UserError(mistake, 2))
+        exit_with_error(UserError(mistake, 2))
 
 
 def _of_flags(complaint: str) -> str:
@@ -226,6 +226,6 @@ def _check_flags(words: Sequence[str]) -> None:
             near = get_close_matches(flag, flags, 1)
             meant = f"did you mean {near[0]}? " if near else ""
             key = flag.lstrip("-")
-            fail(UserError(f"{flag}: there is no such flag; {meant}keys are set as {key}=VALUE", 2))
+            exit_with_error(UserError(f"{flag}: there is no such flag; {meant}keys are set as {key}=VALUE", 2))
         if flag == "--package" and not any(one.startswith(("--cfg", "-c")) for one in words):
-            fail(UserError("--package chooses what --cfg prints; it has no effect without it", 2))
+            exit_with_error(UserError("--package chooses what --cfg prints; it has no effect without it", 2))

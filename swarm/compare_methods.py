@@ -16,21 +16,21 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from swarm.cli import one_line_errors, run_entry
+from swarm.cli import one_line_errors, run_hydra_entry
 from swarm.errors import UserError
 from swarm.files import write_json
-from swarm.places import conf_folder, find
+from swarm.places import conf_folder, find_path
 from swarm.report.folder import RunFolder
-from swarm.search import build
+from swarm.search import build_run
 from swarm.secrets import unresolved
 from swarm.studies import methods, rerun, suite, suite_analysis, suite_runner
 
-OWN_KEYS = ("methods", "seeds", "budget")
+COMPARISON_KEYS = ("methods", "seeds", "budget")
 
 SUITE_KEYS = ("suite", "seeds", "only", "hours", "parallel", "keep", "results")
 """Keys of a study; all other words are a search's, but for folder= and dry_run=."""
 
-ENSEMBLES = {
+ENSEMBLE_OVERRIDES = {
     "vote": ["candidate=vote"],
     "weighted_vote": ["candidate=vote", "candidate.rule=weighted"],
     "pack": ["candidate=pack"],
@@ -40,10 +40,10 @@ ENSEMBLES = {
 """Methods that search nothing: all experts answer together (docs/evaluate.md), once. "data_merge"
 is one adapter, trained on the data of all experts (`swarm.experts train --merged`)."""
 
-EVALUATED = ("task", "model", "pool", "engine", "reward", "tracker")
+EVALUATION_KEYS = ("task", "model", "pool", "engine", "reward", "tracker")
 """What such a method takes of a command line."""
 
-HELP = """\
+HELP_TEXT = """\
 Search with several methods on the same budget, and tell what became of it.
 
   python -m swarm.compare_methods task=nlgraph_mini methods=[pso,cmaes,random] seeds=3 budget=60
@@ -64,7 +64,7 @@ the same command runs what is missing and writes the analysis anew. Its own keys
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ComparedMethod:
     """One method of a comparison.
 
     Attributes:
@@ -74,12 +74,12 @@ class Method:
     """
 
     name: str
-    searches: list[rerun.Search]
+    searches: list[rerun.SearchProcess]
     words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MethodComparison:
     """What a command line asks for.
 
     Attributes:
@@ -92,20 +92,20 @@ class Comparison:
     """
 
     folder: Path
-    methods: list[Method]
+    methods: list[ComparedMethod]
     budget: int
     dry_run: bool
     config: dict[str, Any]
     experts: tuple[str, ...] = ()
 
 
-def read(arguments: Sequence[str]) -> Comparison:
+def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
     """The comparison that a command line describes; nothing heavy is loaded.
 
     Raises:
         UserError: A value is not allowed; Hydra raises errors of its own.
     """
-    own = [word for word in arguments if word.partition("=")[0] in OWN_KEYS]
+    own = [word for word in arguments if word.partition("=")[0] in COMPARISON_KEYS]
     passed = [word for word in arguments if word not in own]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         mine: Any = OmegaConf.to_container(compose("compare_methods", overrides=own))
@@ -117,81 +117,81 @@ def read(arguments: Sequence[str]) -> Comparison:
         raise UserError(f"methods={names}: must be a list of optimizers, e.g. [pso,cmaes,random]")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"methods: {twice[0]!r} is there more than once")
-    whole = rerun.composed(passed, "methods")
+    whole = rerun.compose_search(passed, "methods")
     folder = Path(whole.folder) / whole.name
-    if not set(names) - set(ENSEMBLES):
+    if not set(names) - set(ENSEMBLE_OVERRIDES):
         raise UserError(
             f"methods={names}: needs a search too, for the experts' dev answers: random"
         )
     made = [
-        Method(name, [], _words(name, passed))
-        if name in ENSEMBLES
-        else Method(name, _searches(name, passed, folder, mine))
+        ComparedMethod(name, [], _evaluation_overrides(name, passed))
+        if name in ENSEMBLE_OVERRIDES
+        else ComparedMethod(name, _build_searches(name, passed, folder, mine))
         for name in names
     ]
-    return Comparison(folder, made, mine["budget"], bool(whole.dry_run), rerun.plain(whole))
+    return MethodComparison(folder, made, mine["budget"], bool(whole.dry_run), rerun.to_plain_config(whole))
 
 
-def _words(name: str, passed: Sequence[str]) -> tuple[str, ...]:
+def _evaluation_overrides(name: str, passed: Sequence[str]) -> tuple[str, ...]:
     """The command line of an ensemble's evaluation, as far as it is known."""
-    own = [word for word in passed if re.split(r"[.=@]", word.lstrip("+~"))[0] in EVALUATED]
-    return (*own, *ENSEMBLES[name])
+    own = [word for word in passed if re.split(r"[.=@]", word.lstrip("+~"))[0] in EVALUATION_KEYS]
+    return (*own, *ENSEMBLE_OVERRIDES[name])
 
 
-def _searches(name: str, passed: list[str], folder: Path, mine: dict[str, Any]) -> list[Any]:
+def _build_searches(name: str, passed: list[str], folder: Path, mine: dict[str, Any]) -> list[Any]:
     """A method's search with each seed; what it may cost is not yet in it."""
     optimizer, *more = name.split()
     if any("=" not in word for word in more) or "=" in optimizer:
         raise UserError(f"methods: {name!r} must be an optimizer and keys of a search (KEY=VALUE)")
-    whole = rerun.composed([*passed, f"optimizer={optimizer}", *more], "methods")
-    rerun.lift(whole, (*passed, *more), mine["budget"])
-    config = rerun.plain(whole)
+    whole = rerun.compose_search([*passed, f"optimizer={optimizer}", *more], "methods")
+    rerun.lift_limits(whole, (*passed, *more), mine["budget"])
+    config = rerun.to_plain_config(whole)
     config |= {"folder": str(folder), "shared": str(folder / "answers"), "test": True}
     slug = re.sub(r"[^a-zA-Z0-9_.-]+", "_", name)
     seeds = range(config["seed"], config["seed"] + mine["seeds"])
-    return [rerun.Search({**config, "name": f"{slug}_seed{seed}", "seed": seed}) for seed in seeds]
+    return [rerun.SearchProcess({**config, "name": f"{slug}_seed{seed}", "seed": seed}) for seed in seeds]
 
 
-def priced(one: Comparison) -> Comparison:
+def set_prompt_budgets(one: MethodComparison) -> MethodComparison:
     """The comparison with every search's budget in prompts: positions x dev items.
 
     Raises:
         UserError: A search cannot be run, or its pool alone takes more than the budget; or nobody
             can vote on the task's answers.
     """
-    made, experts = [], _experts(one) if any(m.words for m in one.methods) else ()
+    made, experts = [], _voting_experts(one) if any(m.words for m in one.methods) else ()
     for method in one.methods:
         if method.words:
             made.append(method)
             continue
-        run, _ = build(OmegaConf.create(unresolved(method.searches[0].config)))
-        prompts, rows = one.budget * run.check(), len(run.pool.names)
+        run, _ = build_run(OmegaConf.create(unresolved(method.searches[0].config)))
+        prompts, rows = one.budget * run.check_inputs(), len(run.pool.names)
         if one.budget < rows:
             raise UserError(
                 f"budget={one.budget} positions: {method.name} begins with the pool's {rows}"
             )
-        searches = [rerun.Search({**s.config, "budget": prompts}) for s in method.searches]
-        made.append(Method(method.name, searches))
+        searches = [rerun.SearchProcess({**s.config, "budget": prompts}) for s in method.searches]
+        made.append(ComparedMethod(method.name, searches))
     return replace(one, methods=made, experts=experts)
 
 
-def _experts(one: Comparison) -> tuple[str, ...]:
+def _voting_experts(one: MethodComparison) -> tuple[str, ...]:
     """Who answers together, once it was seen that those who are to vote can."""
-    run, _ = build(OmegaConf.create(unresolved(one.config)))
+    run, _ = build_run(OmegaConf.create(unresolved(one.config)))
     if voting := [method.name for method in one.methods if "candidate=vote" in method.words]:
         methods.check_votes(voting[0], run.task)
     run.pool.open(run.model)
     return tuple(run.pool.names[: run.pool.own])
 
 
-def run(one: Comparison) -> None:
+def run_comparison(one: MethodComparison) -> None:
     """Run all searches that have not ended, then write and print the table.
 
     Raises:
         UserError: An input is wrong, or a search failed: what is done is kept. Or an ensemble
             failed: the table is there, without it.
     """
-    one = priced(one)
+    one = set_prompt_budgets(one)
     todo = [search for method in one.methods for search in method.searches]
     if one.dry_run:
         for method in (m for m in one.methods if m.searches):
@@ -199,29 +199,29 @@ def run(one: Comparison) -> None:
             print(f"{method.name}: {len(method.searches)} searches of {prompts} dev prompts each")
         print("and the first of them:", flush=True)
         sys.exit(todo[0].run() is not None)
-    with rerun.alone(one.folder) as lock:
+    with rerun.lock_study_folder(one.folder) as lock:
         for number, search in enumerate(todo):
-            known = search.metrics() is not None
+            known = search.load_metrics() is not None
             words = "done before" if known else "searches"
             print(f"{search.path} ({number + 1} of {len(todo)}): {words}", file=sys.stderr)
             if not known:
-                _search(search, lock)
+                _run_search(search, lock)
         rows = [(m.name, [RunFolder(s.path) for s in m.searches])
                 for m in one.methods if m.searches]  # fmt: skip
-        start = methods.start([run for _, mine in rows for run in mine], one.experts)
+        start = methods.find_start_run([run for _, mine in rows for run in mine], one.experts)
         together = [method for method in one.methods if method.words]
         path = start.path if start else None
-        tried = {method.name: _evaluate(method, one, path) for method in together}
+        tried = {method.name: _evaluate_ensemble(method, one, path) for method in together}
     failed = {name: wrong for name, wrong in tried.items() if wrong}
     done = {name: one.folder / name for name in tried if name not in failed}
-    found = methods.compared(rows, done, start, one.budget) | {"failed": failed}
-    methods.write(one.folder, found, rows)
-    print(methods.as_text(found))
+    found = methods.summarize_methods(rows, done, start, one.budget) | {"failed": failed}
+    methods.write_comparison(one.folder, found, rows)
+    print(methods.format_comparison(found))
     for name, wrong in failed.items():
         raise UserError(f"methods: {name}: {wrong}; the table is without it")
 
 
-def _search(search: rerun.Search, lock: int) -> None:
+def _run_search(search: rerun.SearchProcess, lock: int) -> None:
     """Run one search and add the time it took to its folder.
 
     Raises:
@@ -230,15 +230,15 @@ def _search(search: rerun.Search, lock: int) -> None:
     began = time.monotonic()
     wrong = search.run(lock, stdout=subprocess.DEVNULL)
     if search.path.is_dir():
-        file = search.path / methods.SECONDS
-        write_json(file, methods.seconds(search.path) + time.monotonic() - began)
+        file = search.path / methods.SECONDS_FILE
+        write_json(file, methods.read_seconds(search.path) + time.monotonic() - began)
     if wrong:
         raise UserError(
             f"{search.path}: {wrong}; what is done is kept, and the same command goes on"
         )
 
 
-def _evaluate(method: Method, one: Comparison, start: Path | None) -> str | None:
+def _evaluate_ensemble(method: ComparedMethod, one: MethodComparison, start: Path | None) -> str | None:
     """Ask an ensemble the test items; what it has answered is read. Gives what went wrong.
 
     Args:
@@ -264,13 +264,13 @@ def _evaluate(method: Method, one: Comparison, start: Path | None) -> str | None
     return last if done.returncode else None
 
 
-def _merged(one: Comparison) -> tuple[Path, str | None]:
+def _merged(one: MethodComparison) -> tuple[Path, str | None]:
     """The adapter that is trained on all experts' data, and what went wrong; once, then kept."""
     target = one.folder / "data_merge_adapter"
     if (target / "adapter_model.safetensors").is_file():
         return target, None
     model = one.config["model"]
-    pool = find(one.config["pool"]["folder"])
+    pool = find_path(one.config["pool"]["folder"])
     command = [
         *(sys.executable, "-m", "swarm.experts", "train", target.name, "--to", str(one.folder)),
         *("--base", str(model["path"])),
@@ -315,18 +315,18 @@ def run_suite(arguments: Sequence[str]) -> None:
         given.get("folder", "search"),
         words,
     )
-    some = suite.chosen(one, only if isinstance(only, list) else [only])
-    todo = suite.missing(one, some)
+    some = suite.select_cells(one, only if isinstance(only, list) else [only])
+    todo = suite.find_missing(one, some)
     told = f"suite {one.name}: {len(some)} results asked for, {len(some) - len(todo)} are there"
     print(told, file=sys.stderr, flush=True)
     if given.get("dry_run") == "true":
         print("\n".join(f"{cell.task.name}/{cell.name}" for cell in todo))
         return
     until = None if hours is None else time.monotonic() + 3600 * hours
-    failed, enough = suite_runner.run(one, todo, parallel, until, mine["keep"])
-    found = suite_analysis.analyse(one)
-    written = suite_analysis.write(one, found)
-    print("\n".join(suite_analysis.summary_text(found)))
+    failed, enough = suite_runner.run_cells(one, todo, parallel, until, mine["keep"])
+    found = suite_analysis.analyse_suite(one)
+    written = suite_analysis.write_analysis(one, found)
+    print("\n".join(suite_analysis.format_summary(found)))
     print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     if not enough:
         print("time is up; the same command goes on", file=sys.stderr)
@@ -339,17 +339,17 @@ def main() -> None:
     """Read the command line and compare."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
-        print(HELP + (conf_folder() / "compare_methods.yaml").read_text(), end="")
+        print(HELP_TEXT + (conf_folder() / "compare_methods.yaml").read_text(), end="")
         return
     rerun.stop_as_with_ctrl_c()
     if any(word.startswith("suite=") for word in arguments):
         with one_line_errors(""):
             run_suite(arguments)
         return
-    one = read(arguments)
+    one = parse_comparison(arguments)
     with one_line_errors(""):
-        run(one)
+        run_comparison(one)
 
 
 if __name__ == "__main__":
-    run_entry(main)
+    run_hydra_entry(main)

@@ -1,6 +1,6 @@
 """Completion of `python -m swarm...` in a shell: a script asks Hydra, or click, what may follow."""
 
-BASH = r"""_swarm_complete() {
+BASH_SCRIPT = r"""_swarm_complete() {
     [[ -n "$ZSH_VERSION" ]] && setopt local_options bash_rematch ksh_arrays sh_word_split
     local line="${COMP_LINE:0:$COMP_POINT}" python="${COMP_WORDS[0]}" found word module rest
     local entry='^[^ ]+ +-m +swarm[. ]([a-z_]+) +(.*)$'
@@ -32,9 +32,9 @@ BASH = r"""_swarm_complete() {
 complete -o nospace -o default -F _swarm_complete python python3
 """
 
-ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n" + BASH
+ZSH_SCRIPT = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n" + BASH_SCRIPT
 
-FISH = r"""function _swarm_complete
+FISH_SCRIPT = r"""function _swarm_complete
     set -l line (commandline -pc)
     set -l parts (string match -r '^(\S+)\s+-m\s+swarm[.\s]([a-z_]+)\s+(.*)$' -- $line)
     test (count $parts) -eq 4; or return
@@ -49,5 +49,5 @@ end
 complete -c python -c python3 -a '(_swarm_complete)'
 """
 
-SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+COMPLETION_SCRIPTS = {"bash": BASH_SCRIPT, "zsh": ZSH_SCRIPT, "fish": FISH_SCRIPT}
 """What `python -m swarm --completion SHELL` prints."""

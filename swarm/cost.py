@@ -8,26 +8,26 @@ et al. 2009, doi 10.1145/1498765.1498785), with the shares of the ideal that are
 from dataclasses import dataclass
 from math import ceil
 
-from swarm.shape import Model
+from swarm.shape import ModelShape
 
 GIB = 1 << 30
 PREFILL_SHARE = 0.7
 """Of a GPU's matmul speed that reading prompts reaches; an assumption, usual for large batches."""
 
-LAUNCH_SECONDS = 1e-3
+GPU_LAUNCH_SECONDS = 1e-3
 """A layer, to start a GPU's kernels from Python, which no small batch is faster than; an estimate
 from gpt-fast's eager start: 39 ms a token with the 32 layers of a 7B
 (pytorch.org/blog/accelerating-generative-ai-2)."""
 
-USABLE = 0.9
+USABLE_MEMORY = 0.9
 """Of a device's memory; the rest goes to the context, the allocator's gaps and single layers."""
 
-SCORE_BYTES = 64
+BYTES_PER_SCORE = 64
 """A score on its way up, without its text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceSpec:
     """What a worker runs on.
 
     Attributes:
@@ -44,21 +44,21 @@ class Device:
     bandwidth: float
     memory: int
     share: float = PREFILL_SHARE
-    launch: float = LAUNCH_SECONDS
+    launch: float = GPU_LAUNCH_SECONDS
 
-    def times(self, count: int) -> "Device":
+    def scale_by(self, count: int) -> "DeviceSpec":
         """So many as one, as if splitting a model among them cost nothing; at best, therefore."""
         name = f"{count} x {self.name}" if count > 1 else self.name
-        return Device(name, self.flops * count, self.bandwidth * count, self.memory * count,
+        return DeviceSpec(name, self.flops * count, self.bandwidth * count, self.memory * count,
                       self.share, self.launch)  # fmt: skip
 
 
-H200 = Device("H200", 790e12, 4.3e12, 139 * GIB)
+H200 = DeviceSpec("H200", 790e12, 4.3e12, 139 * GIB)
 """Bfloat16: what large matmuls and copies reach of the data sheet's 989 TFLOP/s and 4.8 TB/s."""
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchWorkload:
     """How much is to be done, and how it is cut.
 
     Attributes:
@@ -87,86 +87,86 @@ class Search:
     max_tokens: int = 65536
     item_bytes: int = 2
 
-    def rows(self, positions: int, items: int) -> tuple[int, int]:
+    def batch_shape(self, positions: int, items: int) -> tuple[int, int]:
         """Positions in a batch, and rows of each."""
         together = positions if self.plan == "stacked" else 1
-        return together, min(items, max(1, self.max_tokens // (self.row_tokens * together)))
+        return together, min(items, max(1, self.max_tokens // (self.tokens_per_row * together)))
 
     @property
-    def row_tokens(self) -> int:
+    def tokens_per_row(self) -> int:
         """Padded tokens of a row."""
         return self.longest + self.new
 
 
-def memory(model: Model, search: Search) -> dict[str, int]:
+def estimate_memory(model: ModelShape, search: SearchWorkload) -> dict[str, int]:
     """Bytes on one worker's device, by part.
 
     "basis" is all experts in float32, "particles" the mixtures of a job or the copy of the
     adapted weights that one is added to, "cache" and "activations" those of a full batch.
     """
     size = search.item_bytes
-    together, each = search.rows(search.job_particles, search.job_items)
-    tokens = together * each * search.row_tokens
+    together, each = search.batch_shape(search.job_particles, search.job_items)
+    tokens = together * each * search.tokens_per_row
     mixed = search.adapted if search.plan == "merged" else together * search.adapter
     # At the widest point of a layer: three feed-forward and about four hidden vectors a token.
     wide = 3 * model.intermediate + 4 * model.hidden
     logits = together * each * model.vocabulary * (size + 4)
     return {
-        "weights": model.parameters * size,
+        "weights": model.parameter_count * size,
         "basis": search.experts * search.adapter * 4,
         "particles": mixed * size,
-        "cache": tokens * model.kv * size,
+        "cache": tokens * model.kv_cache_width * size,
         "activations": tokens * wide * size + logits,
     }
 
 
-def rows_that_fit(model: Model, search: Search, device: Device) -> int:
+def count_rows_that_fit(model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> int:
     """Rows whose cache fits beside the weights, experts and particles; 0 if these do not fit."""
-    parts = memory(model, search)
-    left = USABLE * device.memory - parts["weights"] - parts["basis"] - parts["particles"]
-    return max(0, int(left / (search.row_tokens * model.kv * search.item_bytes)))
+    parts = estimate_memory(model, search)
+    left = USABLE_MEMORY * device.memory - parts["weights"] - parts["basis"] - parts["particles"]
+    return max(0, int(left / (search.tokens_per_row * model.kv_cache_width * search.item_bytes)))
 
 
-def devices_needed(model: Model, search: Search, device: Device) -> int:
+def count_devices_needed(model: ModelShape, search: SearchWorkload, device: DeviceSpec) -> int:
     """Devices that hold the whole of `memory` at least, however it is split among them."""
-    return ceil(sum(memory(model, search).values()) / (USABLE * device.memory))
+    return ceil(sum(estimate_memory(model, search).values()) / (USABLE_MEMORY * device.memory))
 
 
-def batch_seconds(
-    model: Model, search: Search, device: Device, together: int, each: int
+def estimate_batch_seconds(
+    model: ModelShape, search: SearchWorkload, device: DeviceSpec, together: int, each: int
 ) -> tuple[float, float]:
     """Reading the prompts of one batch, and writing its new tokens: all that are allowed."""
     rows, size = together * each, search.item_bytes
     update = 0 if search.plan == "merged" else search.adapter
-    weights = (model.linear + model.head + together * update) * size
+    weights = (model.linear_weights + model.head_weights + together * update) * size
     wide = 4 * model.layers * model.heads * model.head_dim
-    token = 2 * (model.linear + update)
-    reading = rows * (search.prompt * (token + wide * search.prompt / 2) + 2 * model.head)
+    token = 2 * (model.linear_weights + update)
+    reading = rows * (search.prompt * (token + wide * search.prompt / 2) + 2 * model.head_weights)
     floor = device.launch * model.layers
     prefill = max(reading / (device.flops * device.share), weights / device.bandwidth, floor)
     context = search.prompt + search.new / 2
-    work = rows * (token + 2 * model.head + wide * context) / device.flops
-    traffic = (weights + rows * model.kv * context * size) / device.bandwidth
+    work = rows * (token + 2 * model.head_weights + wide * context) / device.flops
+    traffic = (weights + rows * model.kv_cache_width * context * size) / device.bandwidth
     # Arithmetic and traffic overlap in part: midway between the ideal and none at all.
     step = max(max(work, traffic) + min(work, traffic) / 2, floor)
     return prefill, max(0, search.new - 1) * step
 
 
-def job_seconds(
-    model: Model, search: Search, device: Device, positions: int, items: int
+def estimate_job_seconds(
+    model: ModelShape, search: SearchWorkload, device: DeviceSpec, positions: int, items: int
 ) -> tuple[float, float]:
     """Reading, with mixing the experts, and writing of a job of so many positions and items."""
-    together, each = search.rows(positions, items)
+    together, each = search.batch_shape(positions, items)
     turns, full = ceil(positions / together), items // each
     batches = [each] * full + ([items % each] if items % each else [])
-    done = [batch_seconds(model, search, device, together, rows) for rows in batches]
+    done = [estimate_batch_seconds(model, search, device, together, rows) for rows in batches]
     mixing = search.experts * search.adapter * 4
     mixing += 2 * search.adapted * search.item_bytes if search.plan == "merged" else 0
     reading = sum(prefill for prefill, _ in done) + mixing / device.bandwidth
     return turns * reading, turns * sum(decode for _, decode in done)
 
 
-def jobs(search: Search, positions: int, items: int) -> list[tuple[int, int]]:
+def list_job_sizes(search: SearchWorkload, positions: int, items: int) -> list[tuple[int, int]]:
     """(positions, items) of every job that scores so many positions on so many items."""
     return [
         (min(search.job_particles, positions - first), min(search.job_items, items - start))
@@ -175,20 +175,20 @@ def jobs(search: Search, positions: int, items: int) -> list[tuple[int, int]]:
     ]
 
 
-def seconds(
-    model: Model, search: Search, device: Device, workers: int, positions: int, items: int
+def estimate_total_seconds(
+    model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int, positions: int, items: int
 ) -> float:
     """Until all jobs are done; a worker takes the next one when it is free."""
     busy = [0.0] * workers
     known: dict[tuple[int, int], float] = {}
-    for job in jobs(search, positions, items):
+    for job in list_job_sizes(search, positions, items):
         if job not in known:
-            known[job] = sum(job_seconds(model, search, device, *job))
+            known[job] = sum(estimate_job_seconds(model, search, device, *job))
         busy[busy.index(min(busy))] += known[job]
     return max(busy)
 
 
-def travel(search: Search) -> dict[str, int]:
+def estimate_traffic(search: SearchWorkload) -> dict[str, int]:
     """Bytes between driver and workers: "down" and "up" a round, and "once" the experts a worker.
 
     Down are K numbers of 8 bytes a particle for each of its jobs, and the items' places; a text
@@ -197,6 +197,6 @@ def travel(search: Search) -> dict[str, int]:
     times = ceil(search.items / search.job_items)
     return {
         "down": search.particles * times * search.experts * 8 + search.particles * search.items * 8,
-        "up": search.particles * search.items * (SCORE_BYTES + 4 * search.new),
+        "up": search.particles * search.items * (BYTES_PER_SCORE + 4 * search.new),
         "once": search.experts * search.adapter * 4,
     }

@@ -1,6 +1,6 @@
 """The one exception that is meant for people."""
 
-from swarm.printing import harmless
+from swarm.printing import escape_control_chars
 
 
 class UserError(Exception):
@@ -11,5 +11,21 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(harmless(" ".join(message.split())))
+        super().__init__(escape_control_chars(" ".join(message.split())))
         self.code = code
+
+
+class NotFinite(UserError):
+    """Numbers of a model that are NaN or infinite, so that what it answers means nothing.
+
+    Attributes:
+        position: Which of the positions that were asked.
+        what: "weights" or "activations".
+    """
+
+    def __init__(self, position: int, what: str) -> None:
+        super().__init__(
+            f"the mixed model's {what} are not finite: its weights are far from the experts', or "
+            "model.dtype holds no such numbers (float16 ends at 65,504; try bfloat16 or float32)"
+        )
+        self.position, self.what = position, what

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from swarm.cli import one_line_errors, run_entry
+from swarm.cli import one_line_errors, run_hydra_entry
 from swarm.places import conf_folder
 from swarm.secrets import check_secrets, plain_config
 
@@ -16,7 +16,7 @@ ENTRY_KEYS = ("pool", "model", "engine", "reward")
 """Keys that are no part of the evaluation: candidates and tasks refer to them."""
 
 
-def build(cfg: DictConfig) -> tuple["Evaluation", dict[str, Any]]:
+def build_evaluation(cfg: DictConfig) -> tuple["Evaluation", dict[str, Any]]:
     """The evaluation that a composed configuration describes, and the configuration as values.
 
     Raises:
@@ -34,15 +34,15 @@ def build(cfg: DictConfig) -> tuple["Evaluation", dict[str, Any]]:
 def main(cfg: DictConfig) -> float:
     """Build what the configuration describes and run it; a sweeper gets the first utility."""
     with one_line_errors(None):
-        from swarm.candidates.evaluation import told
+        from swarm.candidates.evaluation import format_result
 
-        evaluation, config = build(cfg)
+        evaluation, config = build_evaluation(cfg)
         result = evaluation.run(config)
-        print(told(result))
+        print(format_result(result))
         if evaluation.out:
             print(f"answers: {evaluation.out / 'answers.jsonl'}")
         return float(result["voices"][0]["utility"])
 
 
 if __name__ == "__main__":
-    run_entry(main)
+    run_hydra_entry(main)

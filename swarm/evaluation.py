@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.executors import Executor, Job, Result
+from swarm.executors import Executor, Job, JobResult
 from swarm.executors.jobs import data_split
-from swarm.store import Store
-from swarm.tasks import Calibrated, Item, Score, Task
+from swarm.store import ScoreCache
+from swarm.tasks import HasScoreScale, Item, Score, Task
 
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
-    from swarm.optimizers import Wanted
+    from swarm.optimizers import LossRequest
 
-Watch = Callable[[Result], None]
+JobCallback = Callable[[JobResult], None]
 
-Row = tuple[float, ...]
+PositionTuple = tuple[float, ...]
 """A position."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Batching:
     """How the work is cut into jobs; never by how many workers there are.
 
     So the same search makes the same batches, and the same numbers, on one machine or on many.
@@ -47,7 +47,7 @@ class Cut:
         if type(self.examples) is not int or self.examples < 1:
             raise UserError(f"job.examples={self.examples}: must be a whole number above 0")
 
-    def jobs(
+    def split_jobs(
         self, positions: Sequence[Sequence[float]], split: str, items: int | Sequence[int]
     ) -> list[Job]:
         """The jobs that score all positions on so many first items of a split, or on some places.
@@ -76,20 +76,20 @@ class Evaluator:
     """
 
     def __init__(
-        self, task: Task, executor: Executor, cut: Cut, store: Store | None = None
+        self, task: Task, executor: Executor, cut: Batching, store: ScoreCache | None = None
     ) -> None:
         self._task = task
         self._executor = executor
         self._cut = cut
         self._store = store
         self.shared = 0
-        self.names: Mapping[Row, str] = {}
+        self.names: Mapping[PositionTuple, str] = {}
 
-    def scores(
+    def score_positions(
         self,
         positions: Sequence[Sequence[float]],
         split: str,
-        watch: Watch | None = None,
+        watch: JobCallback | None = None,
         items: Sequence[int] | None = None,
     ) -> list[list[Score]]:
         """One score an item for each of the positions [P, K]; equal positions are played once.
@@ -101,16 +101,16 @@ class Evaluator:
         """
         rows = [tuple(float(c) for c in row) for row in positions]
         chosen = range(len(self._task.items(data_split(split)))) if items is None else items
-        found = self._stored(dict.fromkeys(rows), split, chosen)
+        found = self._load_shared_scores(dict.fromkeys(rows), split, chosen)
         if todo := [row for row in dict.fromkeys(rows) if row not in found]:
-            found |= self._played(todo, split, chosen, watch)
-        return [[settled(self._task, score) for score in found[row]] for row in rows]
+            found |= self._run_jobs(todo, split, chosen, watch)
+        return [[apply_scale(self._task, score) for score in found[row]] for row in rows]
 
-    def gradients(
+    def compute_gradients(
         self,
-        wanted: Sequence["Wanted"],
+        wanted: Sequence["LossRequest"],
         places: Sequence[int],
-        watch: Watch | None = None,
+        watch: JobCallback | None = None,
         iteration: int = 0,
     ) -> list["Gradient"]:
         """The mean loss over each one's dev items and, where it is wanted, its derivative.
@@ -145,28 +145,28 @@ class Evaluator:
             mine = results[job]
             assert mine is not None
             sums[number] = sums[number] + mine if number in sums else mine
-        return [sums[i].divided(len(one.items)) for i, one in enumerate(wanted)]
+        return [sums[i].mean_over(len(one.items)) for i, one in enumerate(wanted)]
 
-    def _stored(
-        self, rows: Iterable[Row], split: str, items: Sequence[int]
-    ) -> dict[Row, list[Score]]:
+    def _load_shared_scores(
+        self, rows: Iterable[PositionTuple], split: str, items: Sequence[int]
+    ) -> dict[PositionTuple, list[Score]]:
         """What the store has of these positions."""
         if self._store is None:
             return {}
-        kept = {row: self._store.get(row, split, items) for row in rows}
+        kept = {row: self._store.load_scores(row, split, items) for row in rows}
         found = {row: scores for row, scores in kept.items() if scores is not None}
         self.shared += len(found) * len(items)
         return found
 
-    def _played(
-        self, rows: Sequence[Row], split: str, items: Sequence[int], watch: Watch | None
-    ) -> dict[Row, list[Score]]:
+    def _run_jobs(
+        self, rows: Sequence[PositionTuple], split: str, items: Sequence[int], watch: JobCallback | None
+    ) -> dict[PositionTuple, list[Score]]:
         """What the workers say of these different positions."""
         jobs = [
             replace(job, names=tuple(self.names.get(row, "") for row in job.positions))
-            for job in self._cut.jobs(rows, split, items)
+            for job in self._cut.split_jobs(rows, split, items)
         ]
-        scores: dict[Row, dict[int, Score]] = {row: {} for row in rows}
+        scores: dict[PositionTuple, dict[int, Score]] = {row: {} for row in rows}
         for result in self._executor.map(jobs):
             job = jobs[result.number]
             for position, mine in zip(job.positions, result.scores, strict=True):
@@ -176,11 +176,11 @@ class Evaluator:
         found = {row: [mine[item] for item in items] for row, mine in scores.items()}
         if self._store is not None:
             for row, mine in found.items():
-                self._store.put(row, split, items, mine)
+                self._store.save_scores(row, split, items, mine)
         return found
 
 
-def divided(items: Sequence[Item], share: float, seed: int) -> tuple[list[int], list[int]]:
+def split_dev_holdout(items: Sequence[Item], share: float, seed: int) -> tuple[list[int], list[int]]:
     """The places of dev that a search sees, and those kept from it, drawn in each part.
 
     Args:
@@ -204,7 +204,7 @@ def divided(items: Sequence[Item], share: float, seed: int) -> tuple[list[int], 
     return [place for place in range(len(items)) if place not in kept], sorted(kept)
 
 
-def rows_wanted(
+def rows_to_evaluate(
     positions: np.ndarray, evaluate: np.ndarray, experts: int = 0, groups: int = 1
 ) -> list[int]:
     """The rows of an ask [N, G * K] to be scored: those that `evaluate` marks and the experts.
@@ -227,7 +227,7 @@ def rows_wanted(
     return sorted({*range(experts), *np.flatnonzero(evaluate).tolist()})
 
 
-def calibrate(
+def calibrate_scale(
     task: Task, scores: dict[int, dict[int, Score]], experts: int
 ) -> dict[str, Any] | None:
     """Set a task's scale by its experts, which are the first particles of a search.
@@ -240,20 +240,20 @@ def calibrate(
     Returns:
         The scale, for the record; `None` where the task has none.
     """
-    if not isinstance(task, Calibrated):
+    if not isinstance(task, HasScoreScale):
         return None
     scale = task.calibrate([s for i in range(experts) for s in scores[i].values()])
     for mine in scores.values():
-        mine.update({place: task.settled(score) for place, score in mine.items()})
+        mine.update({place: task.apply_scale(score) for place, score in mine.items()})
     return dict(scale)
 
 
-def settled(task: Task, score: Score) -> Score:
+def apply_scale(task: Task, score: Score) -> Score:
     """The score on the task's scale, where it has one."""
-    return task.settled(score) if isinstance(task, Calibrated) else score
+    return task.apply_scale(score) if isinstance(task, HasScoreScale) else score
 
 
-def as_rows(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:
+def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:
     """Scores as the record keeps them; a mixture's say which part they are of."""
     return [
         {
@@ -268,7 +268,7 @@ def as_rows(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any
     ]
 
 
-def as_scores(rows: Sequence[dict[str, Any]]) -> list[Score]:
+def records_to_scores(rows: Sequence[dict[str, Any]]) -> list[Score]:
     """The scores of a record's rows."""
     return [
         Score(r["value"], r["answer"], r["text"], r.get("part", ""), r.get("measures", {}))

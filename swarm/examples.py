@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from swarm.errors import UserError
 
-EXAMPLES = {
+COMMAND_EXAMPLES = {
     "cache info": ("", "--file answers.sqlite"),
     "compare": (
         "run questions.yaml models=local/base,local/rooms",
@@ -70,16 +70,16 @@ EXAMPLES = {
 }  # fmt: skip
 """What follows `python -m swarm.` -> the arguments of each example."""
 
-BEGINNING = "python -m swarm."
+COMMAND_PREFIX = "python -m swarm."
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Ends its help with the examples of its command, and says what is wrong in one line."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*arguments, **options)
-        ours = EXAMPLES.get(self.prog.removeprefix(BEGINNING), ())
+        ours = COMMAND_EXAMPLES.get(self.prog.removeprefix(COMMAND_PREFIX), ())
         if ours:
             lines = "\n".join(f"  {self.prog} {words}".rstrip() for words in ours)
             more = f"\n\n{self.epilog}" if self.epilog else ""
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; {meant}{self.prog} --help tells more\n")
 
 
-class RaisingParser(Parser):
+class RaisingParser(CommandParser):
     """A parser that raises its errors: the wrapper of the command prints them like all others."""
 
     def error(self, message: str) -> NoReturn:

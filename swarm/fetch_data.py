@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm.places import PACKAGE, in_checkout
+from swarm.places import PACKAGE_FOLDER, in_checkout
 
 TARGET = in_checkout("data/eval")
 COMMIT = "63e640401dc9cfa8fe9790b4fa7ba74451386fa1"
@@ -38,7 +38,7 @@ def pinned(sums: Path | None = None) -> dict[str, str]:
     if sums is None:
         sums = next(
             p
-            for p in (TARGET.parent / "SHA256SUMS", PACKAGE / "data" / "SHA256SUMS")
+            for p in (TARGET.parent / "SHA256SUMS", PACKAGE_FOLDER / "data" / "SHA256SUMS")
             if p.is_file()
         )
     lines = (line.split() for line in sums.read_text(encoding="ascii").splitlines() if line)

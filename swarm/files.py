@@ -16,7 +16,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.places import cache_folder
 
-KEPT_FROM = 1 << 20
+MIN_CACHED_HASH_SIZE = 1 << 20
 """Bytes from which on the hash of a file is kept; a smaller one is read again at once."""
 
 LONGEST_NAME = 200
@@ -25,7 +25,7 @@ LONGEST_NAME = 200
 LONGEST_PATH = 3_000
 """Bytes of a path; Linux has 4,096."""
 
-SETTLED_S = 2.0
+MIN_FILE_AGE_S = 2.0
 """Seconds after its last change from which on the hash of a file is kept: two changes within one
 tick of a file system's clock give a file of the same size the same times."""
 
@@ -50,7 +50,7 @@ def path_fault(path: str | Path) -> str:
     return next((fault for part in parts if (fault := name_fault(part))), "")
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Put a file in place whole, or not at all.
 
     Raises:
@@ -124,7 +124,7 @@ def _openness(folder: Path) -> int:
     return (0o070 if mode & 0o010 else 0) | (0o007 if mode & 0o001 else 0)
 
 
-def as_json(value: Any, indent: int | None = None) -> bytes:
+def encode_json(value: Any, indent: int | None = None) -> bytes:
     """JSON that any reader takes: no NaN, no infinity, and half a surrogate pair escaped."""
     text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
     # What cannot be encoded becomes \udXXX, which JSON reads as the same character.
@@ -133,15 +133,15 @@ def as_json(value: Any, indent: int | None = None) -> bytes:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON for people to read too."""
-    write_whole(path, as_json(value, 1) + b"\n")
+    write_atomic(path, encode_json(value, 1) + b"\n")
 
 
-def write_packed(path: Path, value: Any) -> None:
+def write_gzip_json(path: Path, value: Any) -> None:
     """Write JSON compressed; the same value gives the same bytes."""
-    write_whole(path, gzip.compress(as_json(value), 6, mtime=0))
+    write_atomic(path, gzip.compress(encode_json(value), 6, mtime=0))
 
 
-def read_packed(path: Path) -> Any:
+def read_gzip_json(path: Path) -> Any:
     """Read what `write_packed` wrote."""
     return json.loads(gzip.decompress(read_bytes(path)))
 
@@ -203,13 +203,13 @@ def read_yaml(path: Path, what: str = "preset") -> Any:
         raise UserError(f"{what} {path} cannot be read: {why}") from None
 
 
-def digest(value: Any) -> str:
+def short_digest(value: Any) -> str:
     """16 hexadecimal digits that change with a value."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def file_hash(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """The SHA-256 of a file's content, 64 hexadecimal digits; one pass, about a gigabyte a second.
 
     Use `content_hash` for inputs, which may be large and are read at every start.
@@ -218,24 +218,24 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def content_hash(path: Path) -> str:
+def hash_file_cached(path: Path) -> str:
     """As `file_hash`, but the hash of a large file is kept in the cache folder.
 
     It is found there by the file's device, inode, size and times of change (of the content and of
     the inode, in nanoseconds), so that only a file that was changed is read again.
     """
     about = path.stat()
-    if about.st_size < KEPT_FROM:
-        return file_hash(path)
+    if about.st_size < MIN_CACHED_HASH_SIZE:
+        return hash_file(path)
     numbers = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
     kept = cache_folder() / "hashes" / "-".join(format(number, "x") for number in numbers)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if re.fullmatch(r"[0-9a-f]{64}", found := kept.read_text()):
             return found
-    found = file_hash(path)
+    found = hash_file(path)
     changed = max(about.st_mtime, about.st_ctime)
-    if time.time() - changed > SETTLED_S and path.stat().st_mtime_ns == about.st_mtime_ns:
+    if time.time() - changed > MIN_FILE_AGE_S and path.stat().st_mtime_ns == about.st_mtime_ns:
         # Without a cache folder every start reads the file, which is slower and right.
         with contextlib.suppress(UserError):
-            write_whole(kept, found.encode())
+            write_atomic(kept, found.encode())
     return found

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from swarm.adapters import CONFIG, WEIGHTS
+from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE
 from swarm.errors import UserError
 from swarm.files import make_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-NOTE = "swarm.json"
+NOTE_FILE = "swarm.json"
 
 
 def write_adapter(
@@ -25,14 +25,14 @@ def write_adapter(
     """Write a PEFT folder and its swarm.json, as `write_folder` does."""
     from safetensors.torch import save_file
 
-    def fill(fresh: Path) -> None:
-        save_file(weights, str(fresh / WEIGHTS), metadata={"format": "pt"})
-        (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    def write_files(fresh: Path) -> None:
+        save_file(weights, str(fresh / WEIGHTS_FILE), metadata={"format": "pt"})
+        (fresh / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
-    write_folder(folder, fill, note, "adapter")
+    write_folder_atomic(folder, write_files, note, "adapter")
 
 
-def write_folder(
+def write_folder_atomic(
     folder: Path,
     fill: Callable[[Path], None],
     note: dict[str, Any],
@@ -57,21 +57,21 @@ def write_folder(
     folder = folder.resolve()
     fresh, old = (folder.with_name(f".{folder.name}.{end}") for end in ("new", "old"))
     try:
-        _tidy(folder, fresh, old)
-        if not replaceable(folder, ours):
+        _remove_leftovers(folder, fresh, old)
+        if not is_replaceable(folder, ours):
             raise UserError(f"{folder}: holds something else than a saved {kind}; not replaced")
         make_folder(fresh)
         fill(fresh)
-        (fresh / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-        _sync(fresh)
-        _put_in_place(folder, fresh, old)
+        (fresh / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+        _sync_files(fresh)
+        _replace_folder(folder, fresh, old)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: the {kind} could not be saved ({error})") from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _tidy(folder: Path, fresh: Path, old: Path) -> None:
+def _remove_leftovers(folder: Path, fresh: Path, old: Path) -> None:
     """Undo what a killed write has left."""
     shutil.rmtree(fresh, ignore_errors=True)
     if old.exists() and not folder.exists():
@@ -79,7 +79,7 @@ def _tidy(folder: Path, fresh: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def replaceable(folder: Path, ours: Callable[[dict[str, Any]], bool] = bool) -> bool:
+def is_replaceable(folder: Path, ours: Callable[[dict[str, Any]], bool] = bool) -> bool:
     """Whether nothing is lost where a new folder takes this one's place."""
     if not folder.exists():
         return True
@@ -89,15 +89,15 @@ def replaceable(folder: Path, ours: Callable[[dict[str, Any]], bool] = bool) -> 
 def read_note(folder: Path) -> dict[str, Any]:
     """What a folder's swarm.json says; empty if there is none."""
     try:
-        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        note = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return note if isinstance(note, dict) else {}
 
 
-def _sync(folder: Path) -> None:
+def _sync_files(folder: Path) -> None:
     # As open as a file that is made there, see `swarm.files.private`.
-    mode = (folder / NOTE).stat().st_mode & (folder.stat().st_mode | ~0o077)
+    mode = (folder / NOTE_FILE).stat().st_mode & (folder.stat().st_mode | ~0o077)
     # On the disk before the rename, or a power cut could leave a whole name with empty files.
     for path in folder.iterdir():
         # Weights come out of safetensors closed to everybody else, whatever the user's umask.
@@ -106,7 +106,7 @@ def _sync(folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-def _put_in_place(folder: Path, fresh: Path, old: Path) -> None:
+def _replace_folder(folder: Path, fresh: Path, old: Path) -> None:
     if not folder.exists():
         fresh.rename(folder)
         return

@@ -10,12 +10,12 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.files import write_json
-from swarm.optimizers import MultiObjective, Optimizer
-from swarm.optimizers.multi_objective import BASE
-from swarm.tasks import Score, Task, plain
-from swarm.words import sentence
+from swarm.optimizers import MultiObjectiveOptimizer, Optimizer
+from swarm.optimizers.multi_objective import BASE_BOUND
+from swarm.tasks import Score, Task, metric_task
+from swarm.words import describe_position
 
-Place = tuple[int, int]
+ParticleIndex = tuple[int, int]
 """(iteration, particle)."""
 
 
@@ -25,10 +25,10 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
     Raises:
         UserError: The task has no parts, or an option does not fit them.
     """
-    if not isinstance(optimizer, MultiObjective):
+    if not isinstance(optimizer, MultiObjectiveOptimizer):
         return
     kind = getattr(optimizer, "NAME", type(optimizer).__name__)
-    if not hasattr(task, "parts"):
+    if not hasattr(task, "subtask_utilities"):
         raise UserError(
             f"optimizer={kind}: task {task.name} has one objective; use task=mixture with two "
             "tasks (docs/objectives_several.md), or an optimizer of one objective, as "
@@ -36,7 +36,7 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
         )
     optimizer.name_objectives(list(getattr(task, "tasks", ())))
     for name, bound in (getattr(optimizer, "constraints", None) or {}).items():
-        if bound != BASE and plain(task) is not task:
+        if bound != BASE_BOUND and metric_task(task) is not task:
             raise UserError(
                 f"optimizer.constraints.{name}={bound}: a number has no unit where the search "
                 "goes by another signal than the task's own measure; use base, or "
@@ -44,7 +44,7 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
             )
 
 
-def objectives_of(
+def compute_objectives(
     task: Task, scores: Mapping[int, Sequence[Score]], particles: int
 ) -> np.ndarray | None:
     """The utility of each of M parts, [N, M], NaN for particles without scores.
@@ -56,27 +56,27 @@ def objectives_of(
     Returns:
         `None` where the task has no parts, or no particle has scores.
     """
-    if not hasattr(task, "parts") or not scores:
+    if not hasattr(task, "subtask_utilities") or not scores:
         return None
-    found = {i: list(task.parts(mine).values()) for i, mine in scores.items()}
+    found = {i: list(task.subtask_utilities(mine).values()) for i, mine in scores.items()}
     values = np.full((particles, len(next(iter(found.values())))), np.nan)
     for i, row in found.items():
         values[i] = row
     return values
 
 
-def as_lists(values: np.ndarray) -> list[list[float] | None]:
+def objectives_to_lists(values: np.ndarray) -> list[list[float] | None]:
     """Objectives [N, M] as the record keeps them, `None` for a particle without."""
     return [row.tolist() if np.isfinite(row).all() else None for row in values]
 
 
-def counted_parts(task: Any, scores: Sequence[Score]) -> dict[str, int]:
+def count_items_by_subtask(task: Any, scores: Sequence[Score]) -> dict[str, int]:
     """The number of items of each part."""
     of = [score.part.partition("/")[0] for score in scores]
-    return {part: of.count(part) for part in task.parts(scores)}
+    return {part: of.count(part) for part in task.subtask_utilities(scores)}
 
 
-def non_dominated(values: np.ndarray, violations: np.ndarray | None = None) -> np.ndarray:
+def find_non_dominated(values: np.ndarray, violations: np.ndarray | None = None) -> np.ndarray:
     """Which of [P, M] values, higher is better, no other one dominates, [P] bool.
 
     Args:
@@ -85,7 +85,7 @@ def non_dominated(values: np.ndarray, violations: np.ndarray | None = None) -> n
     """
     if violations is not None and len(values):
         best = np.flatnonzero(violations == violations.min())
-        chosen = best[non_dominated(values[best])]
+        chosen = best[find_non_dominated(values[best])]
         return np.isin(np.arange(len(values)), chosen)
     least = (values[:, None] >= values[None]).all(axis=2)
     more = (values[:, None] > values[None]).any(axis=2)
@@ -93,28 +93,28 @@ def non_dominated(values: np.ndarray, violations: np.ndarray | None = None) -> n
     return found
 
 
-def hypervolume(values: np.ndarray, reference: np.ndarray) -> float:
+def compute_hypervolume(values: np.ndarray, reference: np.ndarray) -> float:
     """The volume that points [P, M] dominate above a reference point [M], higher is better.
 
     Exact, by slicing along the last objective (Zitzler 2001's HSO); points that do not exceed the
     reference in every objective add nothing.
     """
     above = values[(values > reference).all(axis=1)]
-    return _volume(above[non_dominated(above)] - reference)
+    return _sliced_volume(above[find_non_dominated(above)] - reference)
 
 
-def _volume(points: np.ndarray) -> float:
+def _sliced_volume(points: np.ndarray) -> float:
     if not len(points) or points.shape[1] == 1:
         return float(points.max(initial=0.0))
     points = points[np.argsort(-points[:, -1], kind="stable")]
     depths = points[:, -1] - np.append(points[1:, -1], 0.0)
     return sum(
-        float(depth) * _volume(points[: n + 1, :-1]) for n, depth in enumerate(depths) if depth > 0
+        float(depth) * _sliced_volume(points[: n + 1, :-1]) for n, depth in enumerate(depths) if depth > 0
     )
 
 
 @dataclass(frozen=True)
-class Front:
+class ParetoFront:
     """All positions that a search has measured, and which of them are its front on dev.
 
     A position that was met again counts once, at its first place. Of positions that are equal in
@@ -138,7 +138,7 @@ class Front:
     rounds: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> "Front | None":
+    def from_state(cls, state: Mapping[str, Any]) -> "ParetoFront | None":
         """The front of a record's state; `None` for a task without parts.
 
         Args:
@@ -154,9 +154,9 @@ class Front:
         return cls(list(items), list(items.values()), aims, constraints, own, state["rounds"])
 
     @cached_property
-    def places(self) -> list[Place]:
+    def measured_indices(self) -> list[ParticleIndex]:
         """(iteration, particle) of the P measured positions."""
-        found: dict[tuple[float, ...], Place] = {}
+        found: dict[tuple[float, ...], ParticleIndex] = {}
         for number, entry in enumerate(self.rounds):
             for i, values in enumerate(entry.get("objectives") or ()):
                 if values is not None:
@@ -164,98 +164,98 @@ class Front:
         return list(found.values())
 
     @cached_property
-    def values(self) -> np.ndarray:
+    def objective_values(self) -> np.ndarray:
         """[P, M] on dev, all parts."""
-        found = [self.rounds[number]["objectives"][i] for number, i in self.places]
+        found = [self.rounds[number]["objectives"][i] for number, i in self.measured_indices]
         return np.array(found, dtype=float).reshape(-1, len(self.names))
 
     @cached_property
-    def aimed(self) -> np.ndarray:
+    def aim_values(self) -> np.ndarray:
         """[P, aims] on dev, the objectives alone."""
-        found: np.ndarray = self.values[:, [self.names.index(name) for name in self.aims]]
+        found: np.ndarray = self.objective_values[:, [self.names.index(name) for name in self.aims]]
         return found
 
     @cached_property
-    def base(self) -> Place | None:
+    def base_index(self) -> ParticleIndex | None:
         """Where the base model (position zero) was measured first; `None` if it was not."""
-        positions = (self.rounds[number]["positions"][i] for number, i in self.places)
-        zeros = (place for place, row in zip(self.places, positions, strict=True) if not any(row))
+        positions = (self.rounds[number]["positions"][i] for number, i in self.measured_indices)
+        zeros = (place for place, row in zip(self.measured_indices, positions, strict=True) if not any(row))
         return next(zeros, None)
 
     @cached_property
-    def bounds(self) -> dict[str, float]:
+    def constraint_bounds(self) -> dict[str, float]:
         """The lower bounds by part; without `base` ones as long as the base is not measured."""
         found = {}
         for name, bound in self.constraints.items():
-            if bound != BASE:
+            if bound != BASE_BOUND:
                 found[name] = float(bound)
-            elif self.base is not None:
+            elif self.base_index is not None:
                 column = self.names.index(name)
-                found[name] = float(self.values[self.places.index(self.base), column])
+                found[name] = float(self.objective_values[self.measured_indices.index(self.base_index), column])
         return found
 
     @cached_property
-    def violations(self) -> np.ndarray:
+    def constraint_violations(self) -> np.ndarray:
         """[P] how far below their bounds the constrained parts are, summed."""
         below = [
-            bound - self.values[:, self.names.index(name)] for name, bound in self.bounds.items()
+            bound - self.objective_values[:, self.names.index(name)] for name, bound in self.constraint_bounds.items()
         ]
-        return np.maximum(below, 0.0).sum(axis=0) if below else np.zeros(len(self.places))
+        return np.maximum(below, 0.0).sum(axis=0) if below else np.zeros(len(self.measured_indices))
 
     @cached_property
-    def points(self) -> list[Place]:
+    def front_indices(self) -> list[ParticleIndex]:
         """The places of the front's points, by their numbers."""
         found: dict[tuple[float, ...], int] = {}
-        for place in np.flatnonzero(non_dominated(self.aimed, self.violations)).tolist():
-            found.setdefault(tuple(self.aimed[place]), place)
-        order = sorted(found.values(), key=lambda place: (-self.aimed[place, 0], place))
-        return [self.places[place] for place in order]
+        for place in np.flatnonzero(find_non_dominated(self.aim_values, self.constraint_violations)).tolist():
+            found.setdefault(tuple(self.aim_values[place]), place)
+        order = sorted(found.values(), key=lambda place: (-self.aim_values[place, 0], place))
+        return [self.measured_indices[place] for place in order]
 
     @cached_property
-    def reference(self) -> np.ndarray:
+    def reference_point(self) -> np.ndarray:
         """[aims] the worst of the experts in each objective."""
-        first = [n for n, (number, i) in enumerate(self.places) if not number and i < self.experts]
-        found: np.ndarray = self.aimed[first].min(axis=0)
+        first = [n for n, (number, i) in enumerate(self.measured_indices) if not number and i < self.experts]
+        found: np.ndarray = self.aim_values[first].min(axis=0)
         return found
 
     @cached_property
-    def hypervolumes(self) -> list[float]:
+    def hypervolume_history(self) -> list[float]:
         """The hypervolume after each iteration, of the positions that meet all constraints."""
-        born = np.array([number for number, _ in self.places])
+        born = np.array([number for number, _ in self.measured_indices])
         found = []
         kept = np.zeros((0, len(self.aims)))
         for number in range(len(self.rounds)):
-            new = self.aimed[(born == number) & (self.violations == 0)]
+            new = self.aim_values[(born == number) & (self.constraint_violations == 0)]
             kept = np.vstack([kept, new])
-            kept = kept[non_dominated(kept)]
-            found.append(hypervolume(kept, self.reference))
+            kept = kept[find_non_dominated(kept)]
+            found.append(compute_hypervolume(kept, self.reference_point))
         return found
 
-    def best(self, particles: int | None = None) -> Place:
+    def best_index(self, particles: int | None = None) -> ParticleIndex:
         """The first of the smallest violation, and among these of the highest utility.
 
         Args:
             particles: Look at so many first particles of round 0 alone.
         """
         known = [
-            (self.violations[n], -self.rounds[number]["utilities"][i], (number, i))
-            for n, (number, i) in enumerate(self.places)
+            (self.constraint_violations[n], -self.rounds[number]["utilities"][i], (number, i))
+            for n, (number, i) in enumerate(self.measured_indices)
             if particles is None or (number == 0 and i < particles)
         ]
         return min(known, key=lambda one: one[:2])[2]
 
-    def spread(self, most: int) -> list[int]:
+    def evenly_spaced_points(self, most: int) -> list[int]:
         """At most so many point numbers, both ends of the front and evenly between them."""
-        count = len(self.points)
+        count = len(self.front_indices)
         if count <= most:
             return list(range(count))
         return sorted({round(n) for n in np.linspace(0, count - 1, most).tolist()})
 
-    def dev(self, place: Place) -> dict[str, float]:
+    def dev_utilities(self, place: ParticleIndex) -> dict[str, float]:
         """Each part's utility on dev at a measured place."""
         return dict(zip(self.names, self.rounds[place[0]]["objectives"][place[1]], strict=True))
 
-    def described(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def to_dict(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The content of front.json.
 
         Args:
@@ -264,7 +264,7 @@ class Front:
         metrics = state.get("metrics") or {}
         tested = {tuple(one["place"]): one for one in metrics.get("front", [])}
         points = []
-        for number, place in enumerate(self.points):
+        for number, place in enumerate(self.front_indices):
             entry = self.rounds[place[0]]
             position = entry["positions"][place[1]]
             point = {
@@ -272,8 +272,8 @@ class Front:
                 "iteration": place[0],
                 "particle": place[1],
                 "utility": entry["utilities"][place[1]],
-                "dev": self.dev(place),
-                "words": sentence(state["experts"], position, state["groups"]),
+                "dev": self.dev_utilities(place),
+                "words": describe_position(state["experts"], position, state["groups"]),
                 "coefficients": position,
             }
             measured = {key: one for key, one in tested.get(place, {}).items() if key != "place"}
@@ -282,17 +282,17 @@ class Front:
             "objectives": list(self.aims),
             "dev_items": dict(zip(self.names, self.items, strict=True)),
             "constraints": {
-                name: {"at_least": self.bounds.get(name), "base": bound == BASE}
+                name: {"at_least": self.constraint_bounds.get(name), "base": bound == BASE_BOUND}
                 for name, bound in self.constraints.items()
             },
-            "feasible": bool(len(self.places) and self.violations.min() == 0),
-            "reference": dict(zip(self.aims, self.reference.tolist(), strict=True)),
-            "hypervolume": self.hypervolumes,
+            "feasible": bool(len(self.measured_indices) and self.constraint_violations.min() == 0),
+            "reference": dict(zip(self.aims, self.reference_point.tolist(), strict=True)),
+            "hypervolume": self.hypervolume_history,
             "points": points,
         }
 
 
-def write_front(folder: Path, state: Mapping[str, Any]) -> None:
+def write_front_json(folder: Path, state: Mapping[str, Any]) -> None:
     """Write front.json into a run folder, where the task has parts."""
-    if front := Front.of(state):
-        write_json(folder / "front.json", front.described(state))
+    if front := ParetoFront.from_state(state):
+        write_json(folder / "front.json", front.to_dict(state))

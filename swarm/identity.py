@@ -6,16 +6,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from swarm._version import __version__
-from swarm.engine import Experts
-from swarm.engine.base import Base
-from swarm.files import digest
+from swarm.engine import ExpertPool
+from swarm.engine.base import BaseModel
+from swarm.files import short_digest
 from swarm.secrets import identity_values
-from swarm.tasks import Sourced, Task
+from swarm.tasks import HasSources, Task
 
-SEARCH_KEYS = ("task", "model", "pool", "optimizer", "racing", "job", "budget", "confirm", "choose")
+IDENTITY_KEYS = ("task", "model", "pool", "optimizer", "racing", "job", "budget", "confirm", "choose")
 """The parts of the configuration that count; devices, engine and tracker may change on resume."""
 
-REACHED = re.compile(
+IGNORED_SCORER_KEYS = re.compile(
     r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens|sandbox)(\.|$)"
 )
 """Keys that say how a scorer is reached, paid or run, not what it answers: they may change."""
@@ -25,8 +25,8 @@ def search_identity(
     config: Mapping[str, Any],
     seed: int,
     task: Task,
-    model: Base,
-    pool: Experts,
+    model: BaseModel,
+    pool: ExpertPool,
 ) -> dict[str, Any]:
     """Settings with dotted keys, and digests of the data and of the weights they lead to.
 
@@ -35,31 +35,31 @@ def search_identity(
         pool: An open pool.
     """
     return {
-        **settings(config),
+        **identity_settings(config),
         "seed": seed,
-        "task items": items_digest(task, "dev"),
+        "task items": digest_items(task, "dev"),
         "experts": ", ".join(pool.names),
         "pool weights": pool.fingerprint(),
         "base weights": model.fingerprint(),
-        **task_sources(task),
+        **task_source_digests(task),
     }
 
 
-def task_sources(task: Task, path: str = "task") -> dict[str, str]:
+def task_source_digests(task: Task, path: str = "task") -> dict[str, str]:
     """Digests of what a task's values depend on beside its settings and its items, by key.
 
     See `swarm.tasks.Sourced`; parts of a mixture and scorers are asked too.
     """
     found: dict[str, str] = {}
     for one in (task, getattr(task, "scorer", None)):
-        if isinstance(one, Sourced):
-            found |= {f"{path}.{name}": value for name, value in one.sources().items()}
+        if isinstance(one, HasSources):
+            found |= {f"{path}.{name}": value for name, value in one.source_digests().items()}
     for name, part in getattr(task, "tasks", {}).items():
-        found |= task_sources(part, f"{path}.tasks.{name}")
+        found |= task_source_digests(part, f"{path}.tasks.{name}")
     return found
 
 
-def answering_versions() -> dict[str, str]:
+def engine_versions() -> dict[str, str]:
     """The versions of the packages that compute the answers: another one may round otherwise."""
     found = {"model-swarms": __version__}
     for name in ("torch", "transformers"):
@@ -70,7 +70,7 @@ def answering_versions() -> dict[str, str]:
     return found
 
 
-def shared_context(
+def shared_score_context(
     identity: Mapping[str, Any], config: Mapping[str, Any], task: Task, tested: bool
 ) -> dict[str, Any]:
     """What the answer of a position to an item depends on, whoever looks for positions and how.
@@ -86,30 +86,30 @@ def shared_context(
         for name, value in identity.items()
         if not name.startswith(ours) and name not in ("seed", "budget", "confirm", "choose")
     }
-    engine = identity_values(_flat({"engine": config.get("engine", {})}))
-    return {**found, **engine, "test items": items_digest(task, "test") if tested else None}
+    engine = identity_values(_flatten_config({"engine": config.get("engine", {})}))
+    return {**found, **engine, "test items": digest_items(task, "test") if tested else None}
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def identity_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that count, with dotted keys; without secrets, see `identity_values`."""
-    flat = _flat({key: config[key] for key in SEARCH_KEYS if key in config})
-    found = {key: value for key, value in flat.items() if not REACHED.search(key)}
+    flat = _flatten_config({key: config[key] for key in IDENTITY_KEYS if key in config})
+    found = {key: value for key, value in flat.items() if not IGNORED_SCORER_KEYS.search(key)}
     cleaned: dict[str, Any] = identity_values(found)
     return cleaned
 
 
-def items_digest(task: Task, split: str) -> str:
+def digest_items(task: Task, split: str) -> str:
     """16 hexadecimal digits that change with any item of a split."""
-    return digest([dict(item) for item in task.items(split)])
+    return short_digest([dict(item) for item in task.items(split)])
 
 
-def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def _flatten_config(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """A configuration with dotted keys; lists stay whole."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         here = f"{path}.{name}" if path else str(name)
         if isinstance(value, Mapping):
-            found |= _flat(value, here)
+            found |= _flatten_config(value, here)
         else:
             found[here] = value
     return found

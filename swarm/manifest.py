@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import append, as_json, file_hash, read_bytes, write_whole
+from swarm.files import append, encode_json, hash_file, read_bytes, write_atomic
 
-NAME = "checksums.txt"
+MANIFEST_FILE = "checksums.txt"
 
-STATE = "state.json"
+STATE_FILE = "state.json"
 
 JOURNAL = "rounds.jsonl"
 """The iterations since state.json was written; absent where there are none."""
 
-SEAL = b'\n "checksum": "%s"\n}\n'
+CHECKSUM_LINE = b'\n "checksum": "%s"\n}\n'
 
 LINE_SEAL = b', "checksum": "%s"}'
 """What ends a line of the journal; the checksum is of the line without it."""
@@ -45,13 +45,13 @@ KINDS: dict[str, Any] = {
 }
 """Types of a state's parts."""
 
-LAST = "# of the lines above: "
+MANIFEST_CHECKSUM_PREFIX = "# of the lines above: "
 """What begins a line with the checksum of all lines above; sha256sum takes it for a comment."""
 
 RETRY_S = 0.05
 """Seconds after which a reader looks again at a file that a search may be writing to."""
 
-MEND = "the command that began the search mends what can be mended"
+REPAIR_HINT = "the command that began the search mends what can be mended"
 
 
 class Manifest:
@@ -73,13 +73,13 @@ class Manifest:
         """Read the file; gives the manifest itself."""
         self._above = None
         try:
-            text = read_bytes(self.folder / NAME).decode()
+            text = read_bytes(self.folder / MANIFEST_FILE).decode()
         except (OSError, UnicodeDecodeError):
             text = ""
         above, found, sealed_to = hashlib.sha256(), {}, 0
         lines = text.splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
-            if line == f"{LAST}{above.hexdigest()}\n":
+            if line == f"{MANIFEST_CHECKSUM_PREFIX}{above.hexdigest()}\n":
                 sealed_to = number
             elif not line.startswith("#"):
                 digest, _, path = line.rstrip("\n").partition("  ")
@@ -95,50 +95,50 @@ class Manifest:
         lines = "".join(f"{self.sums[path]}  {path}\n" for path in sorted(self.sums))
         text = _with_seal(above, lines)
         self._above = None
-        write_whole(self.folder / NAME, text)
+        write_atomic(self.folder / MANIFEST_FILE, text)
         self._above = above
 
     def append(self, place: str) -> None:
         """Take the checksum of a new file and add it at the end of the checksums."""
         new, above, self._above = place not in self.sums, self._above, None
-        self.add(place)
+        self.add_checksums(place)
         if above is None or not new:
             self.save()
             return
-        append(self.folder / NAME, _with_seal(above, f"{self.sums[place]}  {place}\n"))
+        append(self.folder / MANIFEST_FILE, _with_seal(above, f"{self.sums[place]}  {place}\n"))
         self._above = above
 
-    def under(self, place: str) -> list[str]:
+    def paths_under(self, place: str) -> list[str]:
         """The paths with a checksum that are `place` or below it."""
         return [path for path in self.sums if path == place or path.startswith(f"{place}/")]
 
-    def under_any(self, places: Iterable[str]) -> set[str]:
+    def paths_under_any(self, places: Iterable[str]) -> set[str]:
         """As `under`, of any of the places."""
         wanted = set(places)
         return {path for path in self.sums if path in wanted or not wanted.isdisjoint(_above(path))}
 
-    def add(self, place: str) -> None:
+    def add_checksums(self, place: str) -> None:
         """Take the checksum of a file, or of all files in a folder, if it is there."""
         whole = self.folder / place
         files = sorted(whole.iterdir()) if whole.is_dir() else [whole]
         for file in files:
             if file.is_file():
-                self.sums[file.relative_to(self.folder).as_posix()] = file_hash(file)
+                self.sums[file.relative_to(self.folder).as_posix()] = hash_file(file)
 
-    def drop(self, *places: str) -> bool:
+    def remove_paths(self, *places: str) -> bool:
         """Forget files; True if any of them had a checksum."""
-        known = self.under_any(places)
+        known = self.paths_under_any(places)
         for path in known:
             del self.sums[path]
         return bool(known)
 
     @contextmanager
-    def rewriting(self, *places: str) -> Iterator[None]:
+    def updating_checksums(self, *places: str) -> Iterator[None]:
         """Files or folders are replaced inside; saved before and after, inner ones with the outer.
 
         What is raised inside leaves them without checksums.
         """
-        if self.drop(*places):
+        if self.remove_paths(*places):
             self.save()
         self._depth += 1
         try:
@@ -146,20 +146,20 @@ class Manifest:
         finally:
             self._depth -= 1
         for place in places:
-            self.add(place)
+            self.add_checksums(place)
         if not self._depth:
             self.save()
 
-    def damaged(self, place: str = "") -> list[str]:
+    def find_damaged(self, place: str = "") -> list[str]:
         """The files, all or those of a place, that are gone or have another content."""
-        paths = self.under(place) if place else self.sums
-        return sorted(path for path in paths if not self._intact(path))
+        paths = self.paths_under(place) if place else self.sums
+        return sorted(path for path in paths if not self._is_intact(path))
 
-    def _intact(self, path: str) -> bool:
+    def _is_intact(self, path: str) -> bool:
         try:
             file = self.folder / path
             # A pipe in its place would never end.
-            return file.is_file() and file_hash(file) == self.sums[path]
+            return file.is_file() and hash_file(file) == self.sums[path]
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return False
         except OSError as error:
@@ -167,7 +167,7 @@ class Manifest:
             raise UserError(f"{self.folder / path} cannot be read: {error.strerror}") from None
 
 
-def verify(file: Path) -> None:
+def verify_run_file(file: Path) -> None:
     """See that a file or a folder of a run is as the search wrote it; others are let pass.
 
     Raises:
@@ -175,40 +175,40 @@ def verify(file: Path) -> None:
     """
     whole = file.absolute()
     for run in (whole.parent, whole.parent.parent):
-        if (run / STATE).is_file() or (run / NAME).is_file():
+        if (run / STATE_FILE).is_file() or (run / MANIFEST_FILE).is_file():
             place = whole.relative_to(run).as_posix()
-            if wrong := _manifest(run).damaged(place):
+            if wrong := _load_manifest(run).find_damaged(place):
                 # A search at work may have replaced it since.
-                wrong = _manifest(run).damaged(place)
+                wrong = _load_manifest(run).find_damaged(place)
             if wrong:
-                raise UserError(f"{run / wrong[0]} is damaged or missing; {MEND}")
+                raise UserError(f"{run / wrong[0]} is damaged or missing; {REPAIR_HINT}")
             return
 
 
-def _manifest(run: Path) -> Manifest:
+def _load_manifest(run: Path) -> Manifest:
     """The manifest of a run.
 
     Raises:
         UserError: It is lost, and the state says that there has been one.
     """
     found = Manifest(run).read()
-    if found.lost and (run / NAME).is_file():
+    if found.lost and (run / MANIFEST_FILE).is_file():
         time.sleep(RETRY_S)
         found.read()
-    if found.lost and (unsealed(run / STATE) or {}).get("versions"):
+    if found.lost and (read_sealed_state(run / STATE_FILE) or {}).get("versions"):
         if not (run / "answers").exists():
             return found  # before its first round a search has nothing to check
-        raise UserError(f"{run / NAME} is damaged or missing; {MEND}")
+        raise UserError(f"{run / MANIFEST_FILE} is damaged or missing; {REPAIR_HINT}")
     return found
 
 
-def sealed(state: dict[str, Any]) -> bytes:
+def encode_state(state: dict[str, Any]) -> bytes:
     """A state as the text of its file, whose last line is the checksum of what is before it."""
-    text = as_json({key: value for key, value in state.items() if key != "checksum"}, 1)
-    return text[:-2] + b"," + SEAL % _hash(text).encode()
+    text = encode_json({key: value for key, value in state.items() if key != "checksum"}, 1)
+    return text[:-2] + b"," + CHECKSUM_LINE % _hash_bytes(text).encode()
 
 
-def unsealed(path: Path) -> dict[str, Any] | None:
+def read_sealed_state(path: Path) -> dict[str, Any] | None:
     """The state in a file; `None` where there is none, or what there is was damaged.
 
     A state without `versions` was not written by a search of this version, and has no checksum.
@@ -223,10 +223,10 @@ def unsealed(path: Path) -> dict[str, Any] | None:
     seal = state.pop("checksum", None)
     if seal is None:
         return None if "versions" in state or not _has_rounds(state) else state
-    tail = b"," + SEAL % str(seal).encode()
+    tail = b"," + CHECKSUM_LINE % str(seal).encode()
     text = data.removesuffix(tail) + b"\n}"
     whole = data.endswith(tail) and re.fullmatch(r"[0-9a-f]{64}", str(seal))
-    return state if whole and _hash(text) == seal else None
+    return state if whole and _hash_bytes(text) == seal else None
 
 
 def _has_rounds(state: dict[str, Any]) -> bool:
@@ -254,7 +254,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     """
     state, damage = replay(folder)
     if damage:
-        raise UserError(f"{folder / JOURNAL} is damaged or missing ({damage}); {MEND}")
+        raise UserError(f"{folder / JOURNAL} is damaged or missing ({damage}); {REPAIR_HINT}")
     return state
 
 
@@ -273,7 +273,7 @@ def replay(folder: Path) -> tuple[dict[str, Any] | None, str]:
             journal = read_bytes(folder / JOURNAL)
         except OSError:
             journal = b""
-        state = unsealed(folder / STATE)
+        state = read_sealed_state(folder / STATE_FILE)
         rounds = (state or {}).get("rounds")
         if state is None or not isinstance(rounds, list) or not rounds:
             return state, ""
@@ -297,7 +297,7 @@ def state_stamp(folder: Path) -> tuple[int, int] | None:
         `None` where there is no state.
     """
     about = []
-    for name in (STATE, JOURNAL):
+    for name in (STATE_FILE, JOURNAL):
         try:
             about.append((folder / name).stat())
         except OSError:
@@ -313,8 +313,8 @@ def journal_line(iteration: int, entry: dict[str, Any], change: dict[str, Any]) 
         entry: What the state's `rounds` has of it.
         change: Of the optimizer's state, as `difference` gives it.
     """
-    text = as_json({"iteration": iteration, "round": entry, "optimizer": change})
-    return text[:-1] + LINE_SEAL % _hash(text).encode() + b"\n"
+    text = encode_json({"iteration": iteration, "round": entry, "optimizer": change})
+    return text[:-1] + LINE_SEAL % _hash_bytes(text).encode() + b"\n"
 
 
 def _entries(journal: bytes, done: int) -> tuple[list[dict[str, Any]], str]:
@@ -332,7 +332,7 @@ def _entries(journal: bytes, done: int) -> tuple[list[dict[str, Any]], str]:
 
 def _entry(line: bytes) -> dict[str, Any] | None:
     text, seal = line[: -len(LINE_SEAL % bytes(64))] + b"}", line[-len(LINE_SEAL % bytes(64)) :]
-    if seal != LINE_SEAL % _hash(text).encode():
+    if seal != LINE_SEAL % _hash_bytes(text).encode():
         return None
     found: dict[str, Any] = json.loads(text)
     return found
@@ -392,10 +392,10 @@ def _above(path: str) -> list[str]:
 def _with_seal(above: Any, lines: str) -> bytes:
     """Lines and their seal, which are added to the hash of what is above."""
     above.update(lines.encode())
-    seal = f"{LAST}{above.hexdigest()}\n"
+    seal = f"{MANIFEST_CHECKSUM_PREFIX}{above.hexdigest()}\n"
     above.update(seal.encode())
     return f"{lines}{seal}".encode()
 
 
-def _hash(data: bytes) -> str:
+def _hash_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-Pair = tuple["Tensor", "Tensor"]
-Term = tuple[float, "Tensor", "Tensor"]
+FactorPair = tuple["Tensor", "Tensor"]
+WeightedFactors = tuple[float, "Tensor", "Tensor"]
 
 
-def summed(terms: Iterable[Term], inputs: int, outputs: int, rank: int) -> Pair:
+def sum_factors(terms: Iterable[WeightedFactors], inputs: int, outputs: int, rank: int) -> FactorPair:
     """A = sum_j c_j A_j and B = sum_j c_j B_j, padded to `rank`: the factor space.
 
     B A is quadratic in the coefficients, with cross terms c_i c_j B_i A_j.
@@ -30,7 +30,7 @@ def summed(terms: Iterable[Term], inputs: int, outputs: int, rank: int) -> Pair:
     return a, b
 
 
-def concatenated(terms: Iterable[Term], inputs: int, outputs: int) -> Pair:
+def concatenate_factors(terms: Iterable[WeightedFactors], inputs: int, outputs: int) -> FactorPair:
     """A [R, in] and B [out, R] with B A = sum_j c_j B_j A_j exactly: the delta space.
 
     R is the sum of the terms' ranks, 0 without terms.
@@ -45,7 +45,7 @@ def concatenated(terms: Iterable[Term], inputs: int, outputs: int) -> Pair:
     return torch.cat(downs), torch.cat(ups, dim=1)
 
 
-def padded(pair: Pair, rank: int) -> Pair:
+def pad_rank(pair: FactorPair, rank: int) -> FactorPair:
     """The same update at a higher rank: rows of A and columns of B that are zero."""
     from torch.nn.functional import pad
 
@@ -53,12 +53,12 @@ def padded(pair: Pair, rank: int) -> Pair:
     return pad(a, (0, 0, 0, rank - len(a))), pad(b, (0, rank - len(a)))
 
 
-def norm(a: "Tensor", b: "Tensor") -> float:
+def update_norm(a: "Tensor", b: "Tensor") -> float:
     """The Frobenius norm of B A, from two products of [rank, rank]."""
     return max(0.0, float(((a @ a.T) * (b.T @ b)).sum())) ** 0.5
 
 
-def truncated(a: "Tensor", b: "Tensor", rank: int) -> tuple[Pair, float]:
+def truncate_rank(a: "Tensor", b: "Tensor", rank: int) -> tuple[FactorPair, float]:
     """The nearest update of `rank` to B A in the Frobenius norm, and its distance.
 
     By the singular values of R_B R_A^T, where B = Q_B R_B and A^T = Q_A R_A (Eckart and Young):
@@ -75,7 +75,7 @@ def truncated(a: "Tensor", b: "Tensor", rank: int) -> tuple[Pair, float]:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class CompressedUpdate:
     """An update as it is written.
 
     Attributes:
@@ -84,29 +84,29 @@ class Rounded:
         error: That of its difference to what is written.
     """
 
-    pair: Pair
+    pair: FactorPair
     norm: float
     error: float
 
 
-def rounded(exact: Pair, rank: int | None) -> Rounded:
+def compress_update(exact: FactorPair, rank: int | None) -> CompressedUpdate:
     """An update of at most `rank`, None for any, in float32, and how far it is from the exact."""
     import torch
 
     near, cut = exact, 0.0
     if rank is not None and len(exact[0]) > rank:
-        near, cut = truncated(*exact, rank)
+        near, cut = truncate_rank(*exact, rank)
     kept = near[0].float(), near[1].float()
     (a, b), (down, up) = near, (kept[0].double(), kept[1].double())
     # B A - B' A' = [B - B', B'] [A; A - A'], without the cancellation of the difference itself.
     parts = [(a, b - up)] if torch.equal(a, down) else [(a, b - up), (a - down, up)]
-    rounding = norm(torch.cat([one for one, _ in parts]), torch.cat([two for _, two in parts], 1))
-    return Rounded(kept, norm(*exact), (cut**2 + rounding**2) ** 0.5)
+    rounding = update_norm(torch.cat([one for one, _ in parts]), torch.cat([two for _, two in parts], 1))
+    return CompressedUpdate(kept, update_norm(*exact), (cut**2 + rounding**2) ** 0.5)
 
 
-def exported(
-    exact: Iterable[tuple[str, Pair]], rank: int | None
-) -> tuple[dict[str, Pair], int, dict[str, object]]:
+def compress_modules(
+    exact: Iterable[tuple[str, FactorPair]], rank: int | None
+) -> tuple[dict[str, FactorPair], int, dict[str, object]]:
     """The updates of all modules as they are written: float32, of one rank.
 
     Args:
@@ -117,7 +117,7 @@ def exported(
         The pairs, padded to the highest of their ranks; that rank; and the relative errors:
         "overall", of all modules as one matrix, and "worst", of the "worst_module".
     """
-    done = {name: rounded(pair, rank) for name, pair in exact}
+    done = {name: compress_update(pair, rank) for name, pair in exact}
     highest = max(1, *(len(one.pair[0]) for one in done.values()))
     relative = {name: one.error / one.norm for name, one in done.items() if one.norm}
     total = sum(one.norm**2 for one in done.values())
@@ -128,4 +128,4 @@ def exported(
         "worst": relative[worst] if worst else 0.0,
         "worst_module": worst,
     }
-    return {name: padded(one.pair, highest) for name, one in done.items()}, highest, errors
+    return {name: pad_rank(one.pair, highest) for name, one in done.items()}, highest, errors

@@ -5,18 +5,18 @@ from pathlib import Path
 
 from swarm.errors import UserError
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE_FOLDER = Path(__file__).resolve().parent
 
 
 def conf_folder() -> Path:
     """The folder of the Hydra configuration."""
-    checkout = PACKAGE.parent / "conf"
-    return checkout if (checkout / "search.yaml").is_file() else PACKAGE / "conf"
+    checkout = PACKAGE_FOLDER.parent / "conf"
+    return checkout if (checkout / "search.yaml").is_file() else PACKAGE_FOLDER / "conf"
 
 
 def in_checkout(path: str) -> Path:
     """`path` below the checkout; from the working folder where the package is installed."""
-    root = PACKAGE.parent
+    root = PACKAGE_FOLDER.parent
     return root / path if (root / "conf" / "search.yaml").is_file() else Path(path)
 
 
@@ -35,7 +35,7 @@ def as_path(path: str | Path) -> Path:
     return given
 
 
-def find(path: str | Path) -> Path:
+def find_path(path: str | Path) -> Path:
     """`path` as given if it exists from here, else below the checkout or the installed package.
 
     The path comes back unchanged where nothing of that name exists, so that the caller's message
@@ -47,7 +47,7 @@ def find(path: str | Path) -> Path:
     given = as_path(path)
     if given.is_absolute() or given.exists():
         return given
-    for root in (PACKAGE.parent, PACKAGE):
+    for root in (PACKAGE_FOLDER.parent, PACKAGE_FOLDER):
         if (root / given).exists():
             return root / given
     return given

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Unicode's bidirectional controls (UAX 9), which show a text in another order than it has."""
 
-CONTROLS = {
+CONTROL_REPLACEMENTS = {
     **{code: chr(0x2400 + code) for code in range(32)},
-    **dict.fromkeys((*range(0x80, 0xA0), *BIDI), "\N{REPLACEMENT CHARACTER}"),
+    **dict.fromkeys((*range(0x80, 0xA0), *BIDI_CONTROLS), "\N{REPLACEMENT CHARACTER}"),
     0x7F: "\N{SYMBOL FOR DELETE}",
     ord("\n"): "\n",
     ord("\t"): "\t",
@@ -20,9 +20,9 @@ CONTROLS = {
 a carriage return goes, as it would write over the line."""
 
 
-def harmless(text: str) -> str:
+def escape_control_chars(text: str) -> str:
     """The text with its control characters made visible; piece by piece it comes to the same."""
-    return text.translate(CONTROLS)
+    return text.translate(CONTROL_REPLACEMENTS)
 
 
 def csv_cell(value: Any) -> Any:
@@ -35,7 +35,7 @@ def csv_cell(value: Any) -> Any:
     return f"'{value}" if dangerous else value
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows with aligned columns, the first and the last to the left, all others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -45,12 +45,12 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def on_terminal(stream: TextIO | None) -> bool:
+def is_tty(stream: TextIO | None) -> bool:
     """Whether a person is there."""
     return stream is not None and stream.isatty()
 
 
-def standard() -> tuple[TextIO | None, TextIO, TextIO]:
+def std_streams() -> tuple[TextIO | None, TextIO, TextIO]:
     """Standard input, output and error; what their encoding lacks is a question mark there."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
@@ -58,7 +58,7 @@ def standard() -> tuple[TextIO | None, TextIO, TextIO]:
     return sys.stdin, sys.stdout, sys.stderr
 
 
-class Remarks(logging.Handler):
+class WarningCollector(logging.Handler):
     """Gathers what is logged as a warning, to be told where it disturbs nothing.
 
     As a context it takes what this toolkit logs meanwhile.
@@ -68,7 +68,7 @@ class Remarks(logging.Handler):
         super().__init__(logging.WARNING)
         self._words: list[str] = []
 
-    def __enter__(self) -> "Remarks":
+    def __enter__(self) -> "WarningCollector":
         logging.getLogger("swarm").addHandler(self)
         return self
 
@@ -79,7 +79,7 @@ class Remarks(logging.Handler):
         """Keep one."""
         self._words.append(record.getMessage())
 
-    def take(self) -> list[str]:
+    def pop_messages(self) -> list[str]:
         """What has come since the last time."""
         words, self._words = self._words, []
         return words

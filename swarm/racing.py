@@ -13,18 +13,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers import MultiObjective, Optimizer, Raceable
-from swarm.optimizers.draws import generator
-from swarm.record import Record
+from swarm.optimizers import MultiObjectiveOptimizer, Optimizer, SupportsEarlyStopping
+from swarm.optimizers.draws import counter_rng
+from swarm.record import RunRecord
 from swarm.tasks import Score, Task
 
-RULES = ("off", "exact", "z")
+RACING_RULES = ("off", "exact", "z")
 
-ITEM_ORDER = 1_000_000
+ITEM_ORDER_STREAM = 1_000_000
 """Purpose of the draw of an item order; far from those of any optimizer, which share the seed."""
 
 
-class Ask(Protocol):
+class DevScoreFn(Protocol):
     """Scores positions together on the dev items at some places."""
 
     def __call__(
@@ -35,7 +35,7 @@ class Ask(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Incumbent:
     """What a particle has to beat: its personal best's utility and value on every dev item."""
 
     utility: float
@@ -43,7 +43,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Raced:
+class RaceResult:
     """What came of the particles of one iteration.
 
     Attributes:
@@ -58,11 +58,11 @@ class Raced:
     asked: int
     saved: int
 
-    def full(self) -> dict[int, list[Score]]:
+    def complete_scores(self) -> dict[int, list[Score]]:
         """The scores of the particles that were asked all items; of no other is a utility known."""
         return {i: list(s.values()) for i, s in self.scores.items() if i not in self.stopped}
 
-    def facts(self, particles: int) -> dict[str, Any]:
+    def to_record(self, particles: int) -> dict[str, Any]:
         """What the record keeps of it; `items_scored` is None for who was not evaluated."""
         scored = [len(self.scores[i]) if i in self.scores else None for i in range(particles)]
         return {
@@ -99,8 +99,8 @@ class Racing:
     def __init__(self, rule: str = "off", level: float = 0.05, chunk: int = 25) -> None:
         if rule is False:
             rule = "off"  # what YAML makes of the bare word
-        if rule not in RULES:
-            raise UserError(f"racing.rule={rule}: must be one of {', '.join(RULES)}")
+        if rule not in RACING_RULES:
+            raise UserError(f"racing.rule={rule}: must be one of {', '.join(RACING_RULES)}")
         if not isinstance(level, float) or not 0 < level < 0.5:
             raise UserError(f"racing.level={level}: must be a number above 0 and below 0.5")
         if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
@@ -109,7 +109,7 @@ class Racing:
         self._highest = 1.0
         self._values: dict[tuple[int, int], tuple[float, ...]] = {}
 
-    def check(self, task: Task, optimizer: Optimizer) -> None:
+    def check_raceable(self, task: Task, optimizer: Optimizer) -> None:
         """Whether this task and this optimizer, started, can be raced.
 
         Raises:
@@ -118,43 +118,43 @@ class Racing:
         """
         if self.rule == "off":
             return
-        if not isinstance(optimizer, Raceable):
+        if not isinstance(optimizer, SupportsEarlyStopping):
             raise UserError(
                 f"racing={self.rule}: {type(optimizer).__name__} has no personal bests to race "
                 "against, it needs every utility; use racing=off or optimizer=pso"
             )
         highest = getattr(task, "highest", None)
-        if hasattr(task, "parts") or (self.rule == "exact" and highest is None):
+        if hasattr(task, "subtask_utilities") or (self.rule == "exact" and highest is None):
             raise UserError(
                 f"racing={self.rule}: the utility of task {task.name} is not the mean of item "
                 f"values{' with a highest one' * (self.rule == 'exact')}; use racing=off"
             )
         self._highest = highest if highest is not None else math.inf
 
-    def marks(self, record: Record) -> list[Mark | None]:
+    def find_incumbents(self, record: RunRecord) -> list[Incumbent | None]:
         """Of each particle what it has to beat, None if nothing; none at all if nobody races."""
-        if self.rule == "off" or not record.rounds:
+        if self.rule == "off" or not record.iterations:
             return []
-        found: list[Mark | None] = []
-        for i in range(len(record.rounds[0]["positions"])):
-            place = record.best(i)
-            utility = record.utility(place)
+        found: list[Incumbent | None] = []
+        for i in range(len(record.iterations[0]["positions"])):
+            place = record.best_index(i)
+            utility = record.utility_at(place)
             if utility is not None and place not in self._values:
-                values = tuple(float(row["value"]) for row in record.answers(*place))
-                self._check_mean(values, utility)
+                values = tuple(float(row["value"]) for row in record.load_iteration_answers(*place))
+                self._check_mean_utility(values, utility)
                 self._values[place] = values
-            found.append(None if utility is None else Mark(utility, self._values[place]))
+            found.append(None if utility is None else Incumbent(utility, self._values[place]))
         return found
 
-    def score(
+    def race_particles(
         self,
-        ask: Ask,
+        ask: DevScoreFn,
         positions: Mapping[int, Sequence[float]],
-        marks: Sequence[Mark | None],
+        marks: Sequence[Incumbent | None],
         items: int,
         seed: int,
         iteration: int,
-    ) -> Raced:
+    ) -> RaceResult:
         """Score particles on dev, chunk by chunk, as long as each is worth it.
 
         Args:
@@ -163,36 +163,36 @@ class Racing:
             items: How many there are.
         """
         racing = any(mark is not None for mark in marks)
-        order = self.order(marks, items, seed, iteration) if racing else list(range(items))
+        order = self.item_order(marks, items, seed, iteration) if racing else list(range(items))
         chunk = self.chunk if racing else items
         found: dict[int, dict[int, Score]] = {i: {} for i in positions}
         live, asked = list(positions), 0
         for start in range(0, items, chunk):
             if racing:
-                live = [i for i in live if not self._hopeless(found[i], marks[i], items)]
+                live = [i for i in live if not self._should_stop(found[i], marks[i], items)]
             places = order[start : start + chunk]
             rows = [positions[i] for i in live]
-            asked += _different(rows) * len(places)
+            asked += _count_distinct(rows) * len(places)
             for i, scores in zip(live, ask(rows, items=places) if rows else [], strict=True):
                 found[i].update(zip(places, scores, strict=True))
-        return Raced(
+        return RaceResult(
             {i: dict(sorted(scores.items())) for i, scores in found.items()},
             tuple(i for i, scores in found.items() if len(scores) < items),
             asked,
-            _different(list(positions.values())) * items - asked,
+            _count_distinct(list(positions.values())) * items - asked,
         )
 
-    def order(
-        self, marks: Sequence[Mark | None], items: int, seed: int, iteration: int
+    def item_order(
+        self, marks: Sequence[Incumbent | None], items: int, seed: int, iteration: int
     ) -> list[int]:
         """The order in which every particle of an iteration meets the items."""
         if self.rule == "z":
-            draw = generator(seed, iteration, 0, ITEM_ORDER)
+            draw = counter_rng(seed, iteration, 0, ITEM_ORDER_STREAM)
             return [int(place) for place in draw.permutation(items)]
         known = np.array([mark.values for mark in marks if mark is not None])
         return [int(place) for place in np.argsort(known.mean(axis=0), kind="stable")]
 
-    def _check_mean(self, values: Sequence[float], utility: float) -> None:
+    def _check_mean_utility(self, values: Sequence[float], utility: float) -> None:
         """A task that promises less than it looks like is found out by its first answers."""
         if abs(fmean(values) - utility) > 1e-9 or max(values) > self._highest:
             raise UserError(
@@ -200,7 +200,7 @@ class Racing:
                 f"{self._highest:g}; begin another run with racing=off"
             )
 
-    def _hopeless(self, scores: Mapping[int, Score], mark: Mark | None, items: int) -> bool:
+    def _should_stop(self, scores: Mapping[int, Score], mark: Incumbent | None, items: int) -> bool:
         if mark is None:
             return False
         values = [score.value for score in scores.values()]
@@ -208,7 +208,7 @@ class Racing:
             return cannot_beat(values, items, self._highest, mark.utility)
         looks = max(1, (items - 1) // self.chunk)
         gains = [s.value - mark.values[place] for place, s in scores.items()]
-        return is_worse(gains, items, self.level / looks)
+        return is_significantly_worse(gains, items, self.level / looks)
 
 
 def cannot_beat(values: Sequence[float], items: int, highest: float, best: float) -> bool:
@@ -224,7 +224,7 @@ def cannot_beat(values: Sequence[float], items: int, highest: float, best: float
     return fmean([*values, *[highest] * (items - len(values))]) <= best
 
 
-def is_worse(gains: Sequence[float], items: int, level: float) -> bool:
+def is_significantly_worse(gains: Sequence[float], items: int, level: float) -> bool:
     """Whether the mean gain over all items is below 0, by a one-sided paired z-test.
 
     The items asked are a random part of the dev items, and the question is about these alone: the
@@ -243,7 +243,7 @@ def is_worse(gains: Sequence[float], items: int, level: float) -> bool:
     return fmean(gains) < NormalDist().inv_cdf(level) * math.sqrt(variance)
 
 
-def tell(
+def tell_optimizer(
     optimizer: Optimizer,
     utilities: np.ndarray,
     stopped: Sequence[int],
@@ -255,13 +255,13 @@ def tell(
         stopped: Particles that were stopped.
         objectives: [N, M]; `None` where the task has no parts, or nothing was measured.
     """
-    if isinstance(optimizer, MultiObjective):
+    if isinstance(optimizer, MultiObjectiveOptimizer):
         optimizer.tell(utilities, objectives)
-    elif stopped and isinstance(optimizer, Raceable):
+    elif stopped and isinstance(optimizer, SupportsEarlyStopping):
         optimizer.tell(utilities, np.isin(np.arange(len(utilities)), stopped))
     else:
         optimizer.tell(utilities)
 
 
-def _different(rows: Sequence[Sequence[float]]) -> int:
+def _count_distinct(rows: Sequence[Sequence[float]]) -> int:
     return len({tuple(float(c) for c in row) for row in rows})

@@ -20,47 +20,47 @@ import numpy as np
 from swarm.errors import UserError
 from swarm.files import (
     append,
-    as_json,
-    read_packed,
+    encode_json,
+    read_gzip_json,
     remove,
     write_json,
-    write_packed,
-    write_whole,
+    write_gzip_json,
+    write_atomic,
 )
 from swarm.manifest import (
     JOURNAL,
-    NAME,
-    STATE,
+    MANIFEST_FILE,
+    STATE_FILE,
     Manifest,
     answers_place,
     apply_difference,
     difference,
     journal_line,
     replay,
-    sealed,
+    encode_state,
 )
-from swarm.scratchpad import scratchpad
+from swarm.scratchpad import build_scratchpad
 from swarm.secrets import clean, identity_values
 
 log = logging.getLogger(__name__)
 
-SCRATCHPAD = "utility_scratchpad.json"
+SCRATCHPAD_FILE = "utility_scratchpad.json"
 
-Save = Callable[[Sequence[float], Path, dict[str, Any]], None]
+SaveFn = Callable[[Sequence[float], Path, dict[str, Any]], None]
 """Writes the adapter of some coefficients to a folder, with more facts about it, whole or not."""
 
-Place = tuple[int, int]
+ParticleIndex = tuple[int, int]
 """(round, particle)."""
 
 STATE_KEYS = {"identity", "experts", "rounds", "optimizer", "finished", "metrics"}
 
 
-def key(position: Sequence[float] | np.ndarray) -> str:
+def position_key(position: Sequence[float] | np.ndarray) -> str:
     """A position as text, exactly."""
     return " ".join(float(c).hex() for c in position)
 
 
-class Record:
+class RunRecord:
     """A run's folder.
 
     Attributes:
@@ -82,7 +82,7 @@ class Record:
         self._damaged: list[str] = []
         self._inspected: tuple[list[str], dict[str, str]] | None = None
 
-    def open(
+    def open_or_resume(
         self,
         identity: Mapping[str, Any],
         experts: Sequence[str],
@@ -94,10 +94,10 @@ class Record:
         Raises:
             UserError: The folder holds another search: its differing keys are named.
         """
-        goes_on = self.find(identity)
-        self._sweep()
+        goes_on = self.load_state(identity)
+        self._remove_drafts()
         if goes_on:
-            self._heal()
+            self._remove_damaged()
             return True
         self.manifest = Manifest(self.folder)
         self.state = {
@@ -110,18 +110,18 @@ class Record:
             "finished": None,
             "metrics": None,
         }
-        self.save()
+        self.save_state()
         return False
 
-    def find(self, identity: Mapping[str, Any]) -> bool:
+    def load_state(self, identity: Mapping[str, Any]) -> bool:
         """Read the folder's state, if it has a round; as `open`, but nothing is ever written."""
-        path = self.folder / STATE
+        path = self.folder / STATE_FILE
         if not path.is_file():
             for other in (".lock", "tuning.json"):
                 if (self.folder / other).exists():
                     what = "several searches" if other == ".lock" else "a fine-tuning"
                     raise UserError(f"{self.folder} is the folder of {what}; choose another name=")
-            if (self.folder / NAME).exists() or (self.folder / "answers").exists():
+            if (self.folder / MANIFEST_FILE).exists() or (self.folder / "answers").exists():
                 raise UserError(
                     f"{path} is missing, which alone says what this search has done; put it back "
                     "from a copy, or choose another name="
@@ -135,32 +135,32 @@ class Record:
                 "choose another name="
             )
         # Before its first round a search has nothing to lose: it may begin as another one.
-        if self.rounds:
-            self._compare(identity)
-            self._inspect()
-        return bool(self.rounds)
+        if self.iterations:
+            self._check_identity(identity)
+            self._check_integrity()
+        return bool(self.iterations)
 
-    def _inspect(self) -> None:
+    def _check_integrity(self) -> None:
         """Find what was damaged; once, for a folder that has not changed since.
 
         Raises:
             UserError: Answers of a round were, which nothing else holds.
         """
-        rounds = [answers_place(number) for number in range(len(self.rounds))]
+        rounds = [answers_place(number) for number in range(len(self.iterations))]
         self.manifest.read()
         if self._inspected == (rounds, self.manifest.sums):
             return
         self._inspected = rounds, dict(self.manifest.sums)
         self._damaged = [
             place
-            for place in self.manifest.damaged()
-            if place in rounds or not _is_round(place)  # else the round is asked anew
+            for place in self.manifest.find_damaged()
+            if place in rounds or not _is_iteration_file(place)  # else the round is asked anew
         ]
         lost = [
             place
             for place in rounds
             if place in self._damaged
-            or (place not in self.manifest.sums and not self._readable(place))
+            or (place not in self.manifest.sums and not self._is_readable(place))
         ]
         if lost:
             more = f" and {len(lost) - 1} more are" if len(lost) > 1 else " is"
@@ -169,43 +169,43 @@ class Record:
                 "answers; put it back from a copy, or choose another name="
             )
 
-    def _readable(self, place: str) -> bool:
+    def _is_readable(self, place: str) -> bool:
         """Whether a file of answers is whole by gzip's own checksum."""
         try:
-            read_packed(self.folder / place)
+            read_gzip_json(self.folder / place)
         except (OSError, ValueError, EOFError, zlib.error):
             return False
         return True
 
-    def _heal(self) -> None:
+    def _remove_damaged(self) -> None:
         """Remove what was damaged, so that it is made anew, and say so."""
         if self._cut:
             log.warning(
                 "%s is damaged or missing (%s): iterations from %d on are evaluated again",
-                self.folder / JOURNAL, self._cut, len(self.rounds),
+                self.folder / JOURNAL, self._cut, len(self.iterations),
             )  # fmt: skip
         if self._cut or (self.folder / JOURNAL).exists():
-            self.save()
+            self.save_state()
         if self.manifest.lost:
             log.warning("%s is damaged or missing: made anew, as are scratchpad and saved bests",
-                        self.folder / NAME)  # fmt: skip
+                        self.folder / MANIFEST_FILE)  # fmt: skip
         elif self._damaged:
             log.warning("%s: damaged or missing, now made anew: %s",
                         self.folder, ", ".join(self._damaged))  # fmt: skip
-        places = {_whole_place(path) for path in self._damaged}
-        for path in self.manifest.under_any(places):
+        places = {_rebuild_unit(path) for path in self._damaged}
+        for path in self.manifest.paths_under_any(places):
             remove(self.folder / path)
-        self.manifest.drop(*places)
+        self.manifest.remove_paths(*places)
         asked_again = any(place.startswith("answers/") for place in places)
-        rounds = {answers_place(number) for number in range(len(self.rounds))}
+        rounds = {answers_place(number) for number in range(len(self.iterations))}
         # A kill leaves answers without a checksum at most for one file.
         for file in (self.folder / "answers").glob("*.json.gz"):
             place = file.relative_to(self.folder).as_posix()
-            if _is_round(place) and place not in rounds:
-                self.manifest.drop(place)
+            if _is_iteration_file(place) and place not in rounds:
+                self.manifest.remove_paths(place)
                 remove(file)
-            elif place not in self.manifest.sums and self._readable(place):
-                self.manifest.add(place)
+            elif place not in self.manifest.sums and self._is_readable(place):
+                self.manifest.add_checksums(place)
             elif place not in self.manifest.sums:
                 asked_again = True
                 remove(file)
@@ -213,11 +213,11 @@ class Record:
             self.state["metrics"] = None
         self.manifest.save()
 
-    def rewriting(self, *places: str) -> AbstractContextManager[None]:
+    def updating_checksums(self, *places: str) -> AbstractContextManager[None]:
         """See `swarm.manifest.Manifest.rewriting`."""
-        return self.manifest.rewriting(*places)
+        return self.manifest.updating_checksums(*places)
 
-    def _compare(self, identity: Mapping[str, Any]) -> None:
+    def _check_identity(self, identity: Mapping[str, Any]) -> None:
         # States of earlier versions have secrets in them.
         old = self.state["identity"] = identity_values(self.state["identity"])
         new = json.loads(json.dumps(dict(identity)))
@@ -230,19 +230,19 @@ class Record:
                 "give the same values to go on, or another name= to begin anew"
             )
 
-    def _sweep(self) -> None:
+    def _remove_drafts(self) -> None:
         """Remove the drafts that a killed process left."""
         for draft in self.folder.rglob(".*.tmp"):
             draft.unlink(missing_ok=True)
 
-    def note_versions(self, versions: Mapping[str, str]) -> str:
+    def record_versions(self, versions: Mapping[str, str]) -> str:
         """Keep under which versions of packages the search goes on; says what is another now."""
         kept = self.state.setdefault("versions", [])
         if kept and kept[-1]["packages"] == dict(versions):
             return ""
         before = kept[-1]["packages"] if kept else {}
-        kept.append({"from_iteration": len(self.rounds), "packages": dict(versions)})
-        self.save()
+        kept.append({"from_iteration": len(self.iterations), "packages": dict(versions)})
+        self.save_state()
         changes = [
             f"{name} {before.get(name, 'none')} before, {versions.get(name, 'none')} now"
             for name in sorted({*before, *versions})
@@ -250,13 +250,13 @@ class Record:
         ]
         return "; ".join(changes)
 
-    def save(self) -> None:
+    def save_state(self) -> None:
         """Replace state.json; the journal, whose lines it then has, goes."""
-        write_whole(self.folder / STATE, sealed(self.state))
+        write_atomic(self.folder / STATE_FILE, encode_state(self.state))
         self._saved = set(self.state)
         remove(self.folder / JOURNAL)
 
-    def add_round(
+    def add_iteration(
         self,
         positions: np.ndarray,
         utilities: np.ndarray,
@@ -275,7 +275,7 @@ class Record:
             facts: Further keys of the round (`swarm.racing.Raced.facts`).
         """
         number, change = (
-            len(self.rounds),
+            len(self.iterations),
             difference(self.state["optimizer"] or {}, dict(optimizer)),
         )
         entry = {
@@ -289,32 +289,32 @@ class Record:
         journaled = number > 0 and set(self.state) == self._saved
         if journaled:
             append(self.folder / JOURNAL, journal_line(number, entry, change))
-        self.rounds.append(entry)
+        self.iterations.append(entry)
         # Of the optimizer's state a copy, as the file has it: the optimizer may change its own.
         self.state["optimizer"] = self.state["optimizer"] or {}
-        apply_difference(self.state["optimizer"], json.loads(as_json(change)))
+        apply_difference(self.state["optimizer"], json.loads(encode_json(change)))
         if not journaled:
-            self.save()
+            self.save_state()
 
     @property
-    def rounds(self) -> list[dict[str, Any]]:
+    def iterations(self) -> list[dict[str, Any]]:
         """Positions and utilities of every iteration, the initial ones first."""
         found: list[dict[str, Any]] = self.state["rounds"]
         return found
 
-    def _answers_path(self, number: int) -> Path:
+    def _answers_file(self, number: int) -> Path:
         return self.folder / answers_place(number)
 
     def _write_answers(
         self, number: int, answers: Mapping[int, Sequence[Mapping[str, Any]]]
     ) -> None:
-        if number and not self._answers_path(number - 1).is_file():
+        if number and not self._answers_file(number - 1).is_file():
             raise UserError(self._vanished(number - 1))
-        write_packed(
-            self._answers_path(number), {str(i): list(rows) for i, rows in answers.items()}
+        write_gzip_json(
+            self._answers_file(number), {str(i): list(rows) for i, rows in answers.items()}
         )
 
-    def prompts(self) -> dict[str, int]:
+    def count_prompts(self) -> dict[str, int]:
         """Prompts put on dev and prompts that racing saved, over all rounds.
 
         Where gradients were taken, also the examples of which a loss was taken, those with its
@@ -329,26 +329,26 @@ class Record:
             found["prompt_equivalents"] = found["prompts_asked"] + losses + 3 * gradients
         return found
 
-    def spent(self) -> int:
+    def prompts_spent(self) -> int:
         """What was asked of dev so far, in prompt-equivalents."""
-        found = self.prompts()
+        found = self.count_prompts()
         return found.get("prompt_equivalents", found["prompts_asked"])
 
-    def answers(self, number: int, particle: int) -> list[dict[str, Any]]:
+    def load_iteration_answers(self, number: int, particle: int) -> list[dict[str, Any]]:
         """What a particle answered to the dev items it was asked in a round."""
         try:
-            found: list[dict[str, Any]] = read_packed(self._answers_path(number))[str(particle)]
+            found: list[dict[str, Any]] = read_gzip_json(self._answers_file(number))[str(particle)]
         except FileNotFoundError:
             raise UserError(self._vanished(number)) from None
         return found
 
     def _vanished(self, number: int) -> str:
         return (
-            f"{self._answers_path(number)} was removed while the search was at work; put it back "
+            f"{self._answers_file(number)} was removed while the search was at work; put it back "
             "from a copy, or choose another name="
         )
 
-    def keep_answers(
+    def save_answers(
         self,
         kind: str,
         position: Sequence[float],
@@ -360,27 +360,27 @@ class Record:
         Args:
             kind: "test", or another word for what was asked.
         """
-        path = self._kept_path(kind, position, items)
-        with self.rewriting(path.relative_to(self.folder).as_posix()):
-            write_packed(path, list(answers))
+        path = self._extra_answers_file(kind, position, items)
+        with self.updating_checksums(path.relative_to(self.folder).as_posix()):
+            write_gzip_json(path, list(answers))
 
-    def kept_answers(
+    def load_answers(
         self, kind: str, position: Sequence[float], items: str
     ) -> list[dict[str, Any]] | None:
         """What `keep_answers` was given; `None` before."""
-        path = self._kept_path(kind, position, items)
-        return read_packed(path) if path.is_file() else None
+        path = self._extra_answers_file(kind, position, items)
+        return read_gzip_json(path) if path.is_file() else None
 
-    def _kept_path(self, kind: str, position: Sequence[float], items: str) -> Path:
-        name = hashlib.sha256(f"{items} {key(position)}".encode()).hexdigest()[:16]
+    def _extra_answers_file(self, kind: str, position: Sequence[float], items: str) -> Path:
+        name = hashlib.sha256(f"{items} {position_key(position)}".encode()).hexdigest()[:16]
         return self.folder / "answers" / f"{kind}_{name}.json.gz"
 
-    def keep_config(self, config: Mapping[str, Any]) -> None:
+    def save_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration beside the state, without secrets."""
-        with self.rewriting("config.json"):
+        with self.updating_checksums("config.json"):
             write_json(self.folder / "config.json", clean(config))
 
-    def best(self, particle: int | None = None, rows: int | None = None) -> Place:
+    def best_index(self, particle: int | None = None, rows: int | None = None) -> ParticleIndex:
         """(round, particle) of the first highest utility: of one particle, or of all.
 
         Args:
@@ -391,69 +391,69 @@ class Record:
             iteration, row = chosen["starting" if rows else "ending"]
             return iteration, row
         if rows:
-            return Summary().of(self.rounds[:1]).best(range(rows))
+            return Summary().of(self.iterations[:1]).best(range(rows))
         summary = self._summed()
         return summary.best() if particle is None else summary.best([particle])
 
-    def personal_bests(self, most: int) -> list[Place]:
+    def personal_bests(self, most: int) -> list[ParticleIndex]:
         """Of the `most` best particles their personal bests, the best first."""
-        places = [self.best(i) for i in range(len(self.rounds[0]["positions"]))]
-        measured = [place for place in places if self.utility(place) is not None]
+        places = [self.best_index(i) for i in range(len(self.iterations[0]["positions"]))]
+        measured = [place for place in places if self.utility_at(place) is not None]
         # Of equal ones the first that was found, as `best` has it.
-        return sorted(measured, key=lambda place: (-(self.utility(place) or 0.0), place))[:most]
+        return sorted(measured, key=lambda place: (-(self.utility_at(place) or 0.0), place))[:most]
 
-    def utility(self, place: Place) -> float | None:
+    def utility_at(self, place: ParticleIndex) -> float | None:
         """The utility at (round, particle)."""
-        value: float | None = self.rounds[place[0]]["utilities"][place[1]]
+        value: float | None = self.iterations[place[0]]["utilities"][place[1]]
         return value
 
-    def lowest(self) -> float | None:
+    def lowest_utility(self) -> float | None:
         """The lowest utility there was."""
         return self._summed().lowest
 
-    def position(self, place: Place) -> list[float]:
+    def position_at(self, place: ParticleIndex) -> list[float]:
         """The coefficients at (round, particle)."""
-        found: list[float] = self.rounds[place[0]]["positions"][place[1]]
+        found: list[float] = self.iterations[place[0]]["positions"][place[1]]
         return found
 
-    def derive(self, pool: Any) -> None:
+    def write_outputs(self, pool: Any) -> None:
         """Bring the scratchpad and the saved bests up to what the state says.
 
         Args:
             pool: Its `save` (`Save`) writes those that are not there yet; where it has a `note`
                 too, that writes the personal ones.
         """
-        save: Save = pool.save
-        note: Save = getattr(pool, "note", save)
-        stale = [(name, at) for name, at in self._bests() if not self._held(name, at)]
-        with self.rewriting(SCRATCHPAD, *(name for name, _ in stale)):
-            write_json(self.folder / SCRATCHPAD, scratchpad(self.rounds))
+        save: SaveFn = pool.save
+        note: SaveFn = getattr(pool, "save_note", save)
+        stale = [(name, at) for name, at in self._list_saved_bests() if not self._is_saved(name, at)]
+        with self.updating_checksums(SCRATCHPAD_FILE, *(name for name, _ in stale)):
+            write_json(self.folder / SCRATCHPAD_FILE, build_scratchpad(self.iterations))
             for name, place in stale:
-                self._keep(place, self.folder / name, note if "/" in name else save)
+                self._save_best(place, self.folder / name, note if "/" in name else save)
 
-    def _bests(self) -> list[tuple[str, Place]]:
+    def _list_saved_bests(self) -> list[tuple[str, ParticleIndex]]:
         """Where the bests are saved, the global one first, and where each was found."""
         highest = sorted(self._summed().highest.items())
         own = [(f"particle_{i}/personal_best", at) for i, (_, at) in highest]
-        return [("global_best", self.best()), *own] if own else []
+        return [("global_best", self.best_index()), *own] if own else []
 
     def _summed(self) -> "Summary":
-        self._summary = self._summary.of(self.rounds)
+        self._summary = self._summary.of(self.iterations)
         return self._summary
 
-    def _held(self, name: str, place: Place) -> bool:
+    def _is_saved(self, name: str, place: ParticleIndex) -> bool:
         """Whether a best is saved, with checksums, which a start has checked."""
-        known = bool(self.manifest.under(name))
-        return known and _holds(self.folder / name, self.position(place))
+        known = bool(self.manifest.paths_under(name))
+        return known and _is_saved_position(self.folder / name, self.position_at(place))
 
-    def _keep(self, place: Place, folder: Path, save: Save) -> None:
-        position, utility = self.position(place), self.utility(place)
+    def _save_best(self, place: ParticleIndex, folder: Path, save: SaveFn) -> None:
+        position, utility = self.position_at(place), self.utility_at(place)
         facts = {"iteration": place[0], "particle": place[1], "validation_utility": utility}
         # Else a kill between the two leaves the answers of an earlier best beside this one.
         (folder / "answers_dev.jsonl").unlink(missing_ok=True)
         save(position, folder, facts)
-        rows = b"".join(as_json(row) + b"\n" for row in self.answers(*place))
-        write_whole(folder / "answers_dev.jsonl", rows)
+        rows = b"".join(encode_json(row) + b"\n" for row in self.load_iteration_answers(*place))
+        write_atomic(folder / "answers_dev.jsonl", rows)
 
 
 class Summary:
@@ -468,7 +468,7 @@ class Summary:
     COUNTS = ("prompts_asked", "prompts_saved", "losses_asked", "gradients_asked")
 
     def __init__(self) -> None:
-        self.highest: dict[int, tuple[float, Place]] = {}
+        self.highest: dict[int, tuple[float, ParticleIndex]] = {}
         self.lowest: float | None = None
         self.counts = dict.fromkeys(self.COUNTS, 0)
         self._rounds: Sequence[Mapping[str, Any]] = ()
@@ -496,7 +496,7 @@ class Summary:
         for name in self.COUNTS:
             self.counts[name] += entry.get(name, 0)
 
-    def best(self, particles: Iterable[int] | None = None) -> Place:
+    def best(self, particles: Iterable[int] | None = None) -> ParticleIndex:
         """Where the first highest utility of some particles, or of all, was measured."""
         chosen = list(self.highest if particles is None else particles)
         known = [self.highest[i] for i in chosen if i in self.highest]
@@ -505,18 +505,18 @@ class Summary:
         return min(known, key=lambda one: (-one[0], one[1]))[1]
 
 
-def _is_round(place: str) -> bool:
+def _is_iteration_file(place: str) -> bool:
     """Whether a path is that of a round's answers."""
     return place.startswith("answers/iteration_")
 
 
-def _whole_place(path: str) -> str:
+def _rebuild_unit(path: str) -> str:
     """What is made anew where a file is damaged: its folder for a saved best."""
     folder, _, _ = path.rpartition("/")
     return folder if folder and folder != "answers" else path
 
 
-def _holds(folder: Path, position: Sequence[float]) -> bool:
+def _is_saved_position(folder: Path, position: Sequence[float]) -> bool:
     """Whether a folder was written to its end for these coefficients."""
     try:
         facts = json.loads((folder / "swarm.json").read_text())

@@ -7,31 +7,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.sources import quiet_transformers
-from swarm.engine.tokens import choice_ids, prompt_ids, templated, tokens_read
+from swarm.engine.tokens import encode_choice, encode_prompt, apply_chat_template, count_tokens_read
 from swarm.errors import UserError
 from swarm.models import Completion, Request
-from swarm.tasks import Item, Prepared, Supervised, Task, plain
+from swarm.tasks import Item, RequiresSetup, HasGoldAnswers, Task, metric_task
 from swarm.tasks.mixture import Mixture
 
 log = logging.getLogger(__name__)
 
-TOLD_AGAIN = 64
+MAX_REPEATED_TOKENS = 64
 """Tokens of what a judge is told where its reply has no rating, about."""
 
-NEVER_CUT = ("id", "answer", "domain", "split", "task")
+UNTRUNCATED_FIELDS = ("id", "answer", "domain", "split", "task")
 """Fields of an item that are not truncated."""
 
-CHARACTERS = 4
+CHARACTERS_PER_TOKEN = 4
 """Of English text a token, where there is no tokenizer to ask."""
 
-ROUNDS = 20
+MAX_ROUNDS = 20
 """A play that asks for more rounds than this, told nothing but empty answers, is let go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptStats:
     """What the task asks about dev.
 
     Attributes:
@@ -45,14 +45,14 @@ class Prompts:
     how: str
 
 
-class Lengths:
+class TokenCounter:
     """Counts the tokens of prompts, each once and many at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._known: dict[Any, int] = {}
 
-    def read(self, prompts: Iterable[Any]) -> None:
+    def count_prompts(self, prompts: Iterable[Any]) -> None:
         """Count prompts, texts or turns.
 
         Raises:
@@ -63,29 +63,29 @@ class Lengths:
         turns = [prompt for prompt in new if not isinstance(prompt, str)]
         if turns and not getattr(self.tokenizer, "chat_template", None):
             # One that writes turns by rules of its own, or cannot.
-            self._known |= {prompt: len(prompt_ids(self.tokenizer, prompt)) for prompt in turns}
+            self._known |= {prompt: len(encode_prompt(self.tokenizer, prompt)) for prompt in turns}
             turns = []
-        written = [str(templated(self.tokenizer, prompt, tokenize=False)) for prompt in turns]
+        written = [str(apply_chat_template(self.tokenizer, prompt, tokenize=False)) for prompt in turns]
         for some, texts, special in ((plain, plain, True), (turns, written, False)):
             if texts:
                 with quiet_transformers():
                     rows = self.tokenizer(texts, add_special_tokens=special).input_ids
                 self._known |= {p: max(1, len(row)) for p, row in zip(some, rows, strict=True)}
 
-    def needed(self, prompt: Any, choices: Sequence[str], new: int, context: float) -> int:
+    def tokens_needed(self, prompt: Any, choices: Sequence[str], new: int, context: float) -> int:
         """The tokens of a prompt and its longest choice, or of `new` more without choices."""
-        self.read([prompt])
+        self.count_prompts([prompt])
         known = self._known[prompt]
         if not choices:
             return known + max(1, new)
         # No tokenizer makes more tokens than bytes of what it does not know.
         most = max(len(choice.encode("utf-8", "replace")) for choice in choices) + 1
         if known + most > context:
-            most = max(len(choice_ids(self.tokenizer, prompt, choice)) for choice in choices)
+            most = max(len(encode_choice(self.tokenizer, prompt, choice)) for choice in choices)
         return known + max(1, most)
 
 
-def fit(
+def fit_to_context(
     task: Task, tokenizer: Any, context: float, test: bool = True, key: str = "task"
 ) -> list[str]:
     """See that a tokenizer can write what the task asks, and that it fits into the context.
@@ -107,19 +107,19 @@ def fit(
     """
     if parts := getattr(task, "tasks", None):
         found = [
-            fit(part, tokenizer, context, test, f"{key}.tasks.{n}") for n, part in parts.items()
+            fit_to_context(part, tokenizer, context, test, f"{key}.tasks.{n}") for n, part in parts.items()
         ]
         return [line for lines in found for line in lines]
-    lengths = Lengths(tokenizer)
+    lengths = TokenCounter(tokenizer)
     told = []
     for split in ("dev", "test") if test else ("dev",):
-        told += _fit(task, split, lengths, context, key)
+        told += _fit_split(task, split, lengths, context, key)
     for line in told:
         log.warning(line)
     return told
 
 
-def _fit(task: Task, split: str, lengths: Lengths, context: float, key: str) -> list[str]:
+def _fit_split(task: Task, split: str, lengths: TokenCounter, context: float, key: str) -> list[str]:
     """`fit` of one split of a task without parts."""
     try:
         items = task.items(split)
@@ -127,17 +127,17 @@ def _fit(task: Task, split: str, lengths: Lengths, context: float, key: str) -> 
         if split == "dev":
             raise
         return []  # whoever asks the test split says what is wrong with it
-    asked = [_asked(task, item, split) for item in items]
-    lengths.read(prompt for mine in asked for prompt, _, _ in mine)
-    needs = [max(lengths.needed(*one, context) for one in mine) for mine in asked]
-    told = _dealt_with(task, split, needs, context, lengths, "the model's", key)
+    asked = [_item_requests(task, item, split) for item in items]
+    lengths.count_prompts(prompt for mine in asked for prompt, _, _ in mine)
+    needs = [max(lengths.tokens_needed(*one, context) for one in mine) for mine in asked]
+    told = _handle_long_items(task, split, needs, context, lengths, "the model's", key)
     # Of a judge's model nothing is cut: what it is shown is the item and the whole answer.
-    needs, context = _judged(task, task.items(split))
-    return told + _dealt_with(task, split, needs, context, lengths, "the judge's", key)
+    needs, context = _judge_token_needs(task, task.items(split))
+    return told + _handle_long_items(task, split, needs, context, lengths, "the judge's", key)
 
 
-def _dealt_with(
-    task: Task, split: str, needs: Sequence[int], context: float, lengths: Lengths, who: str,
+def _handle_long_items(
+    task: Task, split: str, needs: Sequence[int], context: float, lengths: TokenCounter, who: str,
     key: str,
 ) -> list[str]:  # fmt: skip
     """Refuse, drop or truncate the items of a split that need more tokens than there are."""
@@ -157,7 +157,7 @@ def _dealt_with(
     kept = list(items)
     if policy == "truncate":
         for place in long:
-            kept[place] = _truncated(task, items[place], split, lengths, context, about, key)
+            kept[place] = _truncate_item(task, items[place], split, lengths, context, about, key)
     else:
         kept = [item for place, item in enumerate(items) if place not in set(long)]
     if not kept:
@@ -167,7 +167,7 @@ def _dealt_with(
             f"{'dropped' if policy == 'drop' else 'truncated'}"]  # fmt: skip
 
 
-def _judged(task: Task, items: Sequence[Item]) -> tuple[list[int], float]:
+def _judge_token_needs(task: Task, items: Sequence[Item]) -> tuple[list[int], float]:
     """What a judge on this machine may need for each item, and its context; nothing of others.
 
     Counted as if the answer had all its tokens and the judge's reply had to be asked for twice.
@@ -175,53 +175,53 @@ def _judged(task: Task, items: Sequence[Item]) -> tuple[list[int], float]:
     scorer = getattr(task, "scorer", None)
     model = getattr(scorer, "model", None)
     base = getattr(getattr(model, "model", model), "base", None)
-    folder = base.on_disk() if isinstance(base, Base) and hasattr(scorer, "asked") else None
+    folder = base.on_disk() if isinstance(base, BaseModel) and hasattr(scorer, "build_prompt") else None
     if folder is None or base is None or scorer is None:
         return [], math.inf
-    lengths = Lengths(base.tokenizer(folder))
-    prompts = [scorer.asked(item) for item in items]
-    lengths.read(prompts)
-    after = getattr(task, "max_new_tokens", 0) + 2 * scorer.max_new_tokens + TOLD_AGAIN
-    context = base.context()
-    return [lengths.needed(prompt, (), after, context) for prompt in prompts], context
+    lengths = TokenCounter(base.load_tokenizer(folder))
+    prompts = [scorer.build_prompt(item) for item in items]
+    lengths.count_prompts(prompts)
+    after = getattr(task, "max_new_tokens", 0) + 2 * scorer.max_new_tokens + MAX_REPEATED_TOKENS
+    context = base.context_length()
+    return [lengths.tokens_needed(prompt, (), after, context) for prompt in prompts], context
 
 
-def _asked(task: Task, item: Item, split: str) -> list[tuple[Any, Sequence[str], int]]:
+def _item_requests(task: Task, item: Item, split: str) -> list[tuple[Any, Sequence[str], int]]:
     """Of one item, each prompt with its choices and the most tokens after it."""
     found: list[tuple[Any, Sequence[str], int]] = []
     # With a signal of its own a search asks otherwise than its verdict.
-    for played in {id(one): one for one in (task, plain(task))}.values():
+    for played in {id(one): one for one in (task, metric_task(task))}.values():
         earlier = 0
-        for requests in _rounds(played, [item], ROUNDS):
+        for requests in _iterate_rounds(played, [item], MAX_ROUNDS):
             # A later round may quote what an earlier one has answered.
             found += [(one.prompt, one.choices, one.max_new_tokens + earlier) for one in requests]
             if earlier and requests:
                 found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
             earlier += max((one.max_new_tokens for one in requests), default=0)
-    if split == "dev" and isinstance(task, Supervised):
-        found += [(one.prompt, one.choices, 0) for one in task.examples([item])]
+    if split == "dev" and isinstance(task, HasGoldAnswers):
+        found += [(one.prompt, one.choices, 0) for one in task.gold_examples([item])]
     return found
 
 
-def _truncated(
-    task: Task, item: Item, split: str, lengths: Lengths, context: float, about: str, key: str
+def _truncate_item(
+    task: Task, item: Item, split: str, lengths: TokenCounter, context: float, about: str, key: str
 ) -> Item:
     """An item whose longest texts have lost as much of their beginnings as they must."""
 
-    def needed(changed: Item) -> int:
-        asked = _asked(task, changed, split)
-        return max(lengths.needed(*one, context) for one in asked)
+    def tokens_needed(changed: Item) -> int:
+        asked = _item_requests(task, changed, split)
+        return max(lengths.tokens_needed(*one, context) for one in asked)
 
-    texts = [name for name, text in item.items() if isinstance(text, str) and name not in NEVER_CUT]
+    texts = [name for name, text in item.items() if isinstance(text, str) and name not in UNTRUNCATED_FIELDS]
     for name in sorted(texts, key=lambda name: -len(item[name])):
-        text, before = item[name], needed(item)
-        if needed({**item, name: ""}) >= before:
+        text, before = item[name], tokens_needed(item)
+        if tokens_needed({**item, name: ""}) >= before:
             continue  # the prompt does not show it
         # The most characters of its end with which the item fits; of a token there are few.
         low, high = -1, min(len(text) - 1, int(16 * context))
         while low < high:
             middle = (low + high + 1) // 2
-            fits = needed({**item, name: text[len(text) - middle :]}) <= context
+            fits = tokens_needed({**item, name: text[len(text) - middle :]}) <= context
             low, high = (middle, high) if fits else (low, middle - 1)
         if low >= 0:
             return {**item, name: text[len(text) - low :]}
@@ -229,60 +229,60 @@ def _truncated(
     raise UserError(f"{about}; what is left of it cannot be truncated: set {key}.too_long=drop")
 
 
-def asked(task: Task, tokenizer: Any) -> Prompts:
+def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
     """The requests of all rounds about all dev items, and their lengths."""
-    first, later = requests(task)
+    first, later = collect_requests(task)
     each = [*first, *later]
     new = max(request.max_new_tokens for request in each)
     empty = "; in later rounds as if all answers were empty" if later else ""
     if tokenizer:
-        tokens = [tokens_read(tokenizer, request) for request in each]
-        return Prompts(tokens, new, f"counted by the base's tokenizer{empty}")
+        tokens = [count_tokens_read(tokenizer, request) for request in each]
+        return PromptStats(tokens, new, f"counted by the base's tokenizer{empty}")
     texts = (
         r.prompt if isinstance(r.prompt, str) else "".join(turn.content for turn in r.prompt)
         for r in each
     )
-    how = f"estimated at {CHARACTERS} characters a token, as the base is not on this disk{empty}"
-    return Prompts([-(-len(text) // CHARACTERS) for text in texts], new, how)
+    how = f"estimated at {CHARACTERS_PER_TOKEN} characters a token, as the base is not on this disk{empty}"
+    return PromptStats([-(-len(text) // CHARACTERS_PER_TOKEN) for text in texts], new, how)
 
 
-def requests(task: Task, rounds: int = ROUNDS) -> tuple[list[Request], list[Request]]:
+def collect_requests(task: Task, rounds: int = MAX_ROUNDS) -> tuple[list[Request], list[Request]]:
     """What the task asks about dev in its first round, and later if all answers are empty.
 
     One with something to open (`Prepared`: a judge, a reward model) is asked for its first round
     alone, as its scores may cost money.
     """
     if isinstance(task, Mixture):
-        parts = [requests(part, rounds) for part in task.tasks.values()]
+        parts = [collect_requests(part, rounds) for part in task.tasks.values()]
         return [r for first, _ in parts for r in first], [r for _, later in parts for r in later]
-    asked = list(_rounds(task, task.items("dev"), rounds))
+    asked = list(_iterate_rounds(task, task.items("dev"), rounds))
     return asked[0], [request for requests in asked[1:] for request in requests]
 
 
-def _rounds(task: Task, items: Sequence[Item], most: int) -> Iterator[list[Request]]:
+def _iterate_rounds(task: Task, items: Sequence[Item], most: int) -> Iterator[list[Request]]:
     """The requests of each round of a play, if all answers are empty; see `requests`."""
-    play = task.play(items)
+    play = task.run(items)
     answers: list[Completion] | None = None
-    for _ in range(1 if isinstance(task, Prepared) else most):
+    for _ in range(1 if isinstance(task, RequiresSetup) else most):
         try:
             # The first `send` to a generator has to be None.
             asked = play.send(answers)  # type: ignore[arg-type]
         except StopIteration:
             break
         yield asked
-        answers = [_empty(len(request.choices)) for request in asked]
+        answers = [_empty_completion(len(request.choices)) for request in asked]
     play.close()
 
 
-def _empty(choices: int) -> Completion:
+def _empty_completion(choices: int) -> Completion:
     """An answer that says nothing, and that so many choices of a token each are certain."""
     return Completion("", (0.0,) * choices, choice_tokens=(1,) * choices)
 
 
-def judged(task: Task, split: str) -> Counter[str]:
+def count_judged_texts(task: Task, split: str) -> Counter[str]:
     """How many texts of one position each kind of scorer judges that has something to open."""
     if isinstance(task, Mixture):
-        return sum((judged(part, split) for part in task.tasks.values()), Counter())
+        return sum((count_judged_texts(part, split) for part in task.tasks.values()), Counter())
     scorer = getattr(task, "scorer", None)
-    count = len(task.items(split)) if isinstance(scorer, Prepared) else 0
+    count = len(task.items(split)) if isinstance(scorer, RequiresSetup) else 0
     return Counter({type(scorer).__name__: count} if count else {})

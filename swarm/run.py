@@ -10,44 +10,44 @@ from typing import Any
 import numpy as np
 
 from swarm.budget import Budget
-from swarm.certainty import places_by_domain
-from swarm.ending import Ask, Ending
-from swarm.engine import Differentiable, Engine, Experts
-from swarm.engine.base import Base
+from swarm.certainty import group_items_by_domain
+from swarm.ending import ScoreFn, FinalEvaluation
+from swarm.engine import DifferentiableEngine, Engine, ExpertPool
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.evaluation import (
-    Cut,
+    Batching,
     Evaluator,
-    as_rows,
-    calibrate,
-    divided,
-    rows_wanted,
+    scores_to_records,
+    calibrate_scale,
+    split_dev_holdout,
+    rows_to_evaluate,
 )
 from swarm.executors import Executor, Worker
-from swarm.front import as_lists, check_objectives, counted_parts, objectives_of, write_front
-from swarm.identity import answering_versions, items_digest, search_identity, shared_context
-from swarm.known import Known
-from swarm.log import hold_log, log_to
+from swarm.front import objectives_to_lists, check_objectives, count_items_by_subtask, compute_objectives, write_front_json
+from swarm.identity import engine_versions, digest_items, search_identity, shared_score_context
+from swarm.known import EvaluatedPositions
+from swarm.log import buffer_log, flush_log_to
 from swarm.optimizers import (
-    Choosing,
-    Differentiating,
-    Divided,
-    MultiObjective,
-    Offer,
+    ResourceAware,
+    SupportsGradients,
+    SupportsGroupHierarchy,
+    MultiObjectiveOptimizer,
+    SearchResources,
     Optimizer,
 )
 from swarm.pool import Pool
-from swarm.racing import Racing, tell
-from swarm.record import Record
-from swarm.rehearsal import fit
-from swarm.running import COMMAND, keep_command
-from swarm.scratchpad import rounding, write_ensemble
-from swarm.settings import check_run
-from swarm.store import Store
-from swarm.tasks import Calibrated, Prepared, Score, Task, has_gold
-from swarm.telling import Teller
+from swarm.racing import Racing, tell_optimizer
+from swarm.record import RunRecord
+from swarm.rehearsal import fit_to_context
+from swarm.running import COMMAND_FILE, save_command
+from swarm.scratchpad import reconstruction_error, write_ensemble_yaml
+from swarm.settings import check_run_settings
+from swarm.store import ScoreCache
+from swarm.tasks import HasScoreScale, RequiresSetup, Score, Task, has_gold_answers
+from swarm.telling import RunReporter
 from swarm.track import Tracker
-from swarm.verdict import BASELINES, judge
+from swarm.verdict import BASELINE_LABELS, final_metrics
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +81,13 @@ class Run:
         self,
         name: str,
         task: Task,
-        model: Base,
-        pool: Experts,
+        model: BaseModel,
+        pool: ExpertPool,
         optimizer: Optimizer,
         engine: Engine,
         executor: Executor,
         tracker: Tracker,
-        job: Cut,
+        job: Batching,
         seed: int = 42,
         test: bool = True,
         ensemble: int = 10,
@@ -103,28 +103,28 @@ class Run:
     ) -> None:
         name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
         switches = {"test": test, "noise_floor": noise_floor}
-        check_run(name, folder, seed, {"ensemble": ensemble, "front": front}, confirm, switches)
-        if not isinstance(job, Cut):
+        check_run_settings(name, folder, seed, {"ensemble": ensemble, "front": front}, confirm, switches)
+        if not isinstance(job, Batching):
             raise UserError(f"job={job}: has keys, as job.particles=5 and job.items=50", 2)
         self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
         self.engine, self.executor, self.tracker = engine, executor, tracker
         self.seed, self.test, self.ensemble, self.front = seed, test, ensemble, front
         self.racing = racing or Racing()
-        self.record = Record(Path(folder) / name)
+        self.record = RunRecord(Path(folder) / name)
         if choose not in ("searched", "kept") or (choose == "kept" and not confirm):
             raise UserError(
                 f"choose={choose}: must be searched, or kept with a share of dev, as confirm=0.3"
             )
         self.confirm, self.noise_floor, self.job, self.choose = confirm, noise_floor, job, choose
-        self.baselines = checked_baselines(baselines)
+        self.baselines = validate_baselines(baselines)
         self.budget = Budget(budget)
-        self._store = None if shared is None else Store(shared)
+        self._store = None if shared is None else ScoreCache(shared)
         self._evaluate = Evaluator(task, executor, job, self._store)
         self._searched: list[int] = []
         self._kept: list[int] = []
-        self._known = Known(self.record)
+        self._known = EvaluatedPositions(self.record)
         self._derive_at = 0.0
-        self.differentiating: Differentiating | None = None
+        self.differentiating: SupportsGradients | None = None
         self.notes: list[str] = []
         self._changed: list[str] = []
 
@@ -145,163 +145,163 @@ class Run:
         Raises:
             UserError: Something is wrong with an input; nothing has been written then.
         """
-        self.teller = Teller(self.record, self.tracker, self.optimizer.max_iterations, show)
+        self.teller = RunReporter(self.record, self.tracker, self.optimizer.max_iterations, show)
         try:
-            self._open(config or {})
+            self._setup(config or {})
             if arguments is not None:
-                with self.record.rewriting(COMMAND):
-                    keep_command(self.record.folder, arguments)
-            with self.teller.view, self.teller.followed.during(self.record.state, config or {}):
+                with self.record.updating_checksums(COMMAND_FILE):
+                    save_command(self.record.folder, arguments)
+            with self.teller.view, self.teller.followed.track_search(self.record.state, config or {}):
                 if self.record.state["finished"] is None:
-                    self._loop()
-                metrics = self._verdict()
-                self.teller.followed.judged(metrics)
+                    self._run_iterations()
+                metrics = self._finalize()
+                self.teller.followed.log_final_metrics(metrics)
         finally:
             self.executor.close()
             self.teller.close()
-        self.teller.verdict(metrics, self.pool.groups, self.pool.saves)
+        self.teller.on_run_end(metrics, self.pool.groups, self.pool.saves)
         return metrics
 
-    def _open(self, config: Mapping[str, Any]) -> None:
+    def _setup(self, config: Mapping[str, Any]) -> None:
         """Check everything that can be checked before the first byte is written."""
-        held = hold_log()
-        dev = self.check()
+        held = buffer_log()
+        dev = self.check_inputs()
         self.tracker.check()
         self.pool.check()
-        if self.fit(self.engine.check(self.model, self.pool)):
-            dev = self.check()
+        if self.fit_items_to_context(self.engine.check(self.model, self.pool)):
+            dev = self.check_inputs()
         identity = search_identity(config, self.seed, self.task, self.model, self.pool)
         self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
         if self._store:
             if not config:
                 raise UserError("shared: needs the run's configuration to know whose answers fit")
-            self._store.open(shared_context(identity, config, self.task, self.test))
-        self.record.find(identity)  # a folder of something else is not even held
-        self.teller.hold()
-        resumed = self.record.open(identity, self.pool.names, self.pool.groups, self.pool.own)
-        log_to(self.record.folder, held)
+            self._store.set_context(shared_score_context(identity, config, self.task, self.test))
+        self.record.load_state(identity)  # a folder of something else is not even held
+        self.teller.acquire_lock()
+        resumed = self.record.open_or_resume(identity, self.pool.names, self.pool.groups, self.pool.own)
+        flush_log_to(self.record.folder, held)
         if config:
-            self.record.keep_config(self._resolved(config))
-        if resumed and self.record.rounds:
-            self._resume()
-        base = self.model.stand_in()
+            self.record.save_config(self._resolve_config(config))
+        if resumed and self.record.iterations:
+            self._restore()
+        base = self.model.describe_substitute()
         if self._changed:
             self.record.state["too_long"] = self._changed
-            self.record.save()
-        if changed := self.record.note_versions(answering_versions()):
+            self.record.save_state()
+        if changed := self.record.record_versions(engine_versions()):
             log.warning("%s: answers may differ by rounding from those before", changed)
-        self.teller.opened(resumed, {
+        self.teller.on_run_start(resumed, {
             "task": self.task.name, "dev": dev, "kept": len(self._kept),
             "base": f"{self.model.path} as {base}" if base else None, "notes": self.notes,
         })  # fmt: skip
 
-    def _resolved(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _resolve_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """The configuration with the groups that pool.groups=auto came to: positions have them."""
         if isinstance(self.pool, Pool) and "pool" in config:
             return {**config, "pool": {**config["pool"], "groups": self.pool.division}}
         return config
 
-    def fit(self, tokenizer: Any) -> bool:
+    def fit_items_to_context(self, tokenizer: Any) -> bool:
         """See that the task's prompts fit into the model's context; whether items were changed.
 
         Raises:
             UserError: They do not.
         """
-        self._changed = fit(self.task, tokenizer, self.engine.context, self.test)
+        self._changed = fit_to_context(self.task, tokenizer, self.engine.context, self.test)
         return bool(self._changed)
 
-    def check(self) -> int:
+    def check_inputs(self) -> int:
         """Read items and pool and start the optimizer; gives how many dev items it will see."""
         dev = self.task.items("dev")
         if self.test:
             self.task.items("test")
-        self._searched, self._kept = divided(dev, self.confirm, self.seed)
-        if isinstance(self.task, Prepared):
+        self._searched, self._kept = split_dev_holdout(dev, self.confirm, self.seed)
+        if isinstance(self.task, RequiresSetup):
             self.task.check()
-        missing = why_no_gradients(self.task, self.engine, self.pool)
-        if isinstance(self.optimizer, Choosing):
+        missing = gradients_unavailable_reason(self.task, self.engine, self.pool)
+        if isinstance(self.optimizer, ResourceAware):
             prompts = self.budget.prompts
             positions = prompts // len(self._searched) if prompts else None
-            self.optimizer.consider(Offer(missing is None, positions))
+            self.optimizer.set_resources(SearchResources(missing is None, positions))
         if isinstance(self.pool, Pool):
-            fine = missing is None and wants_gradients(self.optimizer)
-            self.pool.divide(fine or isinstance(self.optimizer, Divided))
+            fine = missing is None and can_use_gradients(self.optimizer)
+            self.pool.divide(fine or isinstance(self.optimizer, SupportsGroupHierarchy))
         self.pool.open(self.model)
         experts = len(self.pool.names)
-        self.budget.check(experts, len(self._searched))
-        if isinstance(self.optimizer, Divided):
+        self.budget.check_experts_fit(experts, len(self._searched))
+        if isinstance(self.optimizer, SupportsGroupHierarchy):
             parents = getattr(self.pool, "parents", lambda coarse: [0])
-            self.optimizer.divide(parents, self.budget.positions if self.budget.prompts else None)
+            self.optimizer.set_group_hierarchy(parents, self.budget.max_positions if self.budget.prompts else None)
         self.optimizer.start(experts, self.seed, len(self.pool.groups))
-        self.differentiating = differentiating(self.optimizer, missing)
-        self.notes = notes(self.optimizer, missing)
+        self.differentiating = as_gradient_optimizer(self.optimizer, missing)
+        self.notes = optimizer_notes(self.optimizer, missing)
         check_objectives(self.optimizer, self.task)
-        self.racing.check(self.task, self.optimizer)
+        self.racing.check_raceable(self.task, self.optimizer)
         return len(self._searched)
 
-    def _resume(self) -> None:
-        self.optimizer.load(self.record.state["optimizer"])
-        for number, entry in enumerate(self.record.rounds):
-            self._known.remember(number, entry["positions"], entry["utilities"])
-        if isinstance(self.task, Calibrated):
-            self.task.restore(self.record.state["scale"])
-        self.record.derive(self.pool)
+    def _restore(self) -> None:
+        self.optimizer.load_state_dict(self.record.state["optimizer"])
+        for number, entry in enumerate(self.record.iterations):
+            self._known.add_iteration(number, entry["positions"], entry["utilities"])
+        if isinstance(self.task, HasScoreScale):
+            self.task.restore_scale(self.record.state["scale"])
+        self.record.write_outputs(self.pool)
 
-    def _loop(self) -> None:
+    def _run_iterations(self) -> None:
         try:
-            while (reason := self.optimizer.done() or self.budget.spent(self.record)) is None:
-                self._iterate(len(self.record.rounds))
+            while (reason := self.optimizer.stop_reason() or self.budget.exhausted_reason(self.record)) is None:
+                self._run_iteration(len(self.record.iterations))
         except KeyboardInterrupt:
             # A kill leaves the files of some seconds before; the next start mends them.
             with contextlib.suppress(UserError):
-                if self.record.rounds:
+                if self.record.iterations:
                     self._derive()
             raise
         self.record.state["finished"] = reason
-        self.record.save()
-        self.teller.ended(reason)
+        self.record.save_state()
+        self.teller.on_search_end(reason)
 
-    def _iterate(self, number: int) -> None:
+    def _run_iteration(self, number: int) -> None:
         began, shared = time.monotonic(), self._evaluate.shared
-        taken = self._descend(number)
+        taken = self._answer_gradient_requests(number)
         positions = self.optimizer.ask()
-        self._evaluate.names = named(positions, number)
+        self._evaluate.names = name_positions(positions, number)
         experts = 0 if number else len(self.pool.names)
         groups = len(self.pool.groups)
-        wanted = rows_wanted(positions, self.optimizer.evaluate, experts, groups)
+        wanted = rows_to_evaluate(positions, self.optimizer.evaluate, experts, groups)
         asked, wanted = (
             wanted,
-            self.budget.affordable(self.record, positions, wanted, self._known, _cost(taken)),
+            self.budget.affordable_rows(self.record, positions, wanted, self._known, _gradient_cost(taken)),
         )
         new = [i for i in wanted if positions[i] not in self._known]
-        self.teller.begin(f"iteration {number}", number, len(new), len(self._searched))
-        raced = self.racing.score(
-            self._ask_dev, {i: positions[i] for i in new}, self.racing.marks(self.record),
+        self.teller.on_evaluation_start(f"iteration {number}", number, len(new), len(self._searched))
+        raced = self.racing.race_particles(
+            self._score_dev, {i: positions[i] for i in new}, self.racing.find_incumbents(self.record),
             len(self._searched), self.seed, number,
         )  # fmt: skip
-        self._known.add(raced.scores, positions, wanted)
+        self._known.fill_known_scores(raced.scores, positions, wanted)
         if number == 0:
-            self.record.state["scale"] = calibrate(self.task, raced.scores, self.pool.own)
+            self.record.state["scale"] = calibrate_scale(self.task, raced.scores, self.pool.own)
         utilities = np.full(len(positions), np.nan)
-        for i, scores in raced.full().items():
+        for i, scores in raced.complete_scores().items():
             utilities[i] = self.task.utility(scores)
-        objectives = objectives_of(self.task, raced.full(), len(positions))
-        tell(self.optimizer, utilities, raced.stopped, objectives)
+        objectives = compute_objectives(self.task, raced.complete_scores(), len(positions))
+        tell_optimizer(self.optimizer, utilities, raced.stopped, objectives)
         dev = [self.task.items("dev")[place] for place in self._searched]
-        rows = {i: as_rows([dev[p] for p in s], [*s.values()]) for i, s in raced.scores.items()}
-        facts = raced.facts(len(positions)) | {"beyond_budget": len(asked) - len(wanted)} | taken
+        rows = {i: scores_to_records([dev[p] for p in s], [*s.values()]) for i, s in raced.scores.items()}
+        facts = raced.to_record(len(positions)) | {"beyond_budget": len(asked) - len(wanted)} | taken
         facts |= {"prompts_shared": self._evaluate.shared - shared} if self._store else {}
         if objectives is not None:
-            facts["objectives"] = as_lists(objectives)
-            scores = next(iter(raced.full().values()))
-            self.record.state.setdefault("objectives", counted_parts(self.task, scores))
-        self.teller.writes("answers")
-        self.record.add_round(positions, utilities, rows, self.optimizer.state(), facts)
+            facts["objectives"] = objectives_to_lists(objectives)
+            scores = next(iter(raced.complete_scores().values()))
+            self.record.state.setdefault("objectives", count_items_by_subtask(self.task, scores))
+        self.teller.on_write("answers")
+        self.record.add_iteration(positions, utilities, rows, self.optimizer.state_dict(), facts)
         if time.monotonic() >= self._derive_at:
             self._derive()
-        entry = self.record.rounds[-1]
-        self._known.remember(number, entry["positions"], entry["utilities"])
-        self.teller.iteration(number, time.monotonic() - began)
+        entry = self.record.iterations[-1]
+        self._known.add_iteration(number, entry["positions"], entry["utilities"])
+        self.teller.on_iteration_end(number, time.monotonic() - began)
 
     def _derive(self) -> None:
         """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
@@ -309,14 +309,14 @@ class Run:
         Not again within `DERIVE_S`, or ten times what this took.
         """
         began = time.monotonic()
-        self.teller.writes("new bests")
-        with self.record.rewriting("front.json"):
-            self.record.derive(self.pool)
-            write_front(self.record.folder, self.record.state)
+        self.teller.on_write("new bests")
+        with self.record.updating_checksums("front.json"):
+            self.record.write_outputs(self.pool)
+            write_front_json(self.record.folder, self.record.state)
         ended = time.monotonic()
         self._derive_at = ended + max(DERIVE_S, 10 * (ended - began))
 
-    def _descend(self, number: int) -> dict[str, int]:
+    def _answer_gradient_requests(self, number: int) -> dict[str, int]:
         """Answer what the optimizer wants of derivatives; gives how many examples it took."""
         taken = {"losses_asked": 0, "gradients_asked": 0}
         if self.differentiating is None or number == 0:
@@ -329,97 +329,97 @@ class Run:
                 wanted = descent.send(answers)  # type: ignore[arg-type]
             except StopIteration:
                 return taken
-            if not self.budget.allows(self.record, _cost(taken) + sum(w.cost for w in wanted)):
+            if not self.budget.allows_gradients(self.record, _gradient_cost(taken) + sum(w.prompt_cost for w in wanted)):
                 descent.close()
                 return taken
             for one in wanted:
                 taken["gradients_asked" if one.slope else "losses_asked"] += len(one.items)
             items = sum(len(one.items) for one in wanted)
-            self.teller.begin(f"gradients of iteration {number}", number, 1, items)
-            answers = self._evaluate.gradients(
-                wanted, self._searched, self.teller.watch, iteration=number
+            self.teller.on_evaluation_start(f"gradients of iteration {number}", number, 1, items)
+            answers = self._evaluate.compute_gradients(
+                wanted, self._searched, self.teller.on_job_done, iteration=number
             )
 
-    def _ask_dev(
+    def _score_dev(
         self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
     ) -> list[list[Score]]:
-        return self._ask(positions, "dev", [self._searched[place] for place in items])
+        return self._score_positions(positions, "dev", [self._searched[place] for place in items])
 
-    def _ask(
+    def _score_positions(
         self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
     ) -> list[list[Score]]:
-        return self._evaluate.scores(positions, split, self.teller.watch, items)
+        return self._evaluate.score_positions(positions, split, self.teller.on_job_done, items)
 
-    def _verdict(self) -> dict[str, Any]:
-        items = items_digest(self.task, "test") if self.test else None
+    def _finalize(self) -> dict[str, Any]:
+        items = digest_items(self.task, "test") if self.test else None
         asked: dict[str, Any] = {
             "ensemble": self.ensemble,
             "test_items": items,
             "noise_floor": self.noise_floor,
         }
         # Only some searches put a front to test; those before it had no such key.
-        front = self.front if isinstance(self.optimizer, MultiObjective) else 0
+        front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
         asked |= {"front": front} if front else {}
-        baselines = self.possible_baselines() if self.test else []
+        baselines = self.applicable_baselines() if self.test else []
         asked |= {"baselines": baselines} if baselines else {}
         metrics: dict[str, Any] | None = self.record.state["metrics"]
         if metrics is None or metrics["asked"] != asked:
-            ending = Ending(self.record, self.task, self._ask, self._ask_again(), self._begin,
+            ending = FinalEvaluation(self.record, self.task, self._score_positions, self._score_rebatched(), self._start_evaluation,
                             self._searched, self._kept, self.choose == "kept")  # fmt: skip
-            ending.choose()
-            self.record.derive(self.pool)
-            metrics = judge(ending, self.test, self.ensemble, self.noise_floor, front, baselines)
-            metrics |= {"asked": asked, **self.record.prompts(), **rounding(self.record.folder)}
+            ending.choose_bests()
+            self.record.write_outputs(self.pool)
+            metrics = final_metrics(ending, self.test, self.ensemble, self.noise_floor, front, baselines)
+            metrics |= {"asked": asked, **self.record.count_prompts(), **reconstruction_error(self.record.folder)}
             self.record.state["metrics"] = metrics
-            self.record.save()
+            self.record.save_state()
             for name, value in metrics.items():
                 log.info("%s: %s", name, value)
-        with self.record.rewriting("front.json", "ensemble.yaml"):
-            write_front(self.record.folder, self.record.state)
+        with self.record.updating_checksums("front.json", "ensemble.yaml"):
+            write_front_json(self.record.folder, self.record.state)
             # Full models keep their personal bests as notes: there would be nothing to vote with.
-            if not hasattr(self.pool, "note"):
-                write_ensemble(self.record.folder, metrics)
+            if not hasattr(self.pool, "save_note"):
+                write_ensemble_yaml(self.record.folder, metrics)
         return metrics
 
-    def possible_baselines(self) -> list[str]:
+    def applicable_baselines(self) -> list[str]:
         """Those of `baselines` that this pool and task have.
 
         A pool of full models has no base among its mixtures, and a task of one domain no expert of
         each.
         """
-        domains = len(places_by_domain(self.task.items("test")))
+        domains = len(group_items_by_domain(self.task.items("test")))
         missing = {"base"} if getattr(self.pool, "saves", "") != "adapter" else set()
         missing |= {"experts"} if domains < 2 else set()
         return [name for name in self.baselines if name not in missing]
 
-    def _begin(self, what: str, items: int) -> None:
-        self.teller.begin(what, len(self.record.rounds), 1, items)
+    def _start_evaluation(self, what: str, items: int) -> None:
+        self.teller.on_evaluation_start(what, len(self.record.iterations), 1, items)
 
-    def _ask_again(self) -> Ask:
+    def _score_rebatched(self) -> ScoreFn:
         """Scores as the search did, in batches of another shape, whatever is stored."""
-        other = Cut(1, (self.job.items or len(self._searched)) // 2 + 1)
-        ask = Evaluator(self.task, self.executor, other).scores
-        return lambda positions, split, items: ask(positions, split, self.teller.watch, items)
+        other = Batching(1, (self.job.items or len(self._searched)) // 2 + 1)
+        ask = Evaluator(self.task, self.executor, other).score_positions
+        return lambda positions, split, items: ask(positions, split, self.teller.on_job_done, items)
 
 
-def checked_baselines(names: Sequence[str]) -> list[str]:
+def validate_baselines(names: Sequence[str]) -> list[str]:
     """The names, checked.
 
     Raises:
         UserError: They are no list, or one is not a name of `swarm.verdict.BASELINES`.
     """
     listed = isinstance(names, Sequence) and not isinstance(names, str)
-    if not listed or not all(isinstance(name, str) and name in BASELINES for name in names):
-        allowed = ", ".join(BASELINES)
+    if not listed or not all(isinstance(name, str) and name in BASELINE_LABELS for name in names):
+        allowed = ", ".join(BASELINE_LABELS)
         raise UserError(f"baselines={names}: must be a list of {allowed}; [] is none")
     return list(dict.fromkeys(names))
 
 
-MOST_COEFFICIENT = 1e6
+MAX_COEFFICIENT = 1e6
 """Beyond it, no model's answers are left."""
 
 
-def named(positions: np.ndarray, iteration: int) -> dict[tuple[float, ...], str]:
+def name_positions(positions: np.ndarray, iteration: int) -> dict[tuple[float, ...], str]:
     """How messages call each of the positions [N, G * K].
 
     Raises:
@@ -428,36 +428,36 @@ def named(positions: np.ndarray, iteration: int) -> dict[tuple[float, ...], str]
     found: dict[tuple[float, ...], str] = {}
     for i, row in enumerate(positions):
         name = f"particle {i} of iteration {iteration}"
-        if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= MOST_COEFFICIENT):
+        if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= MAX_COEFFICIENT):
             worst = float(np.abs(row).max())
             raise UserError(
-                f"{name}: a coefficient of {worst:.3g}, and {MOST_COEFFICIENT:g} is the most: the "
+                f"{name}: a coefficient of {worst:.3g}, and {MAX_COEFFICIENT:g} is the most: the "
                 "optimizer's steps are too long (optimizer.step_length, sigma or the like)"
             )
         found.setdefault(tuple(row.tolist()), name)
     return found
 
 
-def _cost(taken: Mapping[str, int]) -> int:
+def _gradient_cost(taken: Mapping[str, int]) -> int:
     """Prompt-equivalents of what `Run._descend` took."""
     return taken.get("losses_asked", 0) + 3 * taken.get("gradients_asked", 0)
 
 
-def why_no_gradients(task: Task, engine: Engine, pool: Experts) -> str | None:
+def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
     """Why there are no derivatives of the gold answers' loss, or `None` where there are."""
-    if not has_gold(task):
+    if not has_gold_answers(task):
         return f"task {task.name} has no gold answers, whose loss a gradient could descend"
-    if not isinstance(engine, Differentiable) or not hasattr(pool, "modules"):
+    if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
         return "gradients need engine=hf and a pool of adapters"
     return None
 
 
-def wants_gradients(optimizer: Optimizer) -> bool:
+def can_use_gradients(optimizer: Optimizer) -> bool:
     """Whether it has a use for derivatives; it may not have been started."""
     return getattr(optimizer, "needs_gradients", None) is not None
 
 
-def differentiating(optimizer: Optimizer, missing: str | None) -> Differentiating | None:
+def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> SupportsGradients | None:
     """The optimizer, if it wants derivatives and can have them; else `None`.
 
     Args:
@@ -466,7 +466,7 @@ def differentiating(optimizer: Optimizer, missing: str | None) -> Differentiatin
     Raises:
         UserError: It needs them, and cannot have them.
     """
-    if not isinstance(optimizer, Differentiating) or optimizer.needs_gradients is None:
+    if not isinstance(optimizer, SupportsGradients) or optimizer.needs_gradients is None:
         return None
     if missing is None:
         return optimizer
@@ -475,7 +475,7 @@ def differentiating(optimizer: Optimizer, missing: str | None) -> Differentiatin
     return None
 
 
-def notes(optimizer: Optimizer, missing: str | None) -> list[str]:
+def optimizer_notes(optimizer: Optimizer, missing: str | None) -> list[str]:
     """What to say of the optimizer before a search, in lines."""
     if why := getattr(optimizer, "why", None):
         return [f"optimizer=auto chooses {why}"]

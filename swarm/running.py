@@ -16,17 +16,17 @@ from swarm.errors import UserError
 from swarm.files import make_folder, write_json
 from swarm.secrets import clean_words
 
-NOTE = "running.json"
-COMMAND = "command.json"
+STATUS_FILE = "running.json"
+COMMAND_FILE = "command.json"
 
-EVERY_S = 1.0
+UPDATE_INTERVAL_S = 1.0
 """Seconds between two writings of the note."""
 
-PATIENCE_S = 1.0
+LOCK_TIMEOUT_S = 1.0
 """How long a folder may stay held before it counts as held: who only looks holds it an instant."""
 
 
-class Hold:
+class RunLock:
     """A run folder held by this process, with a note of what it does there.
 
     The lock is the kernel's (flock on the folder itself): it ends with the process, however that
@@ -40,20 +40,20 @@ class Hold:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / NOTE
-        self._descriptor = _held(folder)
+        self._path = folder / STATUS_FILE
+        self._descriptor = _acquire_lock(folder)
         self._said: dict[str, Any] = {"what": "begins"}
-        self._began = _now()
+        self._began = _current_time()
         self._changed, self._over = False, threading.Event()
         try:
-            self._write()
+            self._write_status()
         except UserError:
             os.close(self._descriptor)
             raise
-        self._thread = threading.Thread(target=self._renew, daemon=True)
+        self._thread = threading.Thread(target=self._write_periodically, daemon=True)
         self._thread.start()
 
-    def say(self, facts: Mapping[str, Any]) -> None:
+    def update_status(self, facts: Mapping[str, Any]) -> None:
         """What the search does now; it is in the folder within a second.
 
         Args:
@@ -72,20 +72,20 @@ class Hold:
             self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
-    def _renew(self) -> None:
-        while not self._over.wait(EVERY_S):
+    def _write_periodically(self) -> None:
+        while not self._over.wait(UPDATE_INTERVAL_S):
             if self._changed:
                 self._changed = False
                 # A full disk is for the search to tell of, which keeps more than this.
                 with contextlib.suppress(UserError):
-                    self._write()
+                    self._write_status()
 
-    def _write(self) -> None:
+    def _write_status(self) -> None:
         who = {"pid": os.getpid(), "host": socket.gethostname()}
-        write_json(self._path, {**who, "began": self._began, "updated": _now(), **self._said})
+        write_json(self._path, {**who, "began": self._began, "updated": _current_time(), **self._said})
 
 
-def underway(folder: Path) -> dict[str, Any] | None:
+def running_info(folder: Path) -> dict[str, Any] | None:
     """What the process that holds a run folder says of itself; `None` if none does.
 
     Returns:
@@ -98,44 +98,44 @@ def underway(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         # Shared: two that look at once do not take each other for a search.
-        if _locked(descriptor, fcntl.LOCK_SH):
+        if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
     finally:
         os.close(descriptor)
-    return _note(folder) or {"what": "begins"}
+    return _read_status(folder) or {"what": "begins"}
 
 
-def keep_command(folder: Path, arguments: Sequence[str]) -> None:
+def save_command(folder: Path, arguments: Sequence[str]) -> None:
     """Write the arguments of a search beside its state, so that it can be started again.
 
     Args:
         arguments: Of `python -m swarm.search`, its name among them; secrets are taken out.
     """
     words = clean_words(arguments)
-    write_json(folder / COMMAND, {"arguments": words, "directory": os.getcwd()})
+    write_json(folder / COMMAND_FILE, {"arguments": words, "directory": os.getcwd()})
 
 
-def command(folder: Path) -> dict[str, Any] | None:
+def load_command(folder: Path) -> dict[str, Any] | None:
     """`arguments` and `directory` of the search in a folder; `None` where none were kept."""
     try:
-        found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
+        found = json.loads((folder / COMMAND_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("arguments"), list) else None
 
 
-def _held(folder: Path) -> int:
+def _acquire_lock(folder: Path) -> int:
     """The descriptor that keeps the lock of a folder."""
     try:
         make_folder(folder, private=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
-    deadline = time.monotonic() + PATIENCE_S
-    while not _locked(descriptor, fcntl.LOCK_EX):
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while not _try_lock(descriptor, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
             os.close(descriptor)
-            pid = (_note(folder) or {}).get("pid", "unknown")
+            pid = (_read_status(folder) or {}).get("pid", "unknown")
             raise UserError(
                 f"{folder}: another search is at work there (process {pid}); wait for it, end it "
                 f"(kill {pid}), or choose another name="
@@ -144,7 +144,7 @@ def _held(folder: Path) -> int:
     return descriptor
 
 
-def _locked(descriptor: int, how: int) -> bool:
+def _try_lock(descriptor: int, how: int) -> bool:
     """Whether the lock is ours now."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
@@ -156,13 +156,13 @@ def _locked(descriptor: int, how: int) -> bool:
     return True
 
 
-def _note(folder: Path) -> dict[str, Any] | None:
+def _read_status(folder: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        found = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def _now() -> str:
+def _current_time() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")

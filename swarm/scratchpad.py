@@ -5,23 +5,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm.files import write_whole
+from swarm.files import write_atomic
 
-EXACT = 1e-6
+EXACT_ERROR = 1e-6
 """A relative error of saved weights up to here is float32's rounding."""
 
 
-def rounding(folder: Path) -> dict[str, float]:
+def reconstruction_error(folder: Path) -> dict[str, float]:
     """How far a run's saved best is from what was measured, if it was cut to be saved."""
     try:
         facts = json.loads((folder / "global_best" / "swarm.json").read_text())
     except (OSError, ValueError):
         return {}
     error = facts.get("reconstruction_error", {}).get("overall", 0.0)
-    return {"reconstruction_error": error} if error > EXACT else {}
+    return {"reconstruction_error": error} if error > EXACT_ERROR else {}
 
 
-def write_ensemble(folder: Path, metrics: Mapping[str, Any]) -> None:
+def write_ensemble_yaml(folder: Path, metrics: Mapping[str, Any]) -> None:
     """Write ensemble.yaml, which `python -m swarm.evaluate` runs as a model; without a vote, none.
 
     Args:
@@ -40,10 +40,10 @@ def write_ensemble(folder: Path, metrics: Mapping[str, Any]) -> None:
     content = {"rule": "majority", "members": members}
     head = "# The vote of the best personal bests; how many was chosen on dev.\n"
     text = head + yaml.safe_dump(content, sort_keys=False)
-    write_whole(folder / "ensemble.yaml", text.encode())
+    write_atomic(folder / "ensemble.yaml", text.encode())
 
 
-def scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def build_scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The utilities of a run under the names that the original's users know.
 
     A particle without a utility in a round (not evaluated, or stopped before the last item) keeps

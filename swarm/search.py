@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from swarm.cli import one_line_errors, run_entry
+from swarm.cli import one_line_errors, run_hydra_entry
 from swarm.errors import UserError
 from swarm.places import conf_folder
 from swarm.secrets import check_secrets, clean_file, plain_config
@@ -18,7 +18,7 @@ ENTRY_KEYS = ("gpus", "dry_run", "reward")
 """Keys that are no part of the run: they stand for keys deeper in the tree, or are read here."""
 
 
-def build(cfg: DictConfig) -> tuple["Run", dict[str, Any]]:
+def build_run(cfg: DictConfig) -> tuple["Run", dict[str, Any]]:
     """The run that a composed configuration describes, and the configuration as plain values.
 
     Raises:
@@ -47,15 +47,15 @@ def main(cfg: DictConfig) -> float:
             cfg.name = name = f"{name}_{job.job.num}"
     with one_line_errors(name):
         clean_hydra_files(job)
-        run, config = build(cfg)
+        run, config = build_run(cfg)
         if not isinstance(config["dry_run"], bool):
             raise UserError(f"dry_run={config['dry_run']}: must be true or false", 2)
         if config["dry_run"]:
-            from swarm.dry_run import describe
+            from swarm.dry_run import describe_plan
 
-            print(describe(run, config))
+            print(describe_plan(run, config))
             return 0.0
-        metrics = run.search(config, arguments(job, name))
+        metrics = run.search(config, resume_arguments(job, name))
         return float(metrics["ending_best_validation_utility"])
 
 
@@ -68,7 +68,7 @@ def clean_hydra_files(job: Any) -> None:
             clean_file(Path(str(job.runtime.output_dir)) / job.output_subdir / f"{name}.yaml")
 
 
-def arguments(job: Any, name: str) -> list[str] | None:
+def resume_arguments(job: Any, name: str) -> list[str] | None:
     """The command line that starts this search again, by Hydra's settings of it.
 
     Returns:
@@ -83,4 +83,4 @@ def arguments(job: Any, name: str) -> list[str] | None:
 
 
 if __name__ == "__main__":
-    run_entry(main)
+    run_hydra_entry(main)

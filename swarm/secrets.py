@@ -214,7 +214,7 @@ def clean_file(path: Path) -> None:
     """Clean a yaml that another package wrote, and keep it for its owner alone."""
     import yaml
 
-    from swarm.files import write_whole
+    from swarm.files import write_atomic
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -222,7 +222,7 @@ def clean_file(path: Path) -> None:
         return
     found = _with_clean_words(content)
     if found != content:
-        write_whole(path, yaml.safe_dump(found, sort_keys=False, allow_unicode=True).encode())
+        write_atomic(path, yaml.safe_dump(found, sort_keys=False, allow_unicode=True).encode())
     path.chmod(0o600)
 
 

@@ -20,7 +20,7 @@ def check_place(name: object, folder: object) -> None:
         raise UserError(f"name={name[:80]!r} {fault}; must be the name of a folder in {folder}/")
 
 
-def check_run(
+def check_run_settings(
     name: str,
     folder: str,
     seed: int,

@@ -9,11 +9,11 @@ from typing import Any
 from swarm.errors import UserError
 
 # A decoder of these kinds has four attention and three feed-forward matrices a layer.
-KINDS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelShape:
     """The shape of a decoder of the Llama, Qwen or Gemma kind; sizes in numbers of weights."""
 
     hidden: int
@@ -26,7 +26,7 @@ class Model:
     tied: bool
 
     @property
-    def linears(self) -> dict[str, tuple[int, int]]:
+    def layer_shapes(self) -> dict[str, tuple[int, int]]:
         """The linear layers of one decoder layer, (in, out) each."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
@@ -40,40 +40,40 @@ class Model:
         }
 
     @property
-    def linear(self) -> int:
+    def linear_weights(self) -> int:
         """Weights of all linear layers but the head."""
-        return self.adapted(tuple(self.linears))
+        return self.adapted_weights(tuple(self.layer_shapes))
 
     @property
-    def head(self) -> int:
+    def head_weights(self) -> int:
         """Weights of the output layer, as many as of the embedding."""
         return self.vocabulary * self.hidden
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """All weights but biases and norms, which are below 0.1 % of a real model."""
-        return self.linear + self.head * (1 if self.tied else 2)
+        return self.linear_weights + self.head_weights * (1 if self.tied else 2)
 
     @property
-    def kv(self) -> int:
+    def kv_cache_width(self) -> int:
         """Numbers in the key-value cache a token; sliding windows, which save some, left aside."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
-    def adapted(self, targets: Sequence[str]) -> int:
+    def adapted_weights(self, targets: Sequence[str]) -> int:
         """Weights of the linear layers of these names."""
-        return self.layers * sum(i * o for i, o in self._targets(targets))
+        return self.layers * sum(i * o for i, o in self._target_shapes(targets))
 
-    def adapter(self, rank: int, targets: Sequence[str]) -> int:
+    def adapter_weights(self, rank: int, targets: Sequence[str]) -> int:
         """D, the weights of a LoRA adapter: rank x (in + out) a layer (arXiv 2106.09685)."""
-        return self.layers * sum(rank * (i + o) for i, o in self._targets(targets))
+        return self.layers * sum(rank * (i + o) for i, o in self._target_shapes(targets))
 
-    def _targets(self, targets: Sequence[str]) -> list[tuple[int, int]]:
-        if unknown := sorted(set(targets) - set(self.linears)):
-            raise UserError(f"{unknown[0]} is no linear layer; allowed: {', '.join(self.linears)}")
-        return [self.linears[name] for name in targets]
+    def _target_shapes(self, targets: Sequence[str]) -> list[tuple[int, int]]:
+        if unknown := sorted(set(targets) - set(self.layer_shapes)):
+            raise UserError(f"{unknown[0]} is no linear layer; allowed: {', '.join(self.layer_shapes)}")
+        return [self.layer_shapes[name] for name in targets]
 
 
-def read_model(config: str | Path | Mapping[str, Any]) -> Model:
+def read_model_shape(config: str | Path | Mapping[str, Any]) -> ModelShape:
     """The shape that a transformers config.json, its folder, or its content describes.
 
     Raises:
@@ -89,22 +89,22 @@ def read_model(config: str | Path | Mapping[str, Any]) -> Model:
         except (OSError, ValueError) as error:
             raise UserError(f"{where} cannot be read as JSON: {error}") from None
     sizes: Mapping[str, Any] = config.get("text_config", config)
-    if (kind := sizes.get("model_type")) not in KINDS:
+    if (kind := sizes.get("model_type")) not in MODEL_TYPES:
         raise UserError(
             f"{where}: the cost of a model of the type {kind} is unknown; it is known of "
-            f"{', '.join(KINDS)}"
+            f"{', '.join(MODEL_TYPES)}"
         )
     try:
-        return _sizes(sizes)
+        return _shape_from_config(sizes)
     except KeyError as error:
         raise UserError(f"{where} has no {error.args[0]}") from None
 
 
-def _sizes(config: Mapping[str, Any]) -> Model:
+def _shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     # Gemma and SmolLM3 are tied without saying so.
     silent = config["model_type"].startswith(("gemma", "smollm3"))
-    return Model(
+    return ModelShape(
         hidden=hidden,
         layers=config["num_hidden_layers"],
         heads=heads,

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import path_fault, read_packed, write_packed
+from swarm.files import path_fault, read_gzip_json, write_gzip_json
 from swarm.tasks import Score
 
 log = logging.getLogger(__name__)
 
 
-class Store:
+class ScoreCache:
     """A folder with one file for a position and the items it was asked; processes may share it.
 
     Answers come back as they were given: another search's batches may have been others, so that
@@ -37,7 +37,7 @@ class Store:
         self.folder = Path(folder)
         self._context = ""
 
-    def open(self, context: Mapping[str, Any]) -> None:
+    def set_context(self, context: Mapping[str, Any]) -> None:
         """Say what the answers depend on beside position and items: weights, settings, data.
 
         Raises:
@@ -50,27 +50,27 @@ class Store:
         text = json.dumps(dict(context), sort_keys=True, default=str)
         self._context = hashlib.sha256(text.encode()).hexdigest()
 
-    def get(
+    def load_scores(
         self, position: Sequence[float], split: str, items: Sequence[int]
     ) -> list[Score] | None:
         """The scores of a position on some places of a split; `None` if nobody asked it them."""
-        path = self._path(position, split, items)
+        path = self._scores_file(position, split, items)
         if not path.exists() and not path.is_symlink():
             return None
         try:
-            return [Score(*row) for row in read_packed(path)]
+            return [Score(*row) for row in read_gzip_json(path)]
         except (OSError, ValueError, EOFError, TypeError, zlib.error):
             log.warning("shared=%s: %s is damaged; asked again", self.folder, path.name)
             return None
 
-    def put(
+    def save_scores(
         self, position: Sequence[float], split: str, items: Sequence[int], scores: Sequence[Score]
     ) -> None:
         """Keep what a position came to, before any scale of the task is applied."""
         rows = [astuple(score) for score in scores]
-        write_packed(self._path(position, split, items), rows)
+        write_gzip_json(self._scores_file(position, split, items), rows)
 
-    def _path(self, position: Sequence[float], split: str, items: Sequence[int]) -> Path:
+    def _scores_file(self, position: Sequence[float], split: str, items: Sequence[int]) -> Path:
         where = [float(c).hex() for c in position]
         text = json.dumps([self._context, where, split, list(items)])
         name = hashlib.sha256(text.encode()).hexdigest()

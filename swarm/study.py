@@ -13,13 +13,13 @@ from omegaconf import OmegaConf
 
 from swarm.cli import one_line_errors
 from swarm.errors import UserError
-from swarm.examples import Parser
-from swarm.places import conf_folder, find
+from swarm.examples import CommandParser
+from swarm.places import conf_folder, find_path
 from swarm.report.folder import RunFolder
 from swarm.studies import comparison, rerun
-from swarm.studies.comparison import Row
+from swarm.studies.comparison import StudyRow
 
-EPILOG = """Each search is a process of its own and a folder below search/NAME_STUDY; the same
+HELP_EPILOG = """Each search is a process of its own and a folder below search/NAME_STUDY; the same
 command goes on where it stopped, and what is finished is read. Instead of a run folder, give the
 arguments of python -m swarm.search."""
 
@@ -40,26 +40,26 @@ class Study:
     seeds: int
     locks: tuple[int, ...] = ()
 
-    def full(self, number: int = 0) -> RunFolder:
+    def run_full(self, number: int = 0) -> RunFolder:
         """The search itself; with other seeds, the same in a folder of the study."""
-        return self.search("full", {}, number) if number else self._run(rerun.Search(self.base))
+        return self.run_variant("full", {}, number) if number else self._run_search(rerun.SearchProcess(self.base))
 
-    def search(self, label: str, changes: Mapping[str, Any], number: int = 0) -> RunFolder:
+    def run_variant(self, label: str, changes: Mapping[str, Any], number: int = 0) -> RunFolder:
         """The search with some keys changed, with one of the seeds."""
         seed = self.base["seed"] + number
         place = {"folder": str(self.folder), "name": f"{label}_seed{seed}", "seed": seed}
-        return self._run(rerun.Search(rerun.changed(self.base, {**changes, **place})))
+        return self._run_search(rerun.SearchProcess(rerun.override_config(self.base, {**changes, **place})))
 
-    def repeated(self, label: str, changes: Mapping[str, Any]) -> list[RunFolder]:
+    def run_variant_seeds(self, label: str, changes: Mapping[str, Any]) -> list[RunFolder]:
         """The search with some keys changed, with every seed."""
-        return [self.search(label, changes, number) for number in range(self.seeds)]
+        return [self.run_variant(label, changes, number) for number in range(self.seeds)]
 
-    def fulls(self) -> list[RunFolder]:
+    def run_full_seeds(self) -> list[RunFolder]:
         """The search itself, with every seed."""
-        return [self.full(number) for number in range(self.seeds)]
+        return [self.run_full(number) for number in range(self.seeds)]
 
-    def _run(self, search: rerun.Search) -> RunFolder:
-        known = search.metrics() is not None
+    def _run_search(self, search: rerun.SearchProcess) -> RunFolder:
+        known = search.load_metrics() is not None
         print(f"{search.path}: {'done before' if known else 'searches'}", file=sys.stderr)
         if not known and (wrong := search.run(*self.locks, stdout=subprocess.DEVNULL)):
             raise UserError(
@@ -68,7 +68,7 @@ class Study:
         return RunFolder(search.path)
 
 
-def study(words: Sequence[str], kind: str, seeds: int) -> Study:
+def build_study(words: Sequence[str], kind: str, seeds: int) -> Study:
     """The study of a run folder, or of the arguments of a search.
 
     Raises:
@@ -78,13 +78,13 @@ def study(words: Sequence[str], kind: str, seeds: int) -> Study:
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be a whole number, 1 or more", 2)
     if "=" in words[0]:
-        base = rerun.plain(rerun.composed(list(words), kind))
+        base = rerun.to_plain_config(rerun.compose_search(list(words), kind))
         folder = Path(base["folder"]) / base["name"]
         base |= {"folder": str(folder), "name": "full"}
     elif len(words) > 1:
         raise UserError(f"{words[1]}: give one run folder, or only arguments of a search", 2)
     else:
-        base = rerun.of_folder(first)
+        base = rerun.load_run_config(first)
         folder = first.parent / f"{first.name}_{kind}"
     if kind == "ablations" and "particles" not in base["optimizer"]:
         raise UserError(f"{words[0]}: the ablations are those of optimizer=pso")
@@ -94,48 +94,48 @@ def study(words: Sequence[str], kind: str, seeds: int) -> Study:
     return Study({**base, "test": True, "dry_run": False}, folder, seeds)
 
 
-def ablations(one: Study, _: argparse.Namespace) -> list[Row]:
+def run_ablations(one: Study, _: argparse.Namespace) -> list[StudyRow]:
     """The search without one of its parts at a time."""
     files = sorted((conf_folder() / "experiment").glob("ablation_*.yaml"))
-    kinds = {path.stem.removeprefix("ablation_"): _keys(path) for path in files}
-    full = one.fulls()
-    rows = [Row("full", full)]
-    rows += [Row(kind, one.repeated(kind, keys), full) for kind, keys in kinds.items()]
+    kinds = {path.stem.removeprefix("ablation_"): _load_overrides(path) for path in files}
+    full = one.run_full_seeds()
+    rows = [StudyRow("full", full)]
+    rows += [StudyRow(kind, one.run_variant_seeds(kind, keys), full) for kind, keys in kinds.items()]
     return rows
 
 
-def _keys(path: Path) -> dict[str, Any]:
+def _load_overrides(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
     return found
 
 
-def diversity(one: Study, given: argparse.Namespace) -> list[Row]:
+def run_diversity(one: Study, given: argparse.Namespace) -> list[StudyRow]:
     """The search over some of the experts, each as often as makes a pool of the same size."""
-    whole = one.fulls()
+    whole = one.run_full_seeds()
     experts = whole[0].experts
     count = len(experts)
     asked = given.distinct or sorted({1, max(1, count // 5), count // 2})
-    check_all("--distinct", asked, count, 1)
-    rows = [Row(f"all {count}", whole)]
+    check_expert_counts("--distinct", asked, count, 1)
+    rows = [StudyRow(f"all {count}", whole)]
     for distinct in asked:
         runs = []
         for number in range(one.seeds):
             draw = random.Random(f"{one.base['seed'] + number}/{distinct}")
             chosen = sorted(draw.sample(experts, distinct))
-            pool = _copies(one, chosen, count, one.folder / "pools" / f"{distinct}_{number}")
+            pool = _link_copies(one, chosen, count, one.folder / "pools" / f"{distinct}_{number}")
             changes: dict[str, Any] = {"pool": {"folder": str(pool), "experts": None}}
             if distinct == 1:
                 # All differences of positions are 0 in weights: nothing can move.
                 changes["optimizer"] = {"max_iterations": 1}
-            changes |= _scale(one, whole[0])
-            runs.append(one.search(f"distinct_{distinct}", changes, number))
-        rows.append(Row(f"{distinct} distinct", runs, whole))
+            changes |= _scale_overrides(one, whole[0])
+            runs.append(one.run_variant(f"distinct_{distinct}", changes, number))
+        rows.append(StudyRow(f"{distinct} distinct", runs, whole))
     return rows
 
 
-def _copies(one: Study, chosen: Sequence[str], count: int, pool: Path) -> Path:
+def _link_copies(one: Study, chosen: Sequence[str], count: int, pool: Path) -> Path:
     """A folder of links to some experts, `count` in all, as equally often as can be."""
-    source = find(one.base["pool"]["folder"]).resolve()
+    source = find_path(one.base["pool"]["folder"]).resolve()
     pool.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         link = pool / f"{chosen[number % len(chosen)]}.{number // len(chosen) + 1}"
@@ -144,22 +144,22 @@ def _copies(one: Study, chosen: Sequence[str], count: int, pool: Path) -> Path:
     return pool
 
 
-def weak_to_strong(one: Study, given: argparse.Namespace) -> list[Row]:
+def run_weak_to_strong(one: Study, given: argparse.Namespace) -> list[StudyRow]:
     """The search without the best experts, against the best of those left out."""
-    full = one.fulls()
+    full = one.run_full_seeds()
     start = full[0].utilities[0, : len(full[0].experts)]
     ranked = [full[0].experts[i] for i in (-start).argsort(kind="stable")]
     asked = given.without or sorted({1, len(ranked) // 2})
-    check_all("--without", asked, len(ranked), 2)
-    rows = [Row(f"best expert, {ranked[0]}", full, start=True)]
+    check_expert_counts("--without", asked, len(ranked), 2)
+    rows = [StudyRow(f"best expert, {ranked[0]}", full, start=True)]
     for count in asked:
-        changes = {"pool": {"experts": sorted(ranked[count:])}} | _scale(one, full[0])
-        runs = one.repeated(f"without_{count}", changes)
-        rows.append(Row(f"without the best {count}", runs, full, against_start=True))
-    return [*rows, Row("full", full, full, against_start=True)]
+        changes = {"pool": {"experts": sorted(ranked[count:])}} | _scale_overrides(one, full[0])
+        runs = one.run_variant_seeds(f"without_{count}", changes)
+        rows.append(StudyRow(f"without the best {count}", runs, full, against_start=True))
+    return [*rows, StudyRow("full", full, full, against_start=True)]
 
 
-def _scale(one: Study, full: RunFolder) -> dict[str, Any]:
+def _scale_overrides(one: Study, full: RunFolder) -> dict[str, Any]:
     """The keys that keep a task's measured scale the same over other experts.
 
     Raises:
@@ -176,7 +176,7 @@ def _scale(one: Study, full: RunFolder) -> dict[str, Any]:
     return {"task": scale}
 
 
-def check_all(option: str, values: Sequence[int], experts: int, rest: int) -> None:
+def check_expert_counts(option: str, values: Sequence[int], experts: int, rest: int) -> None:
     """Whether every number of experts leaves so many of the pool's, the `rest`.
 
     Raises:
@@ -190,38 +190,38 @@ def check_all(option: str, values: Sequence[int], experts: int, rest: int) -> No
             raise UserError(f"{option} {value}: must be from 1 to {high} for this pool", 2)
 
 
-STUDIES = {"ablations": ablations, "diversity": diversity, "weak_to_strong": weak_to_strong}
+STUDY_KINDS = {"ablations": run_ablations, "diversity": run_diversity, "weak_to_strong": run_weak_to_strong}
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The command line: one sub-command a study."""
-    made = Parser(prog="python -m swarm.study", description=__doc__, epilog=EPILOG)
+    made = CommandParser(prog="python -m swarm.study", description=__doc__, epilog=HELP_EPILOG)
     commands = made.add_subparsers(dest="command", required=True)
     numbers = {"diversity": "distinct", "weak_to_strong": "without"}
-    for name, run in STUDIES.items():
-        one = commands.add_parser(name, help=run.__doc__, description=run.__doc__, epilog=EPILOG)
+    for name, run in STUDY_KINDS.items():
+        one = commands.add_parser(name, help=run.__doc__, description=run.__doc__, epilog=HELP_EPILOG)
         one.add_argument("base", nargs="+", metavar="search/NAME | KEY=VALUE ...")
         one.add_argument("--seeds", type=int, default=1, help="of each search (default: 1)")
         one.add_argument("--json", action="store_true", help="numbers for programs")
         if option := numbers.get(name):
-            one.add_argument(f"--{option}", type=_numbers, metavar="1,2", help="how many experts")
+            one.add_argument(f"--{option}", type=_parse_numbers, metavar="1,2", help="how many experts")
     return made
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a study and print its table."""
-    given = parser().parse_args(arguments)
+    given = build_parser().parse_args(arguments)
     rerun.stop_as_with_ctrl_c()
     with one_line_errors(""):
-        one = study(given.base, given.command, given.seeds)
-        with rerun.alone(one.folder) as lock:
-            rows = STUDIES[given.command](replace(one, locks=(lock,)), given)
-        found = comparison.compared(rows)
-        print(comparison.as_json(found) if given.json else comparison.as_text(found))
+        one = build_study(given.base, given.command, given.seeds)
+        with rerun.lock_study_folder(one.folder) as lock:
+            rows = STUDY_KINDS[given.command](replace(one, locks=(lock,)), given)
+        found = comparison.compare_rows(rows)
+        print(comparison.rows_to_json(found) if given.json else comparison.rows_to_markdown(found))
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from swarm.cli import one_line_errors, run_entry
+from swarm.cli import one_line_errors, run_hydra_entry
 from swarm.errors import UserError
 from swarm.places import conf_folder
-from swarm.search import build
+from swarm.search import build_run
 from swarm.secrets import unresolved
 from swarm.studies import rerun, trials
 from swarm.studies.trials import Trial
 
-OWN_KEYS = ("trials", "space")
+SWEEP_KEYS = ("trials", "space")
 
-HELP = """\
+HELP_TEXT = """\
 Search again and again with hyper-parameters drawn at random, and tell what became of it.
 
   python -m swarm.sweep trials=10 task=nlgraph gpus=0,1,2 name=first
@@ -50,33 +50,33 @@ class Sweep:
     dry_run: bool
 
 
-def read(arguments: list[str]) -> Sweep:
+def parse_sweep(arguments: list[str]) -> Sweep:
     """The sweep that a command line describes; nothing heavy is loaded.
 
     Raises:
         UserError: A value is not allowed; Hydra raises errors of its own.
     """
-    own = [word for word in arguments if _key(word).split(".")[0] in OWN_KEYS]
+    own = [word for word in arguments if _override_key(word).split(".")[0] in SWEEP_KEYS]
     passed = [word for word in arguments if word not in own]
-    whole = rerun.composed(passed, "sweep")
+    whole = rerun.compose_search(passed, "sweep")
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         mine: Any = OmegaConf.to_container(compose("sweep", overrides=own), resolve=True)
     for key, value, least in (("trials", mine["trials"], 1), ("seed", whole.seed, 0)):
         if type(value) is not int or value < least:
             raise UserError(f"{key}={value}: must be a whole number, {least} or more")
-    fixed = {_key(word) for word in passed}
-    space = {key: v for key, v in _space(mine.get("space") or {}).items() if key not in fixed}
+    fixed = {_override_key(word) for word in passed}
+    space = {key: v for key, v in _flatten_space(mine.get("space") or {}).items() if key not in fixed}
     folder = Path(whole.folder) / whole.name
-    made = [_trial(whole, folder, space, number) for number in range(mine["trials"])]
+    made = [_build_trial(whole, folder, space, number) for number in range(mine["trials"])]
     return Sweep(folder, made, bool(whole.dry_run))
 
 
-def _key(word: str) -> str:
+def _override_key(word: str) -> str:
     """The key that an argument sets: "optimizer.inertia" of "++optimizer.inertia=0.3"."""
     return word.lstrip("+~").partition("=")[0]
 
 
-def _space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[Any]]:
+def _flatten_space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[Any]]:
     """The values to draw from, by dotted key."""
     if not isinstance(tree, Mapping):
         raise UserError(f"space={tree}: must be keys of a search, each with a list of values")
@@ -84,7 +84,7 @@ def _space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[Any]]:
     for name, values in tree.items():
         key = f"{path}{name}"
         if isinstance(values, Mapping):
-            found |= _space(values, f"{key}.")
+            found |= _flatten_space(values, f"{key}.")
         elif isinstance(values, list) and values:
             found[key] = values
         else:
@@ -92,15 +92,15 @@ def _space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[Any]]:
     return found
 
 
-def _trial(whole: DictConfig, folder: Path, space: Mapping[str, list[Any]], number: int) -> Trial:
+def _build_trial(whole: DictConfig, folder: Path, space: Mapping[str, list[Any]], number: int) -> Trial:
     """A trial, which follows from the sweep's seed and its own number alone."""
 
-    def draw(key: str) -> random.Random:
+    def key_random(key: str) -> random.Random:
         # One generator a key: that another one is not drawn must not change this one's values.
         return random.Random(f"{whole.seed}/{number}/{key}")
 
-    drawn = {key: draw(key).choice(values) for key, values in space.items()}
-    seed = draw("seed").randrange(2**31)
+    drawn = {key: key_random(key).choice(values) for key, values in space.items()}
+    seed = key_random("seed").randrange(2**31)
     mine = whole.copy()
     changes = {**drawn, "folder": str(folder), "name": f"trial_{number:02d}", "seed": seed}
     for key, value in changes.items():
@@ -108,40 +108,40 @@ def _trial(whole: DictConfig, folder: Path, space: Mapping[str, list[Any]], numb
             OmegaConf.update(mine, key, value)
         except OmegaConfBaseException:
             raise UserError(f"space.{key}: no key of this search; ~space.{key} drops it") from None
-    return Trial(rerun.plain(mine), drawn)
+    return Trial(rerun.to_plain_config(mine), drawn)
 
 
-def run(sweep: Sweep) -> int:
+def run_sweep(sweep: Sweep) -> int:
     """Run all trials that have not ended; 1 if one failed.
 
     Raises:
         UserError: An input is wrong, or the folder holds another sweep; nothing has been written.
     """
     first = OmegaConf.create(unresolved(sweep.trials[0].config))
-    build(first)[0].check()
-    trials.check(sweep.trials)
+    build_run(first)[0].check_inputs()
+    trials.check_trials(sweep.trials)
     if sweep.dry_run:
         for trial in sweep.trials:
-            print(_title(sweep, trial))
+            print(_trial_title(sweep, trial))
         print("and each of them:", flush=True)
         return int(sweep.trials[0].run() is not None)
     errors: dict[Path, str] = {}
-    with rerun.alone(sweep.folder) as lock:
+    with rerun.lock_study_folder(sweep.folder) as lock:
         for trial in sweep.trials:
-            done = trial.metrics() is not None
-            print(_title(sweep, trial) + (": done before" if done else ""), flush=True)
+            done = trial.load_metrics() is not None
+            print(_trial_title(sweep, trial) + (": done before" if done else ""), flush=True)
             if not done and (wrong := trial.run(lock)):
                 errors[trial.path] = wrong
-            trials.check(sweep.trials)
-            trials.write(sweep.folder, trials.summarise(sweep.trials, errors))
-    summary = trials.summarise(sweep.trials, errors)
-    print("\n".join(trials.report(summary)))
+            trials.check_trials(sweep.trials)
+            trials.write_summary(sweep.folder, trials.summarize_trials(sweep.trials, errors))
+    summary = trials.summarize_trials(sweep.trials, errors)
+    print("\n".join(trials.format_summary(summary)))
     if summary["best"]:
         print(f"best adapter: {sweep.folder / summary['best'] / 'global_best'}")
     return int(bool(errors))
 
 
-def _title(sweep: Sweep, trial: Trial) -> str:
+def _trial_title(sweep: Sweep, trial: Trial) -> str:
     values = ", ".join(f"{key}={value}" for key, value in trial.drawn.items())
     return f"{trial.path.name} ({len(sweep.trials)} in all): seed={trial.config['seed']}, {values}"
 
@@ -150,13 +150,13 @@ def main() -> None:
     """Read the command line, run the sweep and end the process: 0, or 1 if a trial failed."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
-        print(HELP + (conf_folder() / "sweep.yaml").read_text(), end="")
+        print(HELP_TEXT + (conf_folder() / "sweep.yaml").read_text(), end="")
         return
     rerun.stop_as_with_ctrl_c()
-    sweep = read(arguments)
+    sweep = parse_sweep(arguments)
     with one_line_errors(sweep.folder.name):
-        sys.exit(run(sweep))
+        sys.exit(run_sweep(sweep))
 
 
 if __name__ == "__main__":
-    run_entry(main)
+    run_hydra_entry(main)

@@ -6,17 +6,17 @@ from typing import Any
 
 from rich.console import Console
 
-from swarm.executors import Result
-from swarm.live import Progress, View
-from swarm.record import Record
-from swarm.running import Hold
+from swarm.executors import JobResult
+from swarm.live import SearchProgress, LiveView
+from swarm.record import RunRecord
+from swarm.running import RunLock
 from swarm.track import Tracker
-from swarm.track.search import Followed
+from swarm.track.search import SearchTracker
 
 log = logging.getLogger(__name__)
 
 
-class Teller:
+class RunReporter:
     """Hears what a search does, and tells it on.
 
     Args:
@@ -26,44 +26,44 @@ class Teller:
         show: Whether the terminal shows it.
     """
 
-    def __init__(self, record: Record, tracker: Tracker, most: int, show: bool = True) -> None:
-        self.record, self.followed = record, Followed(tracker, record.folder)
-        self.progress = Progress(most)
-        self.view = View(self.progress, None if show else Console(quiet=True))
-        self._hold: Hold | None = None
+    def __init__(self, record: RunRecord, tracker: Tracker, most: int, show: bool = True) -> None:
+        self.record, self.followed = record, SearchTracker(tracker, record.folder)
+        self.progress = SearchProgress(most)
+        self.view = LiveView(self.progress, None if show else Console(quiet=True))
+        self._hold: RunLock | None = None
 
-    def hold(self) -> None:
+    def acquire_lock(self) -> None:
         """Keep the run's folder for this process, which says in it how far it is.
 
         Raises:
             UserError: Another process has it, or it cannot be written.
         """
-        self._hold = Hold(self.record.folder)
+        self._hold = RunLock(self.record.folder)
 
     def close(self) -> None:
         """Let the folder go."""
         if self._hold:
             self._hold.close()
 
-    def begin(self, what: str, iteration: int, positions: int, items: int) -> None:
+    def on_evaluation_start(self, what: str, iteration: int, positions: int, items: int) -> None:
         """An evaluation of so many positions on so many items begins."""
-        self.progress.begin(what, iteration, positions, items)
-        self._note()
+        self.progress.start_evaluation(what, iteration, positions, items)
+        self._update_lock_status()
 
-    def watch(self, result: Result) -> None:
+    def on_job_done(self, result: JobResult) -> None:
         """A job of the evaluation is done."""
-        self.progress.watch(result)
-        self._note()
+        self.progress.add_job_result(result)
+        self._update_lock_status()
 
-    def writes(self, what: str = "") -> None:
+    def on_write(self, what: str = "") -> None:
         """What is being written from now on; nothing."""
         self.progress.writing = what
 
-    def _note(self) -> None:
+    def _update_lock_status(self) -> None:
         if self._hold:
-            self._hold.say(self.progress.facts())
+            self._hold.update_status(self.progress.to_status())
 
-    def opened(self, resumed: bool, facts: Mapping[str, Any]) -> None:
+    def on_run_start(self, resumed: bool, facts: Mapping[str, Any]) -> None:
         """The folder is open.
 
         Args:
@@ -71,7 +71,7 @@ class Teller:
             facts: `task`, `dev` (items searched on), `kept` (items that confirm), `base` (what
                 stands in for the base model, if something does), `notes` (further lines).
         """
-        done = len(self.record.rounds)
+        done = len(self.record.iterations)
         how = f"goes on after {done} evaluated rounds" if resumed and done else "begins"
         kept = f", {facts['kept']} more kept to confirm" if facts["kept"] else ""
         line = (
@@ -81,34 +81,34 @@ class Teller:
         base = [f"base: {facts['base']}"] if facts["base"] else []
         for words in [line, *base, *facts.get("notes", [])]:
             log.info(words)
-            self.view.say(words)
-        for entry in self.record.rounds:
-            self.progress.add(entry)
+            self.view.print_line(words)
+        for entry in self.record.iterations:
+            self.progress.add_iteration(entry)
 
-    def iteration(self, number: int, seconds: float) -> None:
+    def on_iteration_end(self, number: int, seconds: float) -> None:
         """An iteration is recorded.
 
         Args:
             number: Which, from 0 on.
             seconds: What it took.
         """
-        entry, best = self.record.rounds[-1], self.record.utility(self.record.best())
+        entry, best = self.record.iterations[-1], self.record.utility_at(self.record.best_index())
         speed = self.progress.prompts_per_second
-        self.followed.iteration(number, entry, seconds=seconds, prompts_per_second=speed)
+        self.followed.log_iteration(number, entry, seconds=seconds, prompts_per_second=speed)
         asked, saved = entry["prompts_asked"], entry["prompts_saved"]
-        self.writes()
-        self.progress.end(entry)
-        self.view.end()
-        self._note()
+        self.on_write()
+        self.progress.end_iteration(entry)
+        self.view.print_iteration()
+        self._update_lock_status()
         log.info("iteration %d: best %s, utilities %s, prompts asked %d, saved %d, tokens %d",
                  number, best, entry["utilities"], asked, saved, self.progress.tokens)  # fmt: skip
 
-    def ended(self, reason: str) -> None:
+    def on_search_end(self, reason: str) -> None:
         """No iteration follows."""
         log.info("search ends: %s", reason)
-        self.view.say(f"search ends: {reason}")
+        self.view.print_line(f"search ends: {reason}")
 
-    def verdict(self, metrics: dict[str, Any], groups: Sequence[str], saved: str) -> None:
+    def on_run_end(self, metrics: dict[str, Any], groups: Sequence[str], saved: str) -> None:
         """The search is judged.
 
         Args:
@@ -116,5 +116,5 @@ class Teller:
             groups: The pool's names of groups.
             saved: What the best found lies in the folder as.
         """
-        self.view.verdict(metrics, self.record.state["experts"], groups)
-        self.view.say(f"best {saved}: {self.record.folder / 'global_best'}")
+        self.view.print_summary(metrics, self.record.state["experts"], groups)
+        self.view.print_line(f"best {saved}: {self.record.folder / 'global_best'}")

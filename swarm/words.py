@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-MOST_DOMAINS = 12
+MAX_DOMAINS = 12
 """Domains that a table shows; of more, the metrics alone have the numbers."""
 
-SHOWN = 5
+MAX_LISTED = 5
 """Domains that a sentence names."""
 
-NAMES = ("best initial expert", "best found")
+MODEL_LABELS = ("best initial expert", "best found")
 
 
-def sentence(
+def describe_position(
     experts: Sequence[str], position: Sequence[float], groups: Sequence[str] = ("all",)
 ) -> str:
     """A position in words, the largest share first: "0.41 cot + 0.33 lima - 0.08 sharegpt".
@@ -26,15 +26,15 @@ def sentence(
     """
     rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), len(experts)))
     if len(rows) == 1 or len({tuple(row) for row in rows}) == 1:
-        return _row(experts, rows[0])
+        return _describe_coefficients(experts, rows[0])
     if len(rows) <= 3:
         return "; ".join(
-            f"{name}: {_row(experts, row)}" for name, row in zip(groups, rows, strict=True)
+            f"{name}: {_describe_coefficients(experts, row)}" for name, row in zip(groups, rows, strict=True)
         )
-    return f"{_row(experts, rows.mean(axis=0))} (mean of {len(rows)} groups)"
+    return f"{_describe_coefficients(experts, rows.mean(axis=0))} (mean of {len(rows)} groups)"
 
 
-def _row(experts: Sequence[str], row: np.ndarray) -> str:
+def _describe_coefficients(experts: Sequence[str], row: np.ndarray) -> str:
     shares = sorted(zip(row.tolist(), experts, strict=True), key=lambda pair: -abs(pair[0]))
     words = ""
     for share, name in shares:
@@ -44,7 +44,7 @@ def _row(experts: Sequence[str], row: np.ndarray) -> str:
     return words or "nothing of any expert"
 
 
-def conclusion(metrics: dict[str, Any]) -> str:
+def test_conclusion(metrics: dict[str, Any]) -> str:
     """What may be said of the test result, in one sentence.
 
     Args:
@@ -53,14 +53,14 @@ def conclusion(metrics: dict[str, Any]) -> str:
     start = metrics["starting_best_validation_utility"]
     if metrics["ending_best_validation_utility"] <= start:
         nothing = "The search found nothing better on dev than the best initial expert"
-        words = f"{nothing}: {_tested(metrics)}" if metrics["test_gain"] else f"{nothing}."
+        words = f"{nothing}: {_describe_test_gain(metrics)}" if metrics["test_gain"] else f"{nothing}."
     else:
-        words = _tested(metrics)
-    return " ".join([words, *over_constants(metrics)])
+        words = _describe_test_gain(metrics)
+    return " ".join([words, *compare_with_constants(metrics)])
 
 
-def _tested(metrics: dict[str, Any]) -> str:
-    return told(
+def _describe_test_gain(metrics: dict[str, Any]) -> str:
+    return describe_difference(
         metrics["test_gain"],
         metrics["test_gain_interval"],
         metrics["test_gain_p_value"],
@@ -70,7 +70,7 @@ def _tested(metrics: dict[str, Any]) -> str:
     )
 
 
-def told(
+def describe_difference(
     gain: float, interval: Sequence[float], p: float, items: int, of: str, points: bool
 ) -> str:
     """Whether a difference may be chance, in one sentence.
@@ -92,7 +92,7 @@ def told(
     )
 
 
-def constant_label(found: Mapping[str, Any]) -> str:
+def describe_constant_answers(found: Mapping[str, Any]) -> str:
     """The best constant answers by domain: "connectivity: No, shortest_path: 1".
 
     Args:
@@ -101,32 +101,32 @@ def constant_label(found: Mapping[str, Any]) -> str:
     answers = found["by_domain"]["answers"]
     different = set(answers.values())
     if len(different) == 1:
-        return quoted(different.pop())
-    told = [f"{line(domain)}: {quoted(one)}" for domain, one in answers.items()]
-    more = len(told) - SHOWN
-    return ", ".join(told[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        return quote_answer(different.pop())
+    told = [f"{shorten_text(domain)}: {quote_answer(one)}" for domain, one in answers.items()]
+    more = len(told) - MAX_LISTED
+    return ", ".join(told[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def over_constants(metrics: Mapping[str, Any], name: str = NAMES[1]) -> list[str]:
+def compare_with_constants(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
     """How a model compares with the best constant answers on test: a sentence, or none."""
     found = metrics.get("constant_answers")
     if not found or "gain" not in found:
         return []
     each = "of each domain " if len(found["by_domain"]["answers"]) > 1 else ""
-    label = f"best constant answer {each}({constant_label(found)}; chosen on dev)"
+    label = f"best constant answer {each}({describe_constant_answers(found)}; chosen on dev)"
     utility = found["by_domain"]["test"]["utility"]
-    return [_beside(label, utility, found, metrics, name)]
+    return [_compare_with_baseline(label, utility, found, metrics, name)]
 
 
-def over_baselines(metrics: Mapping[str, Any], name: str = NAMES[1]) -> list[str]:
+def compare_with_baselines(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
     """How a model compares with each baseline on test, a sentence each."""
     return [
-        _beside(one["label"], one["test"]["utility"], one, metrics, name)
+        _compare_with_baseline(one["label"], one["test"]["utility"], one, metrics, name)
         for one in metrics.get("baselines", ())
     ]
 
 
-def _beside(
+def _compare_with_baseline(
     label: str, utility: float, found: Mapping[str, Any], metrics: Mapping[str, Any], name: str
 ) -> str:
     """A baseline's test utility, and the difference of the model `name` to it, in a sentence."""
@@ -142,7 +142,7 @@ def _beside(
 
 
 def one_answer_warnings(
-    metrics: Mapping[str, Any], names: tuple[str, str] = (f"the {NAMES[0]}", f"the {NAMES[1]}")
+    metrics: Mapping[str, Any], names: tuple[str, str] = (f"the {MODEL_LABELS[0]}", f"the {MODEL_LABELS[1]}")
 ) -> list[str]:
     """Where a model gives one answer throughout, on test or, without a test, on dev.
 
@@ -154,31 +154,31 @@ def one_answer_warnings(
     return [
         words
         for side, name in zip(("starting", "ending"), names, strict=True)
-        for words in one_answer_lines(metrics.get(f"{side}_best_{key}_one_answer", ()), name, split)
+        for words in format_one_answer_warnings(metrics.get(f"{side}_best_{key}_one_answer", ()), name, split)
     ]
 
 
-def one_answer_lines(found: Sequence[Mapping[str, Any]], name: str, split: str) -> list[str]:
+def format_one_answer_warnings(found: Sequence[Mapping[str, Any]], name: str, split: str) -> list[str]:
     """The warnings of one model on one split.
 
     Args:
         found: As `swarm.certainty.one_answer` returns it.
     """
     told = []
-    for one in found[:SHOWN]:
-        where = "all domains" if one["domain"] is None else f"the domain {line(one['domain'])}"
+    for one in found[:MAX_LISTED]:
+        where = "all domains" if one["domain"] is None else f"the domain {shorten_text(one['domain'])}"
         told.append(
-            f"Warning: in {where} of {split}, {name} gives one answer: {quoted(one['answer'])} is "
+            f"Warning: in {where} of {split}, {name} gives one answer: {quote_answer(one['answer'])} is "
             f"{100 * one['share']:.3g} % of the {one['answers']} answers that were read, and right "
             f"for {100 * one['right']:.3g} % of the items."
         )
-    if more := len(found) - SHOWN:
+    if more := len(found) - MAX_LISTED:
         told += [f"Warning: so it is in {more} more domains of {split}."] * (more > 0)
     return told
 
 
 def domain_table(
-    metrics: Mapping[str, Any], split: str, names: tuple[str, str] = NAMES
+    metrics: Mapping[str, Any], split: str, names: tuple[str, str] = MODEL_LABELS
 ) -> tuple[list[str], list[list[str]]] | None:
     """Utilities by domain as the header and rows of a table; `None` unless of 2 to 12 domains.
 
@@ -190,7 +190,7 @@ def domain_table(
     """
     key = "single_test" if split == "test" else "validation"
     start, end = (metrics.get(f"{side}_best_{key}_domains") for side in ("starting", "ending"))
-    if not start or not end or not 2 <= len(end) <= MOST_DOMAINS:
+    if not start or not end or not 2 <= len(end) <= MAX_DOMAINS:
         return None
     constant = ((metrics.get("constant_answers") or {}).get("by_domain") or {}).get(split)
     warned = {one["domain"] for one in metrics.get(f"ending_best_{key}_one_answer", ())}
@@ -200,18 +200,18 @@ def domain_table(
     header += ["best constant answer"] * bool(constant) + [f"answers of the {names[1]}"]
     rows = []
     for domain, mine in end.items():
-        row = [line(domain), f"{mine['items']}"]
+        row = [shorten_text(domain), f"{mine['items']}"]
         row += [f"{one[split]['domains'][domain]['utility']:.3f}" for one in others]
-        row += [f"{one['utility']:.3f}" if others else _cell(one) for one in (start[domain], mine)]
+        row += [f"{one['utility']:.3f}" if others else _format_utility(one) for one in (start[domain], mine)]
         if constant:
             own = constant["domains"][domain]
-            answer = "" if others else f" ({quoted(own['commonest'])})"
+            answer = "" if others else f" ({quote_answer(own['commonest'])})"
             row.append(f"{own['utility']:.3f}{answer}")
-        rows.append([*row, commonest(mine, bool(warned & {domain, None}))])
+        rows.append([*row, format_most_common_answer(mine, bool(warned & {domain, None}))])
     return header, rows
 
 
-def commonest(found: Mapping[str, Any], warned: bool) -> str:
+def format_most_common_answer(found: Mapping[str, Any], warned: bool) -> str:
     """The commonest answer in a domain: "No: 94 % (!)", and how many could not be read.
 
     Args:
@@ -219,29 +219,29 @@ def commonest(found: Mapping[str, Any], warned: bool) -> str:
     """
     told = []
     if found.get("commonest") is not None:
-        told.append(f"{quoted(found['commonest'])}: {100 * found['share']:.0f} %" + " (!)" * warned)
+        told.append(f"{quote_answer(found['commonest'])}: {100 * found['share']:.0f} %" + " (!)" * warned)
     if found.get("unparsed_rate"):
         told.append(f"{100 * found['unparsed_rate']:.0f} % not read")
     return ", ".join(told) or "–"
 
 
-def _cell(found: Mapping[str, Any]) -> str:
+def _format_utility(found: Mapping[str, Any]) -> str:
     low, high = found["interval"]
     return f"{found['utility']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def line(text: str, most: int = 40) -> str:
+def shorten_text(text: str, most: int = 40) -> str:
     """A name or an answer in one short line of printable characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
-def quoted(answer: str) -> str:
+def quote_answer(answer: str) -> str:
     """An answer, short, in quotation marks."""
-    return f'"{line(answer)}"'
+    return f'"{shorten_text(answer)}"'
 
 
-def label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None:
+def position_label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None:
     """What an optimizer calls a position, such as "uniform soup"; `None`: it has no names.
 
     Args:
@@ -251,7 +251,7 @@ def label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None
     return next((words for row, words in named if row == list(position)), None)
 
 
-def constraint(part: str, one: Mapping[str, Any]) -> str:
+def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
     """Whether the best found meets a constraint, in one sentence.
 
     Args:
@@ -273,7 +273,7 @@ def constraint(part: str, one: Mapping[str, Any]) -> str:
     return f"{line}."
 
 
-def caveats(metrics: dict[str, Any]) -> list[str]:
+def list_caveats(metrics: dict[str, Any]) -> list[str]:
     """What else bears on the numbers: one answer throughout, the kept part of dev, and noise."""
     lines = one_answer_warnings(metrics)
     points = metrics.get("in_points", False)
@@ -285,10 +285,10 @@ def caveats(metrics: dict[str, Any]) -> list[str]:
             f"items kept from it confirm {found['ending']:.3f} (difference {bias:+.3f}; a maximum "
             f"of many flatters itself).{chose}"
         )
-        lines.append(told(found["gain"], found["gain_interval"], found["p_value"], found["items"],
+        lines.append(describe_difference(found["gain"], found["gain_interval"], found["p_value"], found["items"],
                           "kept dev items", points))  # fmt: skip
     for part, one in (metrics.get("constraints") or {}).items():
-        lines.append(constraint(part, one))
+        lines.append(describe_constraint(part, one))
     if error := metrics.get("reconstruction_error"):
         lines.append(
             f"The saved adapter is cut to pool.export_rank and off by {error:.2g} of the update's "

@@ -10,7 +10,7 @@ import endpoints
 import pytest
 
 from swarm.compare import Config, ModelAdapter
-from swarm.compare.asking import Asked, Heard, Script, Want
+from swarm.compare.asking import ModelCall, SampleOutcome, Script, SampleRequest
 
 KEY = "sk-secret-0123456789"
 """A key that nothing may write."""
@@ -48,14 +48,14 @@ def endpoint(
         yield running
 
 
-def asked(text: Any = "hello", model: str = "small", **params: Any) -> Asked:
+def asked(text: Any = "hello", model: str = "small", **params: Any) -> ModelCall:
     """One user turn to a model."""
-    return Asked(
+    return ModelCall(
         model, {"messages": [{"role": "user", "content": text}], "max_tokens": 5, **params}
     )
 
 
-def script(what: Asked, sample: int = 0) -> Script[Heard]:
+def script(what: ModelCall, sample: int = 0) -> Script[SampleOutcome]:
     """One want."""
-    [heard] = yield [Want(what, sample)]
+    [heard] = yield [SampleRequest(what, sample)]
     return heard

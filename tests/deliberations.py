@@ -7,16 +7,16 @@ from typing import Any
 
 from talking import slot, speaker, whole
 
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.consortium import Consortium
-from swarm.collab.deliberation.verdicts import Deliberation
+from swarm.collab.deliberation.verdicts import ConsortiumTranscript
 from swarm.errors import UserError
 from swarm.models import Request
 
 DEAD = UserError("it is gone")
 
 
-def judge(*confidences: Any, **more: Any) -> Slot:
+def judge(*confidences: Any, **more: Any) -> AgentSpec:
     """An arbiter that writes S1, S2, ... with these confidences, the last one again and again."""
     said = itertools.count()
 
@@ -33,7 +33,7 @@ def written(synthesis: str, confidence: Any = 0.9, **more: Any) -> str:
     return "\n".join(f"<{name}>\n{value}\n</{name}>" for name, value in parts.items())
 
 
-def deliberation(consortium: Consortium, prompt: Any = "why?", **settings: Any) -> Deliberation:
+def deliberation(consortium: Consortium, prompt: Any = "why?", **settings: Any) -> ConsortiumTranscript:
     """What one prompt comes to."""
     (found,) = consortium.run([Request(prompt, **settings)])
     if isinstance(found, UserError):
@@ -50,16 +50,16 @@ def shown(request: Request) -> dict[int, str]:
     return {int(number): one for number, one in re.findall(pattern, text, re.DOTALL)}
 
 
-def by_choice(best: Callable[[dict[int, str]], Any], name: str = "arbiter") -> Slot:
+def by_choice(best: Callable[[dict[int, str]], Any], name: str = "arbiter") -> AgentSpec:
     """A speaker that replies with what the function makes of the answers it is shown."""
     return slot(name, lambda request: str(best(shown(request))))
 
 
-def heard(one: Slot) -> list[str]:
+def heard(one: AgentSpec) -> list[str]:
     """All prompts that the slot's speaker got, as texts."""
     return [whole(request.prompt) for request in speaker(one).heard]
 
 
-def confidences(found: Deliberation) -> Sequence[float | None]:
+def confidences(found: ConsortiumTranscript) -> Sequence[float | None]:
     """Of each iteration's verdict."""
     return [one.verdict.confidence for one in found.iterations]

@@ -6,9 +6,9 @@ from typing import Any
 import searches
 from hydra import compose, initialize_config_dir
 
-from swarm.evaluate import build
+from swarm.evaluate import build_evaluation
 from swarm.places import conf_folder
-from swarm.search import build as build_search
+from swarm.search import build_run as build_search
 
 
 def searched(folder: Path, base: Path, pool: Path, **more: Any) -> Path:
@@ -31,5 +31,5 @@ def keys(folder: Path, base: Path, pool: Path) -> list[str]:
 def evaluated(arguments: list[str]) -> dict[str, Any]:
     """The result of an evaluation in this process."""
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        evaluation, config = build(compose("evaluate", overrides=arguments))
+        evaluation, config = build_evaluation(compose("evaluate", overrides=arguments))
     return evaluation.run(config)

@@ -143,7 +143,7 @@ def outcome(plans: Sequence[Sequence[str]], streams: bool) -> Outcome:
             with ThreadPoolExecutor(len(plans)) as pool:
                 found = list(pool.map(lambda request: one(model, request), requests))
         else:
-            found = model.attempt(requests)
+            found = model.generate_each(requests)
         taken = time.monotonic() - began
     return Outcome(found, faulty.met, model.client.repeated, taken)
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from swarm.manifest import read_state
 from swarm.places import conf_folder
-from swarm.search import build
+from swarm.search import build_run
 
 KILLS = 12
 
@@ -38,7 +38,7 @@ def attempt(search: DictConfig) -> int:
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        run, config = build(search)
+        run, config = build_run(search)
         run.search(config)
         code = 0
     except Exception:

@@ -150,7 +150,7 @@ class Saying:
 
 
 def played(task: Task, items: Sequence[Item], model: Model) -> list[Score]:
-    game = task.play(items)
+    game = task.run(items)
     requests = next(game)
     while True:
         try:

@@ -9,11 +9,11 @@ from typing import Any
 
 import endpoints
 
-from swarm.compare.asking import Heard, Script, T, Want
+from swarm.compare.asking import SampleOutcome, Script, T, SampleRequest
 from swarm.errors import UserError
 from swarm.models import Completion
-from swarm.models.answers import answers_in
-from swarm.models.as_json import completion_of
+from swarm.models.answers import parse_answers
+from swarm.models.as_json import completion_from_json
 
 END = "<end>"
 
@@ -88,7 +88,7 @@ def driven(script: Script[T], body: Callable[[Mapping[str, Any]], Any]) -> T:
     It gives what an endpoint says, or the error that a request comes to.
     """
 
-    def heard(want: Want) -> Heard:
+    def heard(want: SampleRequest) -> SampleOutcome:
         said = body(want.asked.api_kwargs)
         return said if isinstance(said, UserError) else completion(said)
 
@@ -102,4 +102,4 @@ def driven(script: Script[T], body: Callable[[Mapping[str, Any]], Any]) -> T:
 
 def completion(said: Any) -> Completion:
     """What an endpoint says, read."""
-    return completion_of({"tokens": [], **answers_in(said, 1, 0.1)[0]})
+    return completion_from_json({"tokens": [], **parse_answers(said, 1, 0.1)[0]})

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from swarm.files import digest, write_json
-from swarm.record import Record
+from swarm.files import short_digest, write_json
+from swarm.record import RunRecord
 from swarm.report.statistics import mean_interval, paired_test
 
 HOSTILE = "</style></script><script>alert('x')</script><img src=x onerror=alert(1)>\x00\ud800"
@@ -39,8 +39,8 @@ def folder(
         more: Further metrics.
     """
     draw = np.random.default_rng(7)
-    record = Record(path)
-    record.open({"seed": 7, "task.name": "made", "task items": "x"}, _names(experts), groups)
+    record = RunRecord(path)
+    record.open_or_resume({"seed": 7, "task.name": "made", "task items": "x"}, _names(experts), groups)
     now = np.tile(np.eye(experts)[np.arange(particles) % experts], (1, len(groups)))
     goal = np.tile(np.eye(experts)[0], len(groups))
 
@@ -60,12 +60,12 @@ def folder(
         utilities = np.array([np.mean([r["value"] for r in mine]) for mine in rows.values()])
         facts = {"items_scored": [items] * particles, "prompts_asked": items * particles,
                  "prompts_saved": 0}  # fmt: skip
-        record.add_round(now, utilities, rows, {}, facts)
+        record.add_iteration(now, utilities, rows, {}, facts)
         now = now + 0.2 * (goal - now) + draw.normal(0, 0.03, now.shape)
     if finished:
         record.state["finished"] = f"{iterations} iterations done"
         record.state["metrics"] = _metrics(record, experts, test, answers, parts) | (more or {})
-        record.save()
+        record.save_state()
     return path
 
 
@@ -81,7 +81,7 @@ def data_file(path: Path, text: str, items: int) -> None:
 
 def digest_of_items(text: str, items: int) -> str:
     """The digest of those test items."""
-    return digest([{"question": f"{text} number {n}?", "answer": f"right {n}", "id": n}
+    return short_digest([{"question": f"{text} number {n}?", "answer": f"right {n}", "id": n}
                    for n in range(items)])  # fmt: skip
 
 
@@ -91,27 +91,27 @@ def _names(count: int) -> list[str]:
 
 
 def _metrics(
-    record: Record, experts: int, test: int | None, answers: Any, parts: Sequence[str]
+    record: RunRecord, experts: int, test: int | None, answers: Any, parts: Sequence[str]
 ) -> dict[str, Any]:
-    before, after = record.best(rows=experts), record.best()
+    before, after = record.best_index(rows=experts), record.best_index()
     found: dict[str, Any] = {
-        "starting_best_validation_utility": record.utility(before),
-        "ending_best_validation_utility": record.utility(after),
+        "starting_best_validation_utility": record.utility_at(before),
+        "ending_best_validation_utility": record.utility_at(after),
         "starting_best_expert": record.state["experts"][before[1]],
         "asked": {"ensemble": 0, "test_items": None},
         "in_points": True,
     }
-    rows = {"starting": record.answers(*before), "ending": record.answers(*after)}
+    rows = {"starting": record.load_iteration_answers(*before), "ending": record.load_iteration_answers(*after)}
     for who, mine in rows.items():
         found |= _described(f"{who}_best_validation", mine, parts)
     if test is None:
         return found
     name = digest_of_items("What", test)
     found["asked"]["test_items"] = name
-    given = {place: answers(np.array(record.position(place)), test) for place in {before, after}}
+    given = {place: answers(np.array(record.position_at(place)), test) for place in {before, after}}
     tested = {"starting": given[before], "ending": given[after]}
     for who, place in (("starting", before), ("ending", after)):
-        record.keep_answers("test", record.position(place), name, tested[who])
+        record.save_answers("test", record.position_at(place), name, tested[who])
         found |= _described(f"{who}_best_single_test", tested[who], parts)
         found[f"{who}_best_single_test_accuracy"] = _mean(tested[who])
     gain = paired_test(*([r["value"] for r in tested[who]] for who in ("ending", "starting")))

@@ -126,7 +126,7 @@ def reseal(folder: Path) -> None:
     """Take the checksums of a run folder anew, after a test has changed files in it."""
     manifest = Manifest(folder).read()
     for place in manifest.sums:
-        manifest.add(place)
+        manifest.add_checksums(place)
     manifest.save()
 
 

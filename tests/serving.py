@@ -6,18 +6,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from swarm.models import Completion, Delta, Model, Request
-from swarm.serve.server import bind, server, url
+from swarm.serve.server import bind_socket, build_server, server_url
 
 
 @contextmanager
 def served(models: Mapping[str, Model], **settings: Any) -> Iterator[str]:
     """The URL of a server of these models, as OpenAI's client wants it."""
-    bound = bind("127.0.0.1", 0)
-    made = server(models, **settings)
+    bound = bind_socket("127.0.0.1", 0)
+    made = build_server(models, **settings)
     thread = threading.Thread(target=made.run, args=([bound],), daemon=True)
     thread.start()
     try:
-        yield url(bound)
+        yield server_url(bound)
     finally:
         made.should_exit = True
         thread.join(60)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from swarm.collab import Answer, Slot, Stages
+from swarm.collab import AgentAnswer, AgentSpec, Transcript
 from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request
@@ -25,7 +25,7 @@ class Speaker:
         """A text that nobody has said before."""
         return f"<{self.name} says {len(self.heard)}>"
 
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.attempt`."""
         with self._lock:
             self.batches.append(len(requests))
@@ -74,18 +74,18 @@ class Streamer(Speaker):
             self.closed = True
 
 
-def slot(name: str, says: Any = None, **how: Any) -> Slot:
+def slot(name: str, says: Any = None, **how: Any) -> AgentSpec:
     """A slot with a speaker of that name."""
-    return Slot(Speaker(name, says), name, **how)
+    return AgentSpec(Speaker(name, says), name, **how)
 
 
-def speaker(one: Slot) -> Speaker:
+def speaker(one: AgentSpec) -> Speaker:
     """The slot's model."""
     assert isinstance(one.model, Speaker)
     return one.model
 
 
-def stages(mixture: MixtureOfAgents, prompt: Any = "why?", **settings: Any) -> Stages:
+def stages(mixture: MixtureOfAgents, prompt: Any = "why?", **settings: Any) -> Transcript:
     """All that led to the answer to one prompt."""
     (found,) = mixture.run([Request(prompt, **settings)])
     if isinstance(found, UserError):
@@ -98,6 +98,6 @@ def whole(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(turn.content for turn in prompt)
 
 
-def said(layer: Sequence[Answer]) -> list[str]:
+def said(layer: Sequence[AgentAnswer]) -> list[str]:
     """The texts of a layer."""
     return [answer.text for answer in layer]

@@ -16,15 +16,15 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from swarm import study
-from swarm.certainty import gain_of
+from swarm.certainty import paired_gain
 from swarm.errors import UserError
-from swarm.identity import settings
+from swarm.identity import identity_settings
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
 from swarm.studies import comparison, rerun
 from swarm.tasks import Score
-from swarm.tasks.choice import Choice
+from swarm.tasks.choice import MultipleChoice
 from swarm.tasks.mixture import Mixture
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -115,14 +115,14 @@ def table(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any
 
 def test_a_folder_and_its_words_are_the_same_search(finished: tuple[Path, list[str]]) -> None:
     folder, words = finished
-    ours, theirs = rerun.of_folder(folder), rerun.plain(rerun.composed(words, "x"))
-    assert settings(ours) == settings(theirs) and ours["seed"] == theirs["seed"]
-    assert rerun.Search(ours).metrics() is not None
-    other = rerun.changed(ours, {"optimizer": {"repel": 0.0}})
-    assert rerun.Search(other).metrics() is None
+    ours, theirs = rerun.load_run_config(folder), rerun.to_plain_config(rerun.compose_search(words, "x"))
+    assert identity_settings(ours) == identity_settings(theirs) and ours["seed"] == theirs["seed"]
+    assert rerun.SearchProcess(ours).load_metrics() is not None
+    other = rerun.override_config(ours, {"optimizer": {"repel": 0.0}})
+    assert rerun.SearchProcess(other).load_metrics() is None
     assert ours["optimizer"]["repel"] == 0.05
     with pytest.raises(UserError, match="no such key"):
-        rerun.changed(ours, {"optimizer": {"wings": 2}})
+        rerun.override_config(ours, {"optimizer": {"wings": 2}})
 
 
 def test_weak_to_strong(
@@ -168,9 +168,9 @@ def test_two_studies_in_one_folder_are_refused(
     finished: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(rerun, "PATIENCE_S", 0)
+    monkeypatch.setattr(rerun, "LOCK_TIMEOUT_S", 0)
     folder, _ = finished
-    with rerun.alone(folder.parent / "run_ablations"), pytest.raises(SystemExit) as end:
+    with rerun.lock_study_folder(folder.parent / "run_ablations"), pytest.raises(SystemExit) as end:
         study.main(["ablations", str(folder)])
     assert end.value.code == 1 and "is at work there" in capsys.readouterr().err
 
@@ -197,7 +197,7 @@ def test_a_killed_study_ends_its_search_and_an_interrupted_one_says_how_to_go_on
     killed = begin(words, folder / "full/answers/iteration_0001.json.gz")
     killed.kill()
     killed.communicate()
-    with rerun.alone(folder):
+    with rerun.lock_study_folder(folder):
         # Its search kept the lock until it had ended.
         before = RunFolder(folder / "full")
         assert before.finished is None
@@ -223,7 +223,7 @@ def test_ablations(finished: tuple[Path, list[str]], capsys: pytest.CaptureFixtu
             assert row["difference"]["difference"] == pytest.approx(gain)
             for key, value in CHANGES[row["name"]].items():
                 assert all(run.config["optimizer"][key] == value for run in runs)
-    text = comparison.as_text(rows)
+    text = comparison.rows_to_markdown(rows)
     assert text.count("\n| ") == 7 and all(name in text for name in CHANGES)
 
 
@@ -239,7 +239,7 @@ def two(finished: tuple[Path, list[str]]) -> Path:
 
 def test_the_difference_is_that_of_the_test_utilities() -> None:
     """Of a mixture too: its harmonic mean is taken by seed and not of the seeds' mean answers."""
-    parts = {"a": Choice("a", "a.json"), "b": Choice("b", "b.json")}
+    parts = {"a": MultipleChoice("a", "a.json"), "b": MultipleChoice("b", "b.json")}
     task, draw = Mixture("m", parts), np.random.default_rng(0)
 
     def seed(first: float, second: float) -> list[Score]:
@@ -248,15 +248,15 @@ def test_the_difference_is_that_of_the_test_utilities() -> None:
 
     own, other = [seed(0.9, 0.1), seed(0.1, 0.9)], [seed(0.4, 0.4), seed(0.4, 0.4)]
     utilities = [[task.utility(scores) for scores in runs] for runs in (own, other)]
-    found = comparison.gain(task, own, other)
+    found = comparison.mean_gain_over_seeds(task, own, other)
     assert found.difference == pytest.approx(np.mean(utilities[0]) - np.mean(utilities[1]))
     assert found.low < found.difference < found.high < 0 and found.p < 0.05 and found.n == 60
-    one = comparison.gain(task, own[:1], other[:1])
-    assert one == gain_of(task, own[0], other[0])
+    one = comparison.mean_gain_over_seeds(task, own[:1], other[:1])
+    assert one == paired_gain(task, own[0], other[0])
     # A plain mean is tested item by item.
     plain = [[replace(score, part="") for score in scores] for scores in (*own, *other)]
-    found = comparison.gain(parts["a"], plain[:1], plain[2:3])
-    assert found == gain_of(parts["a"], plain[0], plain[2])
+    found = comparison.mean_gain_over_seeds(parts["a"], plain[:1], plain[2:3])
+    assert found == paired_gain(parts["a"], plain[0], plain[2])
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import searches
 import tiny
 from playing import Knowing, Silent, choice_items, played, write
 
-from swarm.certainty import interval_of
+from swarm.certainty import utility_with_interval
 from swarm.models import Completion, Message, Request
-from swarm.report.statistics import mean_interval, vote
-from swarm.tasks import Score, abstain, mean, unparsed
-from swarm.tasks.abstain import ABSTAINED, Abstain
-from swarm.tasks.choice import Choice
+from swarm.report.statistics import mean_interval, plurality_vote
+from swarm.tasks import Score, abstain, mean_score, unparsed_rate
+from swarm.tasks.abstain import ABSTENTION, Abstain
+from swarm.tasks.choice import MultipleChoice
 
 ITEM = {"question": "Which?", "choices": {"A": "this", "B": "that"}, "answer": "B", "id": 0}
 ROUND_1 = (
@@ -48,23 +48,23 @@ def made(folder: Path, **settings: object) -> Abstain:
     [
         (" B.", "True", 1.0, "B"),
         (" A.", "True.", -1.0, "A"),
-        (" B.", "False", 0.0, ABSTAINED),
-        (" A.", " false, because", 0.0, ABSTAINED),
+        (" B.", "False", 0.0, ABSTENTION),
+        (" A.", " false, because", 0.0, ABSTENTION),
         (" B.", "I cannot say", 1.0, "B"),
-        (" B.", "It is not true.", 0.0, ABSTAINED),
-        (" A.", "That isn't quite true", 0.0, ABSTAINED),
-        (" A.", "untrue", 0.0, ABSTAINED),
-        (" A.", "The proposed answer is incorrect.", 0.0, ABSTAINED),
-        (" A.", "It is not correct", 0.0, ABSTAINED),
-        (" A.", "wrong", 0.0, ABSTAINED),
-        (" A.", "No", 0.0, ABSTAINED),
-        (" A.", "**No**, it is", 0.0, ABSTAINED),
+        (" B.", "It is not true.", 0.0, ABSTENTION),
+        (" A.", "That isn't quite true", 0.0, ABSTENTION),
+        (" A.", "untrue", 0.0, ABSTENTION),
+        (" A.", "The proposed answer is incorrect.", 0.0, ABSTENTION),
+        (" A.", "It is not correct", 0.0, ABSTENTION),
+        (" A.", "wrong", 0.0, ABSTENTION),
+        (" A.", "No", 0.0, ABSTENTION),
+        (" A.", "**No**, it is", 0.0, ABSTENTION),
         (" B.", "It is not false.", 1.0, "B"),
         (" B.", "Yes", 1.0, "B"),
         (" B.", "There is no doubt: true", 1.0, "B"),
         (" B.", "nothing", 1.0, "B"),
         (" no idea", "", -1.0, None),
-        ("", "false", 0.0, ABSTAINED),
+        ("", "false", 0.0, ABSTENTION),
         (" B.", "True, it is not false", 1.0, "B"),
     ],
 )
@@ -132,7 +132,7 @@ def test_both_rounds_by_log_probability(tmp_path: Path) -> None:
 def test_a_vote_may_abstain(tmp_path: Path) -> None:
     """Three voters of low reliability, two of which abstain."""
     task = made(tmp_path)
-    answer = vote(["A", ABSTAINED, ABSTAINED], [-0.1, -0.2, -0.3])
+    answer = plurality_vote(["A", ABSTENTION, ABSTENTION], [-0.1, -0.2, -0.3])
     assert task.grade(task.items("test")[0], answer) == 0.0
 
 
@@ -141,7 +141,7 @@ def test_utility_is_the_mean(tmp_path: Path) -> None:
     task = Abstain("small", file)
     items = task.items("dev")
     silent = played(task, items, Silent())
-    assert task.utility(silent) == mean(silent) == -1.0 and unparsed(silent) == 1.0
+    assert task.utility(silent) == mean_score(silent) == -1.0 and unparsed_rate(silent) == 1.0
     assert task.highest == 1.0
 
 
@@ -149,10 +149,10 @@ def test_zeros_are_not_wrong_answers(tmp_path: Path) -> None:
     """All abstained, or none wrong: the interval of right and wrong does not reach below 0."""
     task = made(tmp_path)
     right = [Score(value, "B") for value in (1.0, 0.0) * 10]
-    assert interval_of(task, right) == mean_interval([s.value for s in right], signed=True)
-    zeros = [Score(0.0, ABSTAINED)] * 20
-    assert interval_of(task, zeros)[:3] == (0.0, 0.0, 0.0)
-    assert interval_of(Choice("c", "c.json"), zeros).high > 0.1
+    assert utility_with_interval(task, right) == mean_interval([s.value for s in right], signed=True)
+    zeros = [Score(0.0, ABSTENTION)] * 20
+    assert utility_with_interval(task, zeros)[:3] == (0.0, 0.0, 0.0)
+    assert utility_with_interval(MultipleChoice("c", "c.json"), zeros).high > 0.1
 
 
 @pytest.mark.slow

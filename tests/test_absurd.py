@@ -11,20 +11,21 @@ import searches
 import tiny
 from safetensors.numpy import load_file, save_file
 
-from swarm.engine import NotFinite
-from swarm.engine.base import Base
+from swarm.errors import NotFinite
+
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.evaluation import Cut, Evaluator
-from swarm.executors.inline import Inline
+from swarm.evaluation import Batching, Evaluator
+from swarm.executors.inline import InlineExecutor
 from swarm.executors.worker import Worker
 from swarm.models import Request
-from swarm.optimizers import Wanted
-from swarm.places import find
+from swarm.optimizers import LossRequest
+from swarm.places import find_path
 from swarm.pool import Pool
-from swarm.run import named
+from swarm.run import name_positions
 from swarm.settings import check_place
-from swarm.tasks.choice import Choice
+from swarm.tasks.choice import MultipleChoice
 
 
 @pytest.mark.parametrize(
@@ -110,15 +111,15 @@ def test_what_is_not_finite_names_its_position(
     plan: str, space: str, choices: tuple[str, ...], tiny_llama: Path, tiny_pool: Path
 ) -> None:
     engine, pool = HFEngine(plan), Pool(tiny_pool, space=space).open()
-    engine.open(Base(str(tiny_llama), dtype="float16"), pool, "cpu")
+    engine.open(BaseModel(str(tiny_llama), dtype="float16"), pool, "cpu")
     asked = [Request("which one", 4, choices), Request("is it so", 4, choices)]
     positions = np.eye(4)[:3]
-    engine.answer(positions, [asked] * 3)
+    engine.generate(positions, [asked] * 3)
     for scale, place in ((3e5, 1), (1e30, 2)):
         spoiled = positions.copy()
         spoiled[place] *= scale
         with pytest.raises(NotFinite) as error:
-            engine.answer(spoiled, [asked] * 3)
+            engine.generate(spoiled, [asked] * 3)
         assert error.value.position == place, error.value.what
 
 
@@ -137,12 +138,12 @@ def test_a_search_ends_with_the_particle_named(
 
 
 def test_a_position_beyond_all_bounds_is_named() -> None:
-    assert set(named(np.zeros((2, 3)), 0).values()) == {"particle 0 of iteration 0"}
+    assert set(name_positions(np.zeros((2, 3)), 0).values()) == {"particle 0 of iteration 0"}
     for value in (1e7, -1e117, float("inf"), float("nan")):
         positions = np.zeros((3, 2))
         positions[1, 0] = value
         with pytest.raises(UserError, match="particle 1 of iteration 4: a coefficient of"):
-            named(positions, 4)
+            name_positions(positions, 4)
 
 
 @pytest.mark.parametrize("space", ["factor", "delta"])
@@ -150,19 +151,19 @@ def test_a_descent_into_what_is_not_finite_names_its_particle(
     space: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     pool = Pool(tiny_pool, space=space).open()
-    task = Choice("tiny", str(searches.choice_file(tmp_path / "tiny.json")), scoring="logits")
-    executor = Inline()
-    executor.open(Worker(Base(str(tiny_llama), dtype="float16"), pool, task, HFEngine()))
-    evaluator = Evaluator(task, executor, Cut(1, None))
+    task = MultipleChoice("tiny", str(searches.choice_file(tmp_path / "tiny.json")), scoring="logits")
+    executor = InlineExecutor()
+    executor.open(Worker(BaseModel(str(tiny_llama), dtype="float16"), pool, task, HFEngine()))
+    evaluator = Evaluator(task, executor, Batching(1, None))
     sound, spoiled = np.eye(4)[0], np.eye(4)[1]
-    wanted = [Wanted(sound, (0, 1), particle=2), Wanted(spoiled, (0,), slope=False, particle=3)]
-    assert all(np.isfinite(one.loss) for one in evaluator.gradients(wanted, range(4)))
+    wanted = [LossRequest(sound, (0, 1), particle=2), LossRequest(spoiled, (0,), slope=False, particle=3)]
+    assert all(np.isfinite(one.loss) for one in evaluator.compute_gradients(wanted, range(4)))
     what = "(weights|activations)"
     for scale in (3e5, 1e30):
-        wanted[1] = Wanted(scale * spoiled, (0,), slope=False, particle=3)
+        wanted[1] = LossRequest(scale * spoiled, (0,), slope=False, particle=3)
         says = f"^particle 3 in the descent of iteration 7: the mixed model's {what} are not finite"
         with pytest.raises(UserError, match=says):
-            evaluator.gradients(wanted, range(4), iteration=7)
+            evaluator.compute_gradients(wanted, range(4), iteration=7)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_a_place_that_cannot_be_written_or_shown_is_refused(
 def test_find_refuses_what_cannot_be_a_path() -> None:
     for path in ("x" * 5000, "~no such user/x"):
         with pytest.raises(UserError, match="cannot be a path"):
-            find(path)
+            find_path(path)
 
 
 def test_an_error_cannot_steer_the_terminal() -> None:

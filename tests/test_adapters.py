@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from swarm import adapters
-from swarm.adapters import CONFIG, WEIGHTS, read_adapter
+from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from swarm.errors import UserError
 from swarm.pool import Pool
 
@@ -43,8 +43,8 @@ def refused(pool: Path, name: str, *words: str, base: str | None = None, **setti
 
 def rewrite(expert: Path, change: Callable[[Weights], Weights]) -> None:
     """Save the weights of `expert` again after `change`."""
-    kept = {key: weight.clone() for key, weight in load_file(expert / WEIGHTS).items()}
-    save_file(change(kept), expert / WEIGHTS)
+    kept = {key: weight.clone() for key, weight in load_file(expert / WEIGHTS_FILE).items()}
+    save_file(change(kept), expert / WEIGHTS_FILE)
 
 
 def renamed(rule: Callable[[str], str]) -> Callable[[Weights], Weights]:
@@ -111,7 +111,7 @@ def test_settings_that_change_nothing_pass(folder: Path, setting: str, value: An
 
 
 def test_a_default_of_a_later_peft_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "HARMLESS", adapters.HARMLESS - {"qalora_group_size"})
+    monkeypatch.setattr(adapters, "IGNORED_OPTIONS", adapters.IGNORED_OPTIONS - {"qalora_group_size"})
     Pool(folder).open()
     tiny.change(folder / "birch", qalora_group_size=17)
     refused(folder, "birch", "qalora_group_size", "unknown")
@@ -120,7 +120,7 @@ def test_a_default_of_a_later_peft_passes(folder: Path, monkeypatch: pytest.Monk
 def test_a_config_as_old_peft_wrote_it_passes(folder: Path) -> None:
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     config |= {"base_model_name_or_path": None, "enable_lora": None, "merge_weights": False}
-    (folder / "birch" / CONFIG).write_text(json.dumps(config))
+    (folder / "birch" / CONFIG_FILE).write_text(json.dumps(config))
     assert Pool(folder).open().shared == (4, 8.0, False)
 
 
@@ -220,19 +220,19 @@ def test_basis_and_combine_see_nan_without_a_check(folder: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
 def test_a_truncated_file(folder: Path, kept: int) -> None:
-    path = folder / "birch" / WEIGHTS
+    path = folder / "birch" / WEIGHTS_FILE
     path.write_bytes(path.read_bytes()[:kept])
     refused(folder, "birch", "is damaged")
 
 
 def test_a_file_without_weights(folder: Path) -> None:
-    save_file({}, folder / "birch" / WEIGHTS)
+    save_file({}, folder / "birch" / WEIGHTS_FILE)
     refused(folder, "birch", "no LoRA weights")
 
 
 def test_no_weights_at_all(folder: Path) -> None:
-    (folder / "birch" / WEIGHTS).unlink()
-    refused(folder, "birch", f"there is no {WEIGHTS}")
+    (folder / "birch" / WEIGHTS_FILE).unlink()
+    refused(folder, "birch", f"there is no {WEIGHTS_FILE}")
 
 
 def test_a_pickle_is_refused_and_never_opened(folder: Path, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_pickle_is_refused_and_never_opened(folder: Path, tmp_path: Path) -> N
         def __reduce__(self) -> tuple[Any, ...]:
             return Path.touch, (tmp_path / "sprung",)
 
-    (folder / "birch" / WEIGHTS).unlink()
+    (folder / "birch" / WEIGHTS_FILE).unlink()
     torch.save({"weight": Trap()}, folder / "birch" / "adapter_model.bin")
     refused(folder, "birch", "pickled")
     assert not (tmp_path / "sprung").exists()
@@ -250,13 +250,13 @@ def test_a_pickle_is_refused_and_never_opened(folder: Path, tmp_path: Path) -> N
     ("text", "word"), [("{", "cannot be read"), ("[]", "not a JSON object"), ("\xff", "cannot")]
 )
 def test_a_config_that_is_no_json(folder: Path, text: str, word: str) -> None:
-    (folder / "birch" / CONFIG).write_text(text, encoding="latin-1")
-    refused(folder, "birch", CONFIG, word)
+    (folder / "birch" / CONFIG_FILE).write_text(text, encoding="latin-1")
+    refused(folder, "birch", CONFIG_FILE, word)
 
 
 def test_an_expert_without_a_config(folder: Path) -> None:
-    (folder / "birch" / CONFIG).unlink()
-    refused(folder, "birch", f"there is no {CONFIG}", experts=["amber", "birch"])
+    (folder / "birch" / CONFIG_FILE).unlink()
+    refused(folder, "birch", f"there is no {CONFIG_FILE}", experts=["amber", "birch"])
 
 
 def test_another_base_model_than_the_others(folder: Path) -> None:
@@ -288,8 +288,8 @@ def test_patterns_pick_by_the_end_of_the_name(mixed_pool: Path) -> None:
     dune = read_adapter(mixed_pool / "dune")
     ranks = {module: shape[2] for module, shape in dune.shapes.items()}
     assert ranks.pop("model.layers.1.self_attn.q_proj") == 6 and set(ranks.values()) == {4}
-    assert dune.scaling("model.layers.1.self_attn.q_proj") == 8 / 6
-    assert dune.scaling("model.layers.1.self_attn.v_proj") == 5 / 4
+    assert dune.lora_scaling("model.layers.1.self_attn.q_proj") == 8 / 6
+    assert dune.lora_scaling("model.layers.1.self_attn.v_proj") == 5 / 4
 
 
 def test_a_missing_pool_and_a_missing_expert(folder: Path) -> None:

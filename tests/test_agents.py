@@ -12,9 +12,9 @@ import pytest
 import searches
 import yaml
 
-from swarm.candidates.agents import Agents
-from swarm.candidates.evaluation import told
-from swarm.candidates.speaker import Named
+from swarm.candidates.agents import MoACandidate
+from swarm.candidates.evaluation import format_result
+from swarm.candidates.speaker import NamedModelCandidate
 from swarm.errors import UserError
 from swarm.roster import Roster
 
@@ -65,7 +65,7 @@ def test_a_mixture_stands_beside_its_best_proposer(place: tuple[Path, Any]) -> N
     assert (mixture["utility"], good["utility"], bad["utility"]) == (0, 1, 0)
     assert [good["name"], bad["name"]] == ["good alone", "bad alone"]
     assert result["against_best"]["best"] == "good alone" and result["against_best"]["gain"] == -1
-    lines = told(result)
+    lines = format_result(result)
     assert "best single proposer or vote: good alone" in lines and "loss" in lines
     # The proposers alone are asked nothing that the first layer has not asked.
     assert len(server.asked) == 3 * n == result["prompts"]
@@ -141,8 +141,8 @@ def test_another_mixture_inside_is_another_evaluation(
         inner.write_text(yaml.safe_dump({"proposers": ["good"], "aggregator": aggregator}))
         outer = folder / "outer.yaml"
         outer.write_text(yaml.safe_dump({"proposers": [f"moa/{inner}"], "aggregator": "good"}))
-        found = Agents(str(outer), Roster(cache=None)).fingerprint()
-        assert found == Named(f"moa/{outer}", Roster(cache=None)).fingerprint()
+        found = MoACandidate(str(outer), Roster(cache=None)).fingerprint()
+        assert found == NamedModelCandidate(f"moa/{outer}", Roster(cache=None)).fingerprint()
         return found
 
     first = fingerprint("good")

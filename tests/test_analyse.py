@@ -13,12 +13,12 @@ import pytest
 import searches
 
 from swarm.errors import UserError
-from swarm.record import Record
+from swarm.record import RunRecord
 from swarm.report import __main__ as entry
 from swarm.report import economy, emergence, origins, trajectories
-from swarm.report.analyse import analyse, as_json, as_text, draw
+from swarm.report.analyse import analyse_runs, as_json, as_text, draw_charts
 from swarm.report.folder import RunFolder
-from swarm.report.text import sparkline
+from swarm.report.text import format_sparkline
 
 Values = Sequence[Sequence[float] | None]
 
@@ -31,8 +31,8 @@ def made(
     facts: Sequence[dict[str, Any]] = (),
 ) -> RunFolder:
     """A run folder in which particle i of round t answered with these values; None: not asked."""
-    record = Record(folder)
-    record.open({"seed": 1}, experts)
+    record = RunRecord(folder)
+    record.open_or_resume({"seed": 1}, experts)
     corners = np.eye(len(experts))[np.arange(len(rounds[0])) % len(experts)]
     for number, values in enumerate(rounds):
         x = corners if positions is None else np.array(positions[number], dtype=float)
@@ -43,7 +43,7 @@ def made(
         }  # fmt: skip
         scored = [None if row is None else len(row) for row in values]
         told = {"items_scored": scored, "prompts_asked": sum(n or 0 for n in scored)}
-        record.add_round(x, utilities, answers, {}, {**told, **(facts[number] if facts else {})})
+        record.add_iteration(x, utilities, answers, {}, {**told, **(facts[number] if facts else {})})
     return RunFolder(folder)
 
 
@@ -53,7 +53,7 @@ def made(
 def test_the_shares_are_those_counted_by_hand(tmp_path: Path) -> None:
     start = [[1, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1]]
     end = [[1, 0, 1, 0, 0, 1], [0, 1, 1, 1, 0, 0]]
-    found = emergence.emergence(made(tmp_path, [start, end]))
+    found = emergence.measure_emergence(made(tmp_path, [start, end]))
     shares = {name: one["observed"] for name, one in found["shares"].items()}
     assert (found["items"], found["particles"], found["hard_items"]) == (6, 2, 3)
     # More right: items 2 and 3 of 6. Wrong for both at the start: 2, 3 and 4.
@@ -69,7 +69,7 @@ def test_the_shares_are_those_counted_by_hand(tmp_path: Path) -> None:
 
 def test_a_personal_best_counts_and_not_the_last_round(tmp_path: Path) -> None:
     first, better, worse = [[1, 0, 0], [0, 1, 0]], [[1, 1, 0], [0, 1, 1]], [[0, 0, 0], None]
-    found = emergence.emergence(made(tmp_path, [first, better, worse]))
+    found = emergence.measure_emergence(made(tmp_path, [first, better, worse]))
     assert found["shares"]["C-emerge"]["observed"].mean == 1.0
     assert found["mirror"]["fewer_right"] == 0
 
@@ -88,7 +88,7 @@ def swarm_of_guessers(seed: int, particles: int = 8, items: int = 60) -> tuple[A
 
 def test_guessers_do_not_come_out_as_emergent() -> None:
     """Although they are selected on these items, and seem to have learnt much."""
-    swarms = [emergence.compared(*swarm_of_guessers(seed)) for seed in range(30)]
+    swarms = [emergence.compare_with_controls(*swarm_of_guessers(seed)) for seed in range(30)]
     for name in ("C-surge", "C-emerge", "best alone"):
         found = [one["shares"][name] for one in swarms]
         known = [share for share in found if share is not None]
@@ -108,28 +108,28 @@ def test_one_that_solves_what_nobody_could_is_seen() -> None:
     start[:, :10] = end[:, :10] = False
     hard = ~start.any(axis=0)
     end[best], end[best, hard] = False, True
-    found = emergence.compared(start, end, best)["shares"]["best alone"]
+    found = emergence.compare_with_controls(start, end, best)["shares"]["best alone"]
     assert found["p_above_chance"] < 0.01 and found["observed"].mean > found["chance"][2]
 
 
 def test_particles_that_answer_alike_are_one_guesser() -> None:
     start, end, best = swarm_of_guessers(2)
     end[:] = np.arange(60) % 3 == 0
-    chance = emergence.compared(start, end, best)["shares"]["C-emerge"]["chance"][0]
+    chance = emergence.compare_with_controls(start, end, best)["shares"]["C-emerge"]["chance"][0]
     assert abs(chance - 1 / 3) < 0.03
 
 
 def test_nothing_hard_and_nothing_to_count(tmp_path: Path) -> None:
     run = made(tmp_path, [[[1, 1], [1, 0]]])
-    found = emergence.emergence(run)
+    found = emergence.measure_emergence(run)
     assert found["shares"]["C-emerge"] is None and found["shares"]["C-surge"]["observed"].mean == 0
-    assert "no such item" in "\n".join(emergence.lines(found))
+    assert "no such item" in "\n".join(emergence.format_emergence(found))
 
 
 def test_ratings_have_no_emergence(tmp_path: Path) -> None:
-    found = emergence.emergence(made(tmp_path, [[[0.5, 1], [1, 0]]]))
+    found = emergence.measure_emergence(made(tmp_path, [[[0.5, 1], [1, 0]]]))
     assert not found["applies"]
-    assert emergence.lines(found)[0].startswith("Does not apply: the answers' values are not all")
+    assert emergence.format_emergence(found)[0].startswith("Does not apply: the answers' values are not all")
 
 
 # Rank of origin
@@ -158,13 +158,13 @@ def started(folder: Path, start: list[float], winner: int) -> dict[str, Any]:
     """The origin in a run of so many tenths right, in which one particle gets all right."""
     values = [[1.0] * round(10 * u) + [0.0] * (10 - round(10 * u)) for u in start]
     end = [[1.0] * 10 if i == winner else None for i in range(len(start))]
-    return origins.origin(made(folder, [values, end]))
+    return origins.rank_of_origin(made(folder, [values, end]))
 
 
 def test_the_distribution_over_runs(tmp_path: Path) -> None:
     start = [0.4, 0.3, 0.2, 0.1]
     every = [started(tmp_path / str(winner), start, winner) for winner in (0, 0, 3)]
-    found = origins.distribution(every)
+    found = origins.summarize_origins(every)
     assert found["started_best"].mean == pytest.approx(2 / 3) and found["started_best"].n == 3
     assert 0.2 < found["started_best"].low < 0.25  # Wilson, 2 of 3
     assert (found["started_best_blindly"], found["bottom_half_blindly"]) == (0.25, 0.5)
@@ -175,7 +175,7 @@ def test_picked_blindly_is_what_all_particles_give_with_equals_too(
     tmp_path: Path, start: list[float]
 ) -> None:
     every = [started(tmp_path / str(i), start, i) for i in range(len(start))]
-    found = origins.distribution(every)
+    found = origins.summarize_origins(every)
     for name in ("started_best", "bottom_half"):
         assert found[name].mean == pytest.approx(found[f"{name}_blindly"]), name
         assert found[f"{name}_blindly"] == pytest.approx(np.mean([one[name] for one in every]))
@@ -189,7 +189,7 @@ def test_positions_on_a_line_have_one_component(tmp_path: Path) -> None:
     x = [[[1, 0, 0], [0, 1, 0]], [[0.5, 0.5, 0], [0.5, 0.5, 0]], [[1.5, -0.5, 0], [0.5, 0.5, 0]]]
     values: list[Values] = [[[1, 0], [0, 0]], [[0, 0], [0, 0]], [[1, 1], [0, 0]]]
     run = made(tmp_path, values, x, ("amber", "birch", "cedar"))
-    found = trajectories.trajectory(run)
+    found = trajectories.measure_trajectory(run)
     assert found["explained"] == pytest.approx([1, 0])
     assert np.abs(found["axes"][0]) == pytest.approx([0.5**0.5, 0.5**0.5, 0])
     assert found["points"].shape == (3, 2, 2)
@@ -202,8 +202,8 @@ def test_positions_on_a_line_have_one_component(tmp_path: Path) -> None:
 
 def test_two_components_suffice_for_two_experts(tmp_path: Path) -> None:
     run = made(tmp_path, [[[1, 0], [0, 0]]])
-    assert trajectories.trajectory(run)["explained"].sum() == pytest.approx(1)
-    assert sparkline([0, float("nan"), 1, 0.5]) == "▁ █▅"
+    assert trajectories.measure_trajectory(run)["explained"].sum() == pytest.approx(1)
+    assert format_sparkline([0, float("nan"), 1, 0.5]) == "▁ █▅"
 
 
 # Economy
@@ -213,7 +213,7 @@ def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:
     rounds: list[Values] = [[[1, 0, 0], [0, 0, 0]], [[1, 1, 0], None], [None, None],
                             [[1, 1, 1], [0, 0, 0]]]  # fmt: skip
     facts = [{}, {}, {"beyond_budget": 1}, {"prompts_asked": 4, "prompts_saved": 2}]
-    found = economy.economy(made(tmp_path, rounds, facts=facts))
+    found = economy.measure_economy(made(tmp_path, rounds, facts=facts))
     assert (found["dropped"], found["beyond_budget"]) == (6, 3)
     assert (found["raced"], found["evaluations"]) == (2, 5)
     assert found["prompts"].tolist() == [6, 9, 9, 13]
@@ -222,22 +222,22 @@ def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:
 
 def test_runs_are_compared_at_equal_prompts(tmp_path: Path) -> None:
     zero, one, two = [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]
-    quick = economy.economy(made(tmp_path / "quick", [[zero, zero], [two, None]]))
-    slow = economy.economy(made(tmp_path / "slow", [[zero, zero], [one, zero], [two, zero]]))
-    found = economy.at_equal_prompts([quick, slow])
+    quick = economy.measure_economy(made(tmp_path / "quick", [[zero, zero], [two, None]]))
+    slow = economy.measure_economy(made(tmp_path / "slow", [[zero, zero], [one, zero], [two, zero]]))
+    found = economy.compare_at_equal_prompts([quick, slow])
     assert found["budgets"].tolist() == [4, 5, 6]  # the start of both, and all of the cheaper
     assert found["best"].tolist() == [[0, 0, 1], [0, 0, 0]]
-    text = "\n".join(economy.lines([quick, slow]))
+    text = "\n".join(economy.format_economy([quick, slow]))
     assert "best dev after prompts" in text
-    other = economy.economy(made(tmp_path / "other", [[[0.0] * 3, [1.0] * 3]]))
-    assert "no comparison at equal prompts" in "\n".join(economy.lines([quick, other]))
+    other = economy.measure_economy(made(tmp_path / "other", [[[0.0] * 3, [1.0] * 3]]))
+    assert "no comparison at equal prompts" in "\n".join(economy.format_economy([quick, other]))
 
 
 # The command
 
 
 def test_a_wrong_folder_is_one_line(tmp_path: Path, capsys: Any) -> None:
-    Record(tmp_path / "begun").open({}, ["amber"])
+    RunRecord(tmp_path / "begun").open_or_resume({}, ["amber"])
     for name, word in (("nowhere", "holds no search"), ("begun", "no iteration is done yet")):
         assert entry.main(["analyse", str(tmp_path / name)]) == 1
         shown = capsys.readouterr()
@@ -253,7 +253,7 @@ def test_the_text_fits_eighty_columns(tmp_path: Path) -> None:
     positions = draw.normal(size=(5, 14, 12))
     made(tmp_path / "a_run_with_a_very_long_name_2026-11-21_10-00-00", values, positions, experts)
     made(tmp_path / "short", values, positions, experts)
-    found = analyse(sorted(tmp_path.iterdir()))
+    found = analyse_runs(sorted(tmp_path.iterdir()))
     # A headline names the folder, however long that is.
     lines = [line for line in as_text(found).splitlines() if not line.startswith("# ")]
     assert [line for line in lines if len(line) > 80] == []
@@ -276,7 +276,7 @@ def test_a_real_search(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Non
     assert alone["test"]["paired"]["difference"] == pytest.approx(metrics["test_gain"])
     assert found["economy"]["prompts"][-1] == metrics["prompts_asked"]
     assert found["trajectory"]["utility"][-1] == metrics["ending_best_validation_utility"]
-    assert len(draw(analyse([folder, folder]), tmp_path / "two")) == 5
+    assert len(draw_charts(analyse_runs([folder, folder]), tmp_path / "two")) == 5
     assert len(list((tmp_path / "two").iterdir())) == 5
     pictures = sorted((tmp_path / "plots").iterdir())
     assert [p.stem for p in pictures] == ["economy", "run_coefficients", "run_principal"]

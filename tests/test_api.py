@@ -20,9 +20,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import swarm
 from swarm import Pool, Result, Roster, UserError, evaluate, open_run, search
-from swarm.api.searching import divided, free_name
-from swarm.api.settings import described, words
-from swarm.manifest import sealed
+from swarm.api.searching import split_keys_and_objects, find_free_name
+from swarm.api.settings import describe_object, to_overrides
+from swarm.manifest import encode_state
 from swarm.models import Completion, Request
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.places import conf_folder
@@ -64,7 +64,7 @@ def test_the_functions_win_and_the_modules_are_there() -> None:
         module = importlib.import_module(f"swarm.{name}")
         assert module.build and module.__name__ == f"swarm.{name}"
         assert getattr(swarm, name).__module__.startswith("swarm.api.")
-    assert set(swarm.__all__) <= set(dir(swarm)) | {*swarm.FROM}
+    assert set(swarm.__all__) <= set(dir(swarm)) | {*swarm.PUBLIC_NAMES}
     with pytest.raises(AttributeError, match="nothing"):
         _ = swarm.nothing
 
@@ -204,15 +204,15 @@ def test_mistakes_are_one_line(given: dict[str, Any], said: str, tmp_path: Path)
     {"dev": "a'b", "test": "c"}, [[], {}],
 ])  # fmt: skip
 def test_values_reach_hydra_as_they_are(value: Any) -> None:
-    (word,) = words({"task.key": value})
+    (word,) = to_overrides({"task.key": value})
     assert OverridesParser.create().parse_override(word).value() == value
 
 
 def test_keys_have_several_forms() -> None:
-    assert words({"gpus": 0, "job": {"items": 9}, "racing": "z"}) == [
+    assert to_overrides({"gpus": 0, "job": {"items": 9}, "racing": "z"}) == [
         "gpus=[0]", "job.items=9", "racing=z"]  # fmt: skip
-    assert words(["gpus=0,1"]) == words("gpus=0,1") == ["gpus=[0,1]"]
-    given, objects = divided({"pool": ["a/one", "a/two"], "model": "a/b", "task": None})
+    assert to_overrides(["gpus=0,1"]) == to_overrides("gpus=0,1") == ["gpus=[0,1]"]
+    given, objects = split_keys_and_objects({"pool": ["a/one", "a/two"], "model": "a/b", "task": None})
     assert given == {"pool": {"folder": "a", "experts": ["one", "two"]}, "model": "local",
                      "model.path": "a/b"}  # fmt: skip
     assert objects == {}
@@ -234,9 +234,9 @@ def test_a_task_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "items.json"
     file.write_text(json.dumps(ITEMS))
     assert swarm.task(file, contains).items("dev") == made.items("dev")
-    told = described(made)
+    told = describe_object(made)
     assert told["_target_"] == "swarm.api.tasks.OwnTask" and told["source"]
-    assert told["source"] != described(swarm.task(ITEMS, lambda p, a, i: 1.0))["source"]
+    assert told["source"] != describe_object(swarm.task(ITEMS, lambda p, a, i: 1.0))["source"]
     with pytest.raises(UserError, match=r'items: .*2 of 9 .* it has no "prompt"'):
         swarm.task({"dev": [*ITEMS[2:], {}, {}], "test": ITEMS}, contains).items("dev")
     with pytest.raises(UserError, match="score='no'"):
@@ -247,7 +247,7 @@ def test_a_task_of_ones_own(tmp_path: Path) -> None:
 
 def test_searches_that_begin_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:
     for name in ("nlgraph_12-00-00", "nlgraph_12-00-00-2", "nlgraph_12-00-00-3"):
-        assert free_name(tmp_path, "nlgraph_12-00-00") == name
+        assert find_free_name(tmp_path, "nlgraph_12-00-00") == name
         (tmp_path / name).mkdir()
 
 
@@ -315,7 +315,7 @@ def test_an_unfinished_run_is_opened_as_far_as_it_is(found: Result, tmp_path: Pa
     shutil.copytree(found.folder, folder)
     state = json.loads((folder / "state.json").read_text())
     state |= {"finished": None, "metrics": None, "rounds": state["rounds"][:2]}
-    (folder / "state.json").write_bytes(sealed(state))
+    (folder / "state.json").write_bytes(encode_state(state))
     half = open_run(folder)
     assert half.metrics == {} and "Still running" in str(half)
     assert len(half.history) == 8

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from loopback import environment, folder, hub, serving
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 
 MEMBER = "tiny_model/tiny.gguf"
@@ -85,7 +85,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def wheel_base(index: Path, **changes: str) -> Base:
+def wheel_base(index: Path, **changes: str) -> BaseModel:
     """A base that only the index's wheel can give."""
     data = next(index.rglob("*.whl")).read_bytes()
     given = {
@@ -94,7 +94,7 @@ def wheel_base(index: Path, **changes: str) -> Base:
         "wheel_sha256": hashlib.sha256(data).hexdigest(),
         "wheel_file": MEMBER,
     }
-    return Base(**(given | changes))  # type: ignore[arg-type]
+    return BaseModel(**(given | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -120,13 +120,13 @@ def test_import_is_light() -> None:
 def test_folder_loads(tiny_llama: Path) -> None:
     import torch
 
-    base = Base(str(tiny_llama))
+    base = BaseModel(str(tiny_llama))
     model, tokenizer = base.load("cpu")
     assert base.resolve() == str(tiny_llama)
     assert model.dtype == torch.float32 and not model.training
     assert not any(weight.requires_grad for weight in model.parameters())
     assert tokenizer.padding_side == "left" and tokenizer.pad_token is not None
-    model, _ = Base(str(tiny_llama), dtype="bfloat16").load("cpu")
+    model, _ = BaseModel(str(tiny_llama), dtype="bfloat16").load("cpu")
     assert model.dtype == torch.bfloat16
 
 
@@ -134,7 +134,7 @@ def test_the_head_reads_contiguous_rows(tiny_llama: Path) -> None:
     """A strided slice of the last position would be multiplied row by row."""
     import torch
 
-    model, _ = Base(str(tiny_llama)).load("cpu")
+    model, _ = BaseModel(str(tiny_llama)).load("cpu")
     seen: list[bool] = []
     head = model.get_output_embeddings()
     head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].is_contiguous()))
@@ -150,18 +150,18 @@ def test_missing_pad_token_is_replaced(tiny_llama: Path, tmp_path: Path) -> None
     words = AutoTokenizer.from_pretrained(copy)
     words.pad_token = None
     words.save_pretrained(copy)
-    assert Base(str(copy)).load("cpu")[1].pad_token == words.eos_token
+    assert BaseModel(str(copy)).load("cpu")[1].pad_token == words.eos_token
 
 
 def test_fingerprint_follows_config_and_layout(
     tiny_llama: Path, tiny_qwen2: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(tiny_llama, tmp_path / "copy")
-    own = Base(str(tiny_llama)).fingerprint()
-    assert len(own) == 16 and own == Base(str(copy)).fingerprint()
-    assert own != Base(str(tiny_qwen2)).fingerprint()
+    own = BaseModel(str(tiny_llama)).fingerprint()
+    assert len(own) == 16 and own == BaseModel(str(copy)).fingerprint()
+    assert own != BaseModel(str(tiny_qwen2)).fingerprint()
     (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
-    assert own != Base(str(copy)).fingerprint()
+    assert own != BaseModel(str(copy)).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -175,33 +175,33 @@ def test_fingerprint_follows_config_and_layout(
 )
 def test_bad_values_end_at_once(given: dict[str, str | None], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        Base(**given)  # type: ignore[arg-type]
+        BaseModel(**given)  # type: ignore[arg-type]
 
 
 def test_missing_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        Base(str(tmp_path / "nowhere")).resolve()
+        BaseModel(str(tmp_path / "nowhere")).resolve()
     with pytest.raises(UserError, match=r"no config\.json"):
-        Base(str(tmp_path)).resolve()
+        BaseModel(str(tmp_path)).resolve()
 
 
 def test_pickled_weights_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").write_bytes(b"never unpickled")
     with pytest.raises(UserError, match="safetensors"):
-        Base(str(tmp_path)).resolve()
+        BaseModel(str(tmp_path)).resolve()
 
 
 def test_broken_weights_end_in_one_line(tiny_llama: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(tiny_llama, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"\x10")
     with pytest.raises(UserError, match="cannot be opened"):
-        Base(str(broken)).load("cpu")
+        BaseModel(str(broken)).load("cpu")
 
 
 def test_offline_without_a_wheel(cache: Path) -> None:
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        Base("nobody/tiny-model").resolve()
+        BaseModel("nobody/tiny-model").resolve()
 
 
 def test_unreachable_hub_fails_quickly(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_unreachable_hub_fails_quickly(cache: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="does not answer"):
-        Base("nobody/tiny-model").resolve()
+        BaseModel("nobody/tiny-model").resolve()
 
 
 def test_hub_gives_safetensors_only(tiny_llama: Path, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_hub_gives_safetensors_only(tiny_llama: Path, tmp_path: Path) -> None:
     snapshot = Path(done.stdout.strip())
     assert {path.name for path in snapshot.iterdir()} == set(files)
     assert not [path for path in asked if path.endswith(".bin")]
-    assert Base(str(snapshot)).fingerprint() == Base(str(tiny_llama)).fingerprint()
+    assert BaseModel(str(snapshot)).fingerprint() == BaseModel(str(tiny_llama)).fingerprint()
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -290,7 +290,7 @@ def test_a_wheel_stands_for_its_own_model_alone(
     """Another path beside the default's wheel is another model, and never silently the default."""
     monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    other = Base(
+    other = BaseModel(
         "nobody/nothing", name="owner/model", wheel="a==1", wheel_sha256="0" * 64, wheel_file="x"
     )
     with pytest.raises(UserError, match="nobody/nothing") as caught:

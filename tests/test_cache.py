@@ -19,10 +19,10 @@ import talkers
 
 from swarm import cache as entry
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Message, Request, Token, attempt, stream
-from swarm.models.cache import Cache, key_of
-from swarm.models.cached import Cached
-from swarm.models.function import Function
+from swarm.models import Completion, Delta, Message, Request, Token, generate_each, stream
+from swarm.models.cache import Cache, make_cache_key
+from swarm.models.cached import CachedModel
+from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 
 WRITER = """
@@ -126,22 +126,22 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 def test_keys_change_with_every_part() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.0}
     keys = {
-        key_of("chat", "http://a", body),
-        key_of("chat", "http://b", body),
-        key_of("chat", "http://a", {**body, "temperature": 1.0}),
-        key_of("chat", "http://a", {**body, "seed": 1}),
-        key_of("chat", "http://a", {**body, "messages": [{"role": "user", "content": "hi "}]}),
-        key_of("chat", "http://a", {**body, "messages": [{"role": "user", "content": "\ud800"}]}),
-        key_of("chat", "http://a", body, 1),
+        make_cache_key("chat", "http://a", body),
+        make_cache_key("chat", "http://b", body),
+        make_cache_key("chat", "http://a", {**body, "temperature": 1.0}),
+        make_cache_key("chat", "http://a", {**body, "seed": 1}),
+        make_cache_key("chat", "http://a", {**body, "messages": [{"role": "user", "content": "hi "}]}),
+        make_cache_key("chat", "http://a", {**body, "messages": [{"role": "user", "content": "\ud800"}]}),
+        make_cache_key("chat", "http://a", body, 1),
     }
     assert len(keys) == 7
-    assert key_of("chat", {"b": 1, "a": 2}) == key_of("chat", {"a": 2, "b": 1})
+    assert make_cache_key("chat", {"b": 1, "a": 2}) == make_cache_key("chat", {"a": 2, "b": 1})
 
 
 def test_ten_thousand_answers_are_read_quickly(tmp_path: Path) -> None:
     cache = Cache(str(tmp_path / "answers.sqlite"))
-    keys = [key_of(n) for n in range(10_000)]
-    with cache.connected() as connection:
+    keys = [make_cache_key(n) for n in range(10_000)]
+    with cache.open_connection() as connection:
         connection.execute("BEGIN")
         for key in keys:
             cache.put(key, {"text": "some words " * 50, "prompt_tokens": 9}, "m")
@@ -160,7 +160,7 @@ def kept(tmp_path: Path) -> str:
     file = old_file(tmp_path / "answers.sqlite")
     cache = Cache(file)
     cache.put("then", "x" * 3000, "gpt-old")
-    with cache.connected() as connection:
+    with cache.open_connection() as connection:
         connection.execute("UPDATE answers SET time = 1577880000 WHERE key = 'then'")
     cache.put("now", "y" * 1000, "gpt-new")
     cache.put("later", "z" * 1000, "gpt-new")
@@ -242,7 +242,7 @@ def test_nothing_is_made_by_looking(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "none.sqlite").exists()
 
 
-def counting(asked: list[object]) -> Function:
+def counting(asked: list[object]) -> FunctionModel:
     """A model that says how often it was asked, and fails at "fail"."""
 
     def function(prompt: object) -> Completion:
@@ -252,15 +252,15 @@ def counting(asked: list[object]) -> Function:
         tokens = (Token("a", -0.5, (("a", -0.5), ("b", -1.0))),)
         return Completion(f"{len(asked)}", tokens=tokens, reasoning="r", cost=0.25, new_tokens=3)
 
-    return Function(function)
+    return FunctionModel(function)
 
 
 def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
     asked: list[object] = []
     cache = Cache(str(tmp_path / "answers.sqlite"))
-    model = Cached(counting(asked), cache, ("one",), "one")
-    first = attempt(model, [Request("a"), Request("fail"), Request("b")])
-    again = attempt(model, [Request("b"), Request("fail"), Request("a")])
+    model = CachedModel(counting(asked), cache, ("one",), "one")
+    first = generate_each(model, [Request("a"), Request("fail"), Request("b")])
+    again = generate_each(model, [Request("b"), Request("fail"), Request("a")])
     assert isinstance(first[1], UserError) and asked == ["a", "fail", "b", "fail"]
     assert [again[2], again[0]] == [first[0], first[2]]
     assert isinstance(again[0], Completion) and again[0].cached and not first[2].cached  # type: ignore[union-attr]
@@ -270,7 +270,7 @@ def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ValueError: no"):
         model.generate([Request("d"), Request("fail")])
     assert model.generate([Request("d")])[0].cached
-    other = Cached(counting(asked), cache, ("two",), "two")
+    other = CachedModel(counting(asked), cache, ("two",), "two")
     assert not other.generate([Request("a")])[0].cached
 
     def late(prompt: object) -> str:
@@ -278,7 +278,7 @@ def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
         return "late"
 
     # Another process was first: what it has kept is the answer, now and later.
-    second = Cached(Function(late), cache, ("one",), "one")
+    second = CachedModel(FunctionModel(late), cache, ("one",), "one")
     (answer,) = second.generate([Request("e")])
     assert answer == model.generate([Request("e")])[0] and answer.text != "late"
 
@@ -286,16 +286,16 @@ def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
 def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None:
     asked: list[object] = []
     cache = Cache(str(tmp_path / "answers.sqlite"))
-    model = Cached(counting(asked), cache, ("one",), "one")
+    model = CachedModel(counting(asked), cache, ("one",), "one")
     different = [
         Request("a"), Request((Message("user", "a"),)), Request((Message("system", "a"),)),
         Request("a", 17), Request("a", temperature=1.0), Request("a", temperature=0.0),
         Request("a", seed=1), Request("a", stop=("x",)), Request("a", top_logprobs=2),
         Request("a", sample=1), Request("a ",), Request("a", choices=("b",)),
     ]  # fmt: skip
-    found = attempt(model, different)
+    found = generate_each(model, different)
     assert len(asked) == len(different) - 1, "a function does not score choices"
-    assert attempt(model, different)[:-1] == found[:-1] and len(asked) == len(different) - 1
+    assert generate_each(model, different)[:-1] == found[:-1] and len(asked) == len(different) - 1
     alike = [Request("a", timeout=9.0), Request("a", decided=str.isupper)]
     assert model.generate(alike[:1])[0].cached and model.generate(alike[1:])[0].cached
     samples = [Request("s", temperature=1.0)] * 3
@@ -347,7 +347,7 @@ def test_of_two_processes_one_pays(tmp_path: Path) -> None:
         first, second = (process.communicate(timeout=120)[0] for process in running)
         assert len(server.asked) == count
     assert first == second and len(first.splitlines()) == count
-    with Cache(file).connected() as connection:
+    with Cache(file).open_connection() as connection:
         assert connection.execute("SELECT COUNT(*) FROM claims").fetchone() == (0,)
 
 

@@ -17,33 +17,33 @@ import torch
 from peft import PeftModel
 from transformers import AutoTokenizer
 
-from swarm.candidates import Meter
-from swarm.candidates.pack import Pack
-from swarm.candidates.positions import Mixed, Singles
-from swarm.candidates.route import Route, claim, strongest
-from swarm.candidates.runs import Best, Ensemble
-from swarm.candidates.saved import Saved
-from swarm.candidates.scoring import prepare, score
-from swarm.candidates.similarity import Similarity
-from swarm.candidates.speaker import Speaker
-from swarm.candidates.start import Start, start_of
-from swarm.candidates.vote import Vote, weighted
-from swarm.certainty import described, poll
-from swarm.engine.base import Base
+from swarm.candidates import JobUsage
+from swarm.candidates.pack import PackLLM
+from swarm.candidates.positions import MixedPositionCandidate, SingleExpertsCandidate
+from swarm.candidates.route import RoutingCandidate, expected_values, top_weights
+from swarm.candidates.runs import BestCandidate, SavedEnsembleCandidate
+from swarm.candidates.saved import CheckpointCandidate
+from swarm.candidates.scoring import prepare_candidate, score_candidate
+from swarm.candidates.similarity import TfidfSimilarity
+from swarm.candidates.speaker import ModelCandidate
+from swarm.candidates.start import InitialAnswers, load_initial_answers
+from swarm.candidates.vote import VotingCandidate, weighted_vote
+from swarm.certainty import utility_summary, majority_vote
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import TokenEngine
-from swarm.engine.panel import Panel
+from swarm.engine.mixture import TokenEnsembleEngine
+from swarm.engine.panel import ModelEnsemble
 from swarm.errors import UserError
-from swarm.files import write_packed
-from swarm.manifest import sealed
+from swarm.files import write_gzip_json
+from swarm.manifest import encode_state
 from swarm.models import Message, Request
 from swarm.places import conf_folder
 from swarm.pool import Pool
 from swarm.report.folder import RunFolder
-from swarm.report.statistics import vote
+from swarm.report.statistics import plurality_vote
 from swarm.tasks import Score
-from swarm.tasks.choice import Choice
-from swarm.tasks.match import Match
+from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.match import ExactMatch
 from swarm.tasks.mixture import Mixture
 
 OPTIONS = sorted({p.stem for p in (conf_folder() / "candidate").glob("*.yaml")} - {"moa"})
@@ -68,17 +68,17 @@ def given(place: Path, tiny_llama: Path, tiny_pool: Path) -> list[str]:
 
 
 @pytest.fixture
-def task(place: Path, run: RunFolder) -> Choice:
-    return Choice("tiny", str(place / "tiny.json"), scoring="logits")
+def task(place: Path, run: RunFolder) -> MultipleChoice:
+    return MultipleChoice("tiny", str(place / "tiny.json"), scoring="logits")
 
 
 @pytest.fixture
-def base(tiny_llama: Path) -> Base:
-    return Base(str(tiny_llama))
+def base(tiny_llama: Path) -> BaseModel:
+    return BaseModel(str(tiny_llama))
 
 
 @pytest.fixture
-def talk(tmp_path: Path) -> Match:
+def talk(tmp_path: Path) -> ExactMatch:
     """A task that lets models write."""
 
     def item(number: int, split: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def talk(tmp_path: Path) -> Match:
         return {"question": f"{kinds[number % 3]} {split} {number}", "answer": str(number)}
 
     content = {s: [item(n, s) for n in range(6)] for s in ("dev", "test")}
-    return Match("talk", str(playing.write(tmp_path / "talk.json", content)), max_new_tokens=6)
+    return ExactMatch("talk", str(playing.write(tmp_path / "talk.json", content)), max_new_tokens=6)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[endpoints.Endpoint]:
 
 
 def opened(candidate: Any, task: Any) -> Any:
-    prepare(candidate, task)
+    prepare_candidate(candidate, task)
     return candidate
 
 
@@ -139,84 +139,84 @@ def test_an_option_says_what_it_is() -> None:
         assert text.startswith("# "), option
 
 
-def test_a_run_is_its_best_and_an_ensemble_its_vote(run: RunFolder, task: Choice) -> None:
-    best = score(opened(Best(str(run.path)), task), task, "test")
-    voted = score(opened(Ensemble(str(run.path / "ensemble.yaml")), task), task, "test")
+def test_a_run_is_its_best_and_an_ensemble_its_vote(run: RunFolder, task: MultipleChoice) -> None:
+    best = score_candidate(opened(BestCandidate(str(run.path)), task), task, "test")
+    voted = score_candidate(opened(SavedEnsembleCandidate(str(run.path / "ensemble.yaml")), task), task, "test")
     metrics = run.metrics
     assert task.utility(best.scores[0]) == metrics["ending_best_single_test_accuracy"]
     assert task.utility(voted.scores[0]) == metrics["ending_top-k_ensemble_test_accuracy"]
     place = (metrics["ending_place"][0], metrics["ending_place"][1])
-    recorded = run.test_answers(place)
+    recorded = run.load_test_answers(place)
     assert recorded and [s.answer for s in best.scores[0]] == [row["answer"] for row in recorded]
     assert (best.prompts, voted.prompts) == (16, 16 * metrics["ensemble_size"])
 
 
 def test_an_ensemble_of_several_answers_what_most_of_them_answer(
-    run: RunFolder, task: Choice, tmp_path: Path
+    run: RunFolder, task: MultipleChoice, tmp_path: Path
 ) -> None:
     three = [{"folder": f"particle_{i}/personal_best", "utility": 0.1 * i} for i in (0, 1, 3)]
     elsewhere = tmp_path / "three.yaml"
     elsewhere.write_text(json.dumps({"run": str(run.path), "members": three}))
     with pytest.raises(UserError, match="no such folder"):
-        prepare(Ensemble(str(elsewhere)), task)
+        prepare_candidate(SavedEnsembleCandidate(str(elsewhere)), task)
     for one in three:
         one["folder"] = str(run.path / one["folder"])
     elsewhere.write_text(json.dumps({"run": str(run.path), "members": three}))
-    found = score(opened(Ensemble(str(elsewhere)), task), task, "dev")
-    places = [run.best(i) for i in (0, 1, 3)]
-    answers = [[row["answer"] for row in run.answers(place)] for place in places]
+    found = score_candidate(opened(SavedEnsembleCandidate(str(elsewhere)), task), task, "dev")
+    places = [run.find_best(i) for i in (0, 1, 3)]
+    answers = [[row["answer"] for row in run.load_answers(place)] for place in places]
     assert len({tuple(mine) for mine in answers}) > 1
     for i, one in enumerate(found.scores[0]):
         assert one.text == " | ".join(mine[i] for mine in answers)
-        assert one.answer == vote([mine[i] for mine in answers], [0.0, 0.1, 0.3])
+        assert one.answer == plurality_vote([mine[i] for mine in answers], [0.0, 0.1, 0.3])
 
 
 def test_experts_and_positions_answer_as_in_the_search(
-    run: RunFolder, task: Choice, base: Base, tiny_pool: Path
+    run: RunFolder, task: MultipleChoice, base: BaseModel, tiny_pool: Path
 ) -> None:
-    singles = opened(Singles(base, pool_of(tiny_pool), HFEngine()), task)
-    found = score(singles, task, "dev")
+    singles = opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), task)
+    found = score_candidate(singles, task, "dev")
     assert found.names == run.experts
     for k, scores in enumerate(found.scores):
-        assert [s.answer for s in scores] == [row["answer"] for row in run.answers((0, k))]
-    place = run.best()
+        assert [s.answer for s in scores] == [row["answer"] for row in run.load_answers((0, k))]
+    place = run.find_best()
     row = run.positions[place].tolist()
-    by_list = opened(Mixed(base, pool_of(tiny_pool), HFEngine(), row), task)
+    by_list = opened(MixedPositionCandidate(base, pool_of(tiny_pool), HFEngine(), row), task)
     by_name = opened(
-        Mixed(base, pool_of(tiny_pool), HFEngine(), dict(zip(run.experts, row, strict=True))), task
+        MixedPositionCandidate(base, pool_of(tiny_pool), HFEngine(), dict(zip(run.experts, row, strict=True))), task
     )
-    wanted = [row["answer"] for row in run.answers(place)]
+    wanted = [row["answer"] for row in run.load_answers(place)]
     for candidate in (by_list, by_name):
-        (scores,) = score(candidate, task, "dev").scores
+        (scores,) = score_candidate(candidate, task, "dev").scores
         assert [s.answer for s in scores] == wanted
 
 
 def test_saved_folders_of_every_kind_speak_for_themselves(
-    task: Choice, base: Base, tiny_llama: Path, tiny_gemma: Path, tiny_pool: Path, tmp_path: Path
+    task: MultipleChoice, base: BaseModel, tiny_llama: Path, tiny_gemma: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
     merged = tmp_path / "merged"
     whole = PeftModel.from_pretrained(tiny.load(tiny_llama), tiny_pool / "cedar")
     whole.merge_and_unload().save_pretrained(merged)
     AutoTokenizer.from_pretrained(tiny_llama).save_pretrained(merged)
-    panel = Panel([str(tiny_llama), str(tiny_gemma)]).open()
+    panel = ModelEnsemble([str(tiny_llama), str(tiny_gemma)]).open()
     panel.save([0.0, 1.0], tmp_path / "mixture")
     panel.save([1.0, 0.0], tmp_path / "other")
     folders = [tiny_pool / "cedar", merged, tmp_path / "mixture", tiny_gemma, tiny_pool / "amber",
                tmp_path / "other"]  # fmt: skip
-    found = score(opened(Saved(base, [str(f) for f in folders]), task), task, "test")
+    found = score_candidate(opened(CheckpointCandidate(base, [str(f) for f in folders]), task), task, "test")
     cedar, same, mixture, gemma, amber, llama = [[s.answer for s in m] for m in found.scores]
-    alone = score(opened(Saved(base, []), task), task, "test")
+    alone = score_candidate(opened(CheckpointCandidate(base, []), task), task, "test")
     assert cedar == same and mixture == gemma and cedar != amber != gemma
     assert llama == [s.answer for s in alone.scores[0]] and alone.names == ["base"]
     assert found.names[:3] == ["cedar", "merged", "mixture"] and found.prompts == 6 * 16
 
 
 def test_adapters_of_different_shapes_share_the_base(
-    task: Choice, base: Base, mixed_pool: Path, tiny_llama: Path
+    task: MultipleChoice, base: BaseModel, mixed_pool: Path, tiny_llama: Path
 ) -> None:
     folders = [str(mixed_pool / name) for name in tiny.NAMES]
-    found = score(opened(Saved(base, folders), task), task, "test")
-    singles = score(opened(Singles(base, pool_of(mixed_pool), HFEngine()), task), task, "test")
+    found = score_candidate(opened(CheckpointCandidate(base, folders), task), task, "test")
+    singles = score_candidate(opened(SingleExpertsCandidate(base, pool_of(mixed_pool), HFEngine()), task), task, "test")
     for ours, theirs in zip(found.scores, singles.scores, strict=True):
         assert [s.answer for s in ours] == [s.answer for s in theirs]
 
@@ -226,7 +226,7 @@ def scores_of(answers: list[str | None]) -> list[Score]:
 
 
 def test_the_rules_of_a_vote() -> None:
-    task = Match("poll")
+    task = ExactMatch("poll")
     items = [{"question": "?", "answer": "7", "id": n} for n in range(4)]
     voices = [
         scores_of(["7", "7", None, "1"]),
@@ -234,41 +234,41 @@ def test_the_rules_of_a_vote() -> None:
         scores_of(["1", None, None, "3"]),
     ]
     weights = [0.2, 0.3, 0.6]
-    majority = poll(task, items, voices, weights)
-    by_weight = poll(task, items, voices, weights, weighted)
+    majority = majority_vote(task, items, voices, weights)
+    by_weight = majority_vote(task, items, voices, weights, weighted_vote)
     assert [s.answer for s in majority] == ["7", "1", None, "3"]
     assert [s.answer for s in by_weight] == ["1", "1", None, "3"]
     assert [s.value for s in majority] == [1.0, 0.0, 0.0, 0.0]
     assert majority[1].text == "7 | 1 | -"
-    assert weighted(["a", "b", "b"], [0.5, 0.2, -0.9]) == "a"
-    assert weighted(["a", "b", "b"], [0.0, 0.0, -0.9]) == "b"
+    assert weighted_vote(["a", "b", "b"], [0.5, 0.2, -0.9]) == "a"
+    assert weighted_vote(["a", "b", "b"], [0.0, 0.0, -0.9]) == "b"
 
 
 def test_votes_weigh_by_dev_utility_asked_or_recorded(
-    run: RunFolder, task: Choice, base: Base, tiny_pool: Path
+    run: RunFolder, task: MultipleChoice, base: BaseModel, tiny_pool: Path
 ) -> None:
-    def made(**more: Any) -> Vote:
-        members = Singles(base, pool_of(tiny_pool), HFEngine())
-        return opened(Vote(members, "weighted", **more), task)
+    def made(**more: Any) -> VotingCandidate:
+        members = SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine())
+        return opened(VotingCandidate(members, "weighted", **more), task)
 
     asked, recorded = made(), made(run=str(run.path))
-    found = [score(one, task, "test") for one in (asked, recorded)]
+    found = [score_candidate(one, task, "test") for one in (asked, recorded)]
     utilities = run.utilities[0, :4].tolist()
-    assert asked.weights == recorded.weights == utilities
+    assert asked.compute_weights == recorded.compute_weights == utilities
     assert found[0].scores == found[1].scores
     assert [one.prompts for one in found] == [4 * (16 + 12), 4 * 16]
     # Dev was asked for once and for all.
-    assert score(asked, task, "test").prompts == 4 * 16
+    assert score_candidate(asked, task, "test").prompts == 4 * 16
 
 
-def test_a_vote_of_several_candidates(talk: Match) -> None:
-    knowing = Speaker(playing.Knowing(talk.items("test")), "knows")
-    mistaken = [Speaker(playing.Mistaken(talk.items("test")), f"wrong {n}") for n in range(2)]
-    right = Vote([knowing, *mistaken], "weighted", [1.0, 0.4, 0.4])
-    wrong = Vote([knowing, *mistaken])
-    assert talk.utility(score(opened(right, talk), talk, "test").scores[0]) == 1.0
-    assert talk.utility(score(opened(wrong, talk), talk, "test").scores[0]) == 0.0
-    assert right.voices() == ["knows", "wrong 0", "wrong 1"]
+def test_a_vote_of_several_candidates(talk: ExactMatch) -> None:
+    knowing = ModelCandidate(playing.Knowing(talk.items("test")), "knows")
+    mistaken = [ModelCandidate(playing.Mistaken(talk.items("test")), f"wrong {n}") for n in range(2)]
+    right = VotingCandidate([knowing, *mistaken], "weighted", [1.0, 0.4, 0.4])
+    wrong = VotingCandidate([knowing, *mistaken])
+    assert talk.utility(score_candidate(opened(right, talk), talk, "test").scores[0]) == 1.0
+    assert talk.utility(score_candidate(opened(wrong, talk), talk, "test").scores[0]) == 0.0
+    assert right.voter_names() == ["knows", "wrong 0", "wrong 1"]
 
 
 PROMPTS = ("the question is which of the answers", "a graph of 5 nodes", "once upon a time")
@@ -279,9 +279,9 @@ def members(base: Path, pool: Path) -> list[Any]:
     return [PeftModel.from_pretrained(tiny.load(base), pool / name).eval() for name in tiny.NAMES]
 
 
-def test_requests_have_weights_of_their_own(base: Base, tiny_pool: Path) -> None:
-    panel = Panel([str(tiny_pool / name) for name in tiny.NAMES], base).open()
-    engine, small = TokenEngine(), TokenEngine(max_tokens=30)
+def test_requests_have_weights_of_their_own(base: BaseModel, tiny_pool: Path) -> None:
+    panel = ModelEnsemble([str(tiny_pool / name) for name in tiny.NAMES], base).open()
+    engine, small = TokenEnsembleEngine(), TokenEnsembleEngine(max_tokens=30)
     for one in (engine, small):
         one.open(base, panel, "cpu")
     weights = np.array([[0.7, 0.3, 0, 0], [0, 0, 0, 1], [0.25] * 4, [0.1, 0.2, 0, 0.7]])
@@ -291,18 +291,18 @@ def test_requests_have_weights_of_their_own(base: Base, tiny_pool: Path) -> None
         Request(PROMPTS[2], 0, (" yes", " no or none")),
         Request(PROMPTS[2], 5),
     ]
-    alone = [engine.answer(weights[i : i + 1], [[asked[i]]])[0][0] for i in range(4)]
+    alone = [engine.generate(weights[i : i + 1], [[asked[i]]])[0][0] for i in range(4)]
     for one in (engine, small):
-        for found, wanted in zip(one.answer_each(weights, asked), alone, strict=True):
+        for found, wanted in zip(one.generate_weighted(weights, asked), alone, strict=True):
             assert (found.text, found.new_tokens) == (wanted.text, wanted.new_tokens)
             assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
 
 
 def test_perplexities_are_those_of_the_models(
-    base: Base, tiny_llama: Path, tiny_pool: Path
+    base: BaseModel, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    panel = Panel([str(tiny_pool / name) for name in tiny.NAMES], base).open()
-    engine = TokenEngine()
+    panel = ModelEnsemble([str(tiny_pool / name) for name in tiny.NAMES], base).open()
+    engine = TokenEnsembleEngine()
     engine.open(base, panel, "cpu")
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
     turns = (Message("user", "is it (A)?"),)
@@ -325,11 +325,11 @@ def test_perplexities_are_those_of_the_models(
 
 
 def test_a_pack_speaks_by_the_mixture_of_its_chances(
-    base: Base, tiny_llama: Path, tiny_pool: Path, talk: Match
+    base: BaseModel, tiny_llama: Path, tiny_pool: Path, talk: ExactMatch
 ) -> None:
-    pack = opened(Pack(base, pool_of(tiny_pool), temperature=0.2), talk)
+    pack = opened(PackLLM(base, pool_of(tiny_pool), temperature=0.2), talk)
     requests = [Request(text, 5) for text in PROMPTS]
-    weights = pack.weights(requests)
+    weights = pack.compute_weights(requests)
     found, _ = pack.engine.log_perplexities(PROMPTS)
     shares = np.exp(-found / 0.2)
     assert weights == pytest.approx(shares / shares.sum(1, keepdims=True))
@@ -349,10 +349,10 @@ def test_a_pack_speaks_by_the_mixture_of_its_chances(
         assert said.text == tokenizer.decode(new, skip_special_tokens=True)
 
 
-def test_a_cold_pack_is_the_least_surprised_alone(base: Base, tiny_pool: Path, talk: Match) -> None:
-    pack = opened(Pack(base, pool_of(tiny_pool), temperature=1e-6), talk)
-    (packed,) = score(pack, talk, "test").scores
-    singles = score(opened(Singles(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test")
+def test_a_cold_pack_is_the_least_surprised_alone(base: BaseModel, tiny_pool: Path, talk: ExactMatch) -> None:
+    pack = opened(PackLLM(base, pool_of(tiny_pool), temperature=1e-6), talk)
+    (packed,) = score_candidate(pack, talk, "test").scores
+    singles = score_candidate(opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test")
     found, _ = pack.engine.log_perplexities([item["question"] for item in talk.items("test")])
     chosen = found.argmin(axis=1)
     assert len(set(chosen)) > 1
@@ -361,7 +361,7 @@ def test_a_cold_pack_is_the_least_surprised_alone(base: Base, tiny_pool: Path, t
 
 def test_alike_are_texts_that_share_rare_words() -> None:
     texts = ["Solve this graph: path 3", "Solve this sum: add 3", "Solve this graph: edge"]
-    found = Similarity(texts).to(["solve this GRAPH", "this sum", "elsewhere", texts[1]])
+    found = TfidfSimilarity(texts).cosine_with(["solve this GRAPH", "this sum", "elsewhere", texts[1]])
     assert found[0, 0] > 0 and found[0, 2] > found[0, 0] and found[0, 1] == 0
     assert found[1].argmax() == 1 and (found[2] == 0).all()
     assert found[3, 1] == pytest.approx(1.0)
@@ -372,62 +372,62 @@ def test_claims_come_from_the_nearest_others() -> None:
     others = np.ones((3, 4), dtype=bool)
     others[1, 0] = False
     values = np.array([[1, 0], [1, 0], [0, 1], [0, 1.0]])
-    found = claim(similar, others, values, 2)
+    found = expected_values(similar, others, values, 2)
     assert found[0] == pytest.approx([(0.8 + 0.5 + 0.5) / 2.3, 0.5 / 2.3])
     # The prompt itself counts neither as a neighbour nor in the mean.
     assert found[1] == pytest.approx([(0.2 + 1 / 3) / 1.2, (2 / 3) / 1.2])
     assert found[2] == pytest.approx([0.5, 0.5])
-    top = strongest(np.array([[0.1, 0.4, 0.4, 0.3]]), 1, 0.1)
+    top = top_weights(np.array([[0.1, 0.4, 0.4, 0.3]]), 1, 0.1)
     assert top.tolist() == [[0, 1, 0, 0]]
-    two = strongest(np.array([[0.1, 0.4, 0.5, 0.3]]), 2, 0.1)
+    two = top_weights(np.array([[0.1, 0.4, 0.5, 0.3]]), 2, 0.1)
     assert two[0] == pytest.approx([0, 1 / (1 + np.e), np.e / (1 + np.e), 0])
 
 
 def test_a_prompt_goes_to_who_did_well_on_prompts_like_it(
-    base: Base, tiny_pool: Path, talk: Match
+    base: BaseModel, tiny_pool: Path, talk: ExactMatch
 ) -> None:
-    route = opened(Route(base, pool_of(tiny_pool)), talk)
+    route = opened(RoutingCandidate(base, pool_of(tiny_pool)), talk)
     dev = list(talk.items("dev"))
     good = [[Score(float(n % 3 == k), None) for n in range(len(dev))] for k in range(4)]
-    route.learn(talk, Start(dev, good))
-    chosen = route.weights([talk.request(item) for item in talk.items("test")]).argmax(1)
+    route.fit_dev_answers(talk, InitialAnswers(dev, good))
+    chosen = route.compute_weights([talk.build_request(item) for item in talk.items("test")]).argmax(1)
     assert chosen.tolist() == [0, 1, 2, 0, 1, 2]
-    (routed,) = score(route, talk, "test").scores
-    singles = score(opened(Singles(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test")
+    (routed,) = score_candidate(route, talk, "test").scores
+    singles = score_candidate(opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test")
     assert [s.text for s in routed] == [singles.scores[k][i].text for i, k in enumerate(chosen)]
 
 
 def test_dev_answers_are_those_of_a_run_or_asked_now(
-    base: Base, tiny_pool: Path, task: Choice, run: RunFolder
+    base: BaseModel, tiny_pool: Path, task: MultipleChoice, run: RunFolder
 ) -> None:
-    recorded = opened(Route(base, pool_of(tiny_pool), run=str(run.path), neighbours=2), task)
-    asked = opened(Route(base, pool_of(tiny_pool), neighbours=2), task)
-    found = [score(route, task, "test") for route in (recorded, asked)]
+    recorded = opened(RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path), neighbours=2), task)
+    asked = opened(RoutingCandidate(base, pool_of(tiny_pool), neighbours=2), task)
+    found = [score_candidate(route, task, "test") for route in (recorded, asked)]
     assert found[0].scores == found[1].scores
     assert [one.prompts for one in found] == [16, 16 + 4 * 12]
-    together = Route(base, pool_of(tiny_pool), run=str(run.path), top=3)
-    assert score(opened(together, task), task, "test").prompts == 3 * 16
+    together = RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path), top=3)
+    assert score_candidate(opened(together, task), task, "test").prompts == 3 * 16
 
 
 def test_models_of_a_panel_pack_and_route_too(
-    task: Choice, tiny_llama: Path, tiny_gemma: Path
+    task: MultipleChoice, tiny_llama: Path, tiny_gemma: Path
 ) -> None:
-    def panel() -> Panel:
-        return Panel([str(tiny_llama), str(tiny_gemma)])
+    def panel() -> ModelEnsemble:
+        return ModelEnsemble([str(tiny_llama), str(tiny_gemma)])
 
-    for made in (Pack(Base(str(tiny_llama)), panel()), Route(Base(str(tiny_llama)), panel())):
-        assert len(score(opened(made, task), task, "test").scores[0]) == 16
+    for made in (PackLLM(BaseModel(str(tiny_llama)), panel()), RoutingCandidate(BaseModel(str(tiny_llama)), panel())):
+        assert len(score_candidate(opened(made, task), task, "test").scores[0]) == 16
 
 
 def refused(candidate: Any, task: Any) -> str:
     with pytest.raises(UserError) as error:
-        prepare(candidate(), task)
+        prepare_candidate(candidate(), task)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_mistakes_are_named(
-    task: Choice, base: Base, tiny_pool: Path, tiny_llama: Path, run: RunFolder, tmp_path: Path
+    task: MultipleChoice, base: BaseModel, tiny_pool: Path, tiny_llama: Path, run: RunFolder, tmp_path: Path
 ) -> None:
     def pool() -> Pool:
         return pool_of(tiny_pool)
@@ -440,29 +440,29 @@ def test_mistakes_are_named(
     (tmp_path / "empty").mkdir()
     amber = str(tiny_pool / "amber")
     wrong: list[tuple[Any, list[str]]] = [
-        (lambda: Singles(base, pool(), engine, "zebra"), ["zebra", "amber"]),
-        (lambda: Mixed(base, pool(), engine, {"zebra": 1.0}), ["zebra", "amber"]),
-        (lambda: Mixed(base, pool(), engine, [1.0, 2.0]), ["coefficients", "4"]),
-        (lambda: Mixed(base, pool(), engine, {"amber": float("nan")}), ["finite"]),
-        (lambda: Mixed(base, pool(), engine, None), ["coefficients", "missing"]),
-        (lambda: Saved(base, None), ["candidate.folder"]),
-        (lambda: Saved(base, "nowhere"), ["nowhere"]),
-        (lambda: Saved(base, str(tmp_path / "empty")), ["empty"]),
-        (lambda: Saved(base, [amber, amber]), ["more than once"]),
-        (lambda: Saved(base, [amber, str(other)]), ["some/other-base"]),
-        (lambda: Best(None), ["candidate.folder"]),
-        (lambda: Best(str(tmp_path)), ["holds no search"]),
-        (lambda: Ensemble(None), ["candidate.file"]),
-        (lambda: Ensemble(str(tmp_path / "none.yaml")), ["none.yaml"]),
-        (lambda: Ensemble(str(tmp_path / "bad.yaml")), ["bad.yaml", "members"]),
-        (lambda: Vote(Singles(base, pool(), engine), "loudest"), ["loudest", "majority"]),
-        (lambda: Vote(Singles(base, pool(), engine), weights=[1.0]), ["candidate.weights", "4"]),
-        (lambda: Pack(base, pool(), temperature=0), ["candidate.temperature"]),
-        (lambda: Pack(base, pool(), ["amber"]), ["two experts"]),
-        (lambda: Pack(base, pool(), ["amber", "zebra"]), ["zebra"]),
-        (lambda: Route(base, pool(), top=5), ["candidate.top"]),
-        (lambda: Route(base, pool(), neighbours=0), ["candidate.neighbours"]),
-        (lambda: Route(base, Pool(str(tiny_pool), base_row=True)), ["base", "folder"]),
+        (lambda: SingleExpertsCandidate(base, pool(), engine, "zebra"), ["zebra", "amber"]),
+        (lambda: MixedPositionCandidate(base, pool(), engine, {"zebra": 1.0}), ["zebra", "amber"]),
+        (lambda: MixedPositionCandidate(base, pool(), engine, [1.0, 2.0]), ["coefficients", "4"]),
+        (lambda: MixedPositionCandidate(base, pool(), engine, {"amber": float("nan")}), ["finite"]),
+        (lambda: MixedPositionCandidate(base, pool(), engine, None), ["coefficients", "missing"]),
+        (lambda: CheckpointCandidate(base, None), ["candidate.folder"]),
+        (lambda: CheckpointCandidate(base, "nowhere"), ["nowhere"]),
+        (lambda: CheckpointCandidate(base, str(tmp_path / "empty")), ["empty"]),
+        (lambda: CheckpointCandidate(base, [amber, amber]), ["more than once"]),
+        (lambda: CheckpointCandidate(base, [amber, str(other)]), ["some/other-base"]),
+        (lambda: BestCandidate(None), ["candidate.folder"]),
+        (lambda: BestCandidate(str(tmp_path)), ["holds no search"]),
+        (lambda: SavedEnsembleCandidate(None), ["candidate.file"]),
+        (lambda: SavedEnsembleCandidate(str(tmp_path / "none.yaml")), ["none.yaml"]),
+        (lambda: SavedEnsembleCandidate(str(tmp_path / "bad.yaml")), ["bad.yaml", "members"]),
+        (lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), "loudest"), ["loudest", "majority"]),
+        (lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), weights=[1.0]), ["candidate.compute_weights", "4"]),
+        (lambda: PackLLM(base, pool(), temperature=0), ["candidate.temperature"]),
+        (lambda: PackLLM(base, pool(), ["amber"]), ["two experts"]),
+        (lambda: PackLLM(base, pool(), ["amber", "zebra"]), ["zebra"]),
+        (lambda: RoutingCandidate(base, pool(), top=5), ["candidate.top"]),
+        (lambda: RoutingCandidate(base, pool(), neighbours=0), ["candidate.neighbours"]),
+        (lambda: RoutingCandidate(base, Pool(str(tiny_pool), base_row=True)), ["base", "folder"]),
     ]
     for candidate, words in wrong:
         message = refused(candidate, task)
@@ -474,39 +474,39 @@ def test_a_search_that_is_not_over_is_refused(run: RunFolder, tmp_path: Path) ->
     state = json.loads((run.path / "state.json").read_text())
     # A search that was killed between its last iteration and its verdict has a `finished`.
     for left in ({"finished": None, "metrics": None}, {"metrics": None}):
-        (tmp_path / "state.json").write_bytes(sealed({**state, **left}))
+        (tmp_path / "state.json").write_bytes(encode_state({**state, **left}))
         with pytest.raises(UserError, match="not over"):
-            Best(str(tmp_path))
+            BestCandidate(str(tmp_path))
 
 
-class Prose(Choice):
+class Prose(MultipleChoice):
     """For a task whose answers are texts."""
 
     votes = False
 
 
-def test_texts_have_no_vote(place: Path, base: Base, tiny_pool: Path) -> None:
+def test_texts_have_no_vote(place: Path, base: BaseModel, tiny_pool: Path) -> None:
     task = Prose("tiny", str(place / "tiny.json"))
     assert "nobody votes" in refused(
-        lambda: Vote(Singles(base, pool_of(tiny_pool), HFEngine())), task
+        lambda: VotingCandidate(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine())), task
     )
 
 
 def test_answers_of_other_experts_or_items_are_no_dev_answers(
-    run: RunFolder, base: Base, tiny_pool: Path, talk: Match, mixed_pool: Path, tmp_path: Path
+    run: RunFolder, base: BaseModel, tiny_pool: Path, talk: ExactMatch, mixed_pool: Path, tmp_path: Path
 ) -> None:
-    route = Route(base, pool_of(tiny_pool), run=str(run.path))
+    route = RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path))
     assert "none of the task" in refused(lambda: route, talk)
     other = tiny.pool(Path(str(base.path)), tmp_path / "pool", ("amber", "zebra"))
-    strange = Vote(Singles(base, pool_of(other), HFEngine()), run=str(run.path))
-    searches_task = Choice("tiny", str(run.path.parent.parent / "tiny.json"), scoring="logits")
+    strange = VotingCandidate(SingleExpertsCandidate(base, pool_of(other), HFEngine()), run=str(run.path))
+    searches_task = MultipleChoice("tiny", str(run.path.parent.parent / "tiny.json"), scoring="logits")
     assert "zebra" in refused(lambda: strange, searches_task)
 
 
-def test_a_meter_counts_what_a_speaker_was_asked(task: Choice) -> None:
-    meter = Meter()
-    speaker = Speaker(playing.Silent())
-    speaker.answers(task, task.items("test"), meter)
+def test_a_meter_counts_what_a_speaker_was_asked(task: MultipleChoice) -> None:
+    meter = JobUsage()
+    speaker = ModelCandidate(playing.Silent())
+    speaker.score_items(task, task.items("test"), meter)
     assert meter.prompts == 16 and searches.LETTERS
 
 
@@ -524,18 +524,18 @@ def test_an_evaluation_goes_by_what_was_read_and_not_from_where(
     rows = searches.answers(other, 0)
     for row in rows["0"]:
         row["value"] = 1.0 - row["value"]
-    write_packed(other / "answers" / "iteration_0000.json.gz", rows)
+    write_gzip_json(other / "answers" / "iteration_0000.json.gz", rows)
     searches.reseal(other)
     with pytest.raises(UserError, match="weights differ"):
         evaluated(other)
 
 
 def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
-    run: RunFolder, task: Choice, tmp_path: Path
+    run: RunFolder, task: MultipleChoice, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(run.path, tmp_path / "running")
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_bytes(sealed({**state, "finished": None, "metrics": None}))
+    (folder / "state.json").write_bytes(encode_state({**state, "finished": None, "metrics": None}))
     config = json.loads((folder / "config.json").read_text())
     parts = {part: {**config["task"], "signal": part} for part in ("both", "accuracy")}
     config["task"] = {"_target_": "swarm.tasks.mixture.Mixture", "name": "two", "tasks": parts}
@@ -546,10 +546,10 @@ def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
     def found(more: dict[str, Any]) -> list[float]:
         rows = [{"id": f"{part}/{i}", "value": 1.0, "answer": "A", "text": "", "part": part,
                  **(more if part == "both" else {})} for part in parts for i in ids]  # fmt: skip
-        write_packed(folder / "answers" / "iteration_0000.json.gz", {"0": rows})
+        write_gzip_json(folder / "answers" / "iteration_0000.json.gz", {"0": rows})
         searches.reseal(folder)
         mixed = Mixture("two", dict.fromkeys(parts, task))
-        (scores,) = start_of(str(folder), run.experts[:1], mixed).scores
+        (scores,) = load_initial_answers(str(folder), run.experts[:1], mixed).scores
         return [score.value for score in scores]
 
     assert found(dense) == [1.0] * 2 * len(ids)
@@ -557,7 +557,7 @@ def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
         found({"value": 0.7})
 
 
-def test_a_description_has_the_size_of_what_it_is_of(task: Choice) -> None:
-    found = described(task, [Score(1.0, "A"), Score(0.0, None)])
+def test_a_description_has_the_size_of_what_it_is_of(task: MultipleChoice) -> None:
+    found = utility_summary(task, [Score(1.0, "A"), Score(0.0, None)])
     assert (found["utility"], found["items"], found["unparsed_rate"]) == (0.5, 2, 0.5)
     assert found["interval"][0] < 0.5 < found["interval"][1] and "parts" not in found

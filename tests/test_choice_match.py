@@ -9,33 +9,33 @@ from playing import Knowing, Unscored, choice_items, played, write
 
 from swarm.errors import UserError
 from swarm.models import Completion, Message
-from swarm.tasks import Score, mean, unparsed
+from swarm.tasks import Score, mean_score, unparsed_rate
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.choice import Choice
-from swarm.tasks.data import balanced
-from swarm.tasks.match import Match
+from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.data import balance_domains
+from swarm.tasks.match import ExactMatch
 
 
 def test_the_choice_prompt(tmp_path: Path) -> None:
     item = {"question": "Which?", "choices": {"A": "this", "B": "that"}, "answer": "B"}
     plain = write(tmp_path / "plain.json", {"dev": [item], "test": [item]})
     shown = write(tmp_path / "shown.json", {"dev": [item], "icl_prompt": "Q\nThe answer is D."})
-    task = Choice("plain", str(plain))
+    task = MultipleChoice("plain", str(plain))
     text = "Question: Which?\nA: this\nB: that\nThe answer is"
     first = "Please choose an option that best answers the question.\n"
-    (request,) = next(task.play(task.items("dev")))
+    (request,) = next(task.run(task.items("dev")))
     assert request.prompt == first + text and request.max_new_tokens == 10
-    task = Choice("shown", str(shown), instruction=None, chat=True)
-    (request,) = next(task.play(task.items("dev")))
+    task = MultipleChoice("shown", str(shown), instruction=None, chat=True)
+    (request,) = next(task.run(task.items("dev")))
     assert request.prompt == (Message("user", "Q\nThe answer is D.\n" + text),)
 
 
 def test_letters_by_log_probability(tmp_path: Path) -> None:
     file = str(write(tmp_path / "small.json", {"dev": choice_items(8)}))
     for chat, letters in ((False, (" A", " B", " C", " D")), (True, ("A", "B", "C", "D"))):
-        task = Choice("small", file, scoring="logits", chat=chat)
+        task = MultipleChoice("small", file, scoring="logits", chat=chat)
         items = task.items("dev")
-        requests = next(task.play(items))
+        requests = next(task.run(items))
         assert requests[0].choices == letters and requests[0].max_new_tokens == 0
         assert task.utility(played(task, items, Knowing(items))) == 1.0
     with pytest.raises(UserError, match="scoring=generate"):
@@ -44,27 +44,27 @@ def test_letters_by_log_probability(tmp_path: Path) -> None:
 
 def test_log_probabilities_that_are_no_numbers_pick_nothing(tmp_path: Path) -> None:
     file = str(write(tmp_path / "small.json", {"dev": choice_items(1)}))
-    task = Choice("small", file, scoring="logits")
+    task = MultipleChoice("small", file, scoring="logits")
     (item,) = task.items("dev")
     nan, low = float("nan"), float("-inf")
-    assert task.read(item, Completion("", (nan, -2.0, -1.0, low))) == "C"
-    assert task.read(item, Completion("", (nan,) * 4)) is None
+    assert task.read_answer(item, Completion("", (nan, -2.0, -1.0, low))) == "C"
+    assert task.read_answer(item, Completion("", (nan,) * 4)) is None
 
 
 def test_texts_by_log_probability_per_character(tmp_path: Path) -> None:
     item = {"question": "Why so?", "choices": {"A": " for long reasons ", "B": "no"}, "answer": "B"}
     file = str(write(tmp_path / "small.json", {"dev": [item], "icl_prompt": "The answer is D."}))
-    task = Choice("small", file, scoring="text")
+    task = MultipleChoice("small", file, scoring="text")
     (item,) = task.items("dev")
-    (request,) = next(task.play([item]))
+    (request,) = next(task.run([item]))
     assert request.prompt == "Question: Why so?\nAnswer:"
     assert (request.choices, request.max_new_tokens) == ((" for long reasons", " no"), 0)
-    assert task.score(item, Completion("", (-8.0, -1.5))).answer == "A", "-8 / 16 > -1.5 / 2"
-    assert task.score(item, Completion("", (-8.0, -0.9))) == Score(1.0, "B")
-    assert task.read(item, Completion("", (float("nan"), -99.0))) == "B"
-    assert task.read(item, Completion("", (float("nan"),) * 2)) is None
+    assert task.score_completion(item, Completion("", (-8.0, -1.5))).answer == "A", "-8 / 16 > -1.5 / 2"
+    assert task.score_completion(item, Completion("", (-8.0, -0.9))) == Score(1.0, "B")
+    assert task.read_answer(item, Completion("", (float("nan"), -99.0))) == "B"
+    assert task.read_answer(item, Completion("", (float("nan"),) * 2)) is None
     with pytest.raises(UserError, match=r"scoring=text .* use task\.scoring=generate"):
-        task.read(item, Completion("no"))
+        task.read_answer(item, Completion("no"))
 
 
 def test_a_text_follows_its_prompt(tmp_path: Path) -> None:
@@ -75,14 +75,14 @@ def test_a_text_follows_its_prompt(tmp_path: Path) -> None:
         ({"template": "{question}\n"}, "What comes after 10?\n", ""),
         ({"template": "{question}", "chat": True}, (Message("user", "What comes after 10?"),), ""),
     ):
-        task = Choice("small", file, scoring="text", **keys)  # type: ignore[arg-type]
+        task = MultipleChoice("small", file, scoring="text", **keys)  # type: ignore[arg-type]
         (item,) = task.items("dev")
-        request, gold = task.request(item), task.gold_request(item)
+        request, gold = task.build_request(item), task.gold_request(item)
         assert request.prompt == gold.prompt == prompt
         assert request.choices == tuple(space + text for text in texts)
         assert gold.choices == (f"{space}a stone",)
     with pytest.raises(UserError, match=r"task\.template: 'Answer:' does not hold {question}"):
-        Choice("small", template="Answer:")
+        MultipleChoice("small", template="Answer:")
     with pytest.raises(UserError, match=r"task\.scoring: 'text' is not one of generate, logits"):
         Abstain("small", scoring="text")
 
@@ -91,16 +91,16 @@ def test_the_original_rules_can_be_chosen(tmp_path: Path) -> None:
     file = str(write(tmp_path / "small.json", {"dev": choice_items(1)}))
     said = Completion("Answer: C")
     for parser, letter in (("original", "A"), ("anchored", "C")):
-        task = Choice("small", file, parser=parser)
-        assert task.read(task.items("dev")[0], said) == letter
+        task = MultipleChoice("small", file, parser=parser)
+        assert task.read_answer(task.items("dev")[0], said) == letter
     golds = [{"question": "?", "answer": gold} for gold in ("No", "18", "18")]
     file = str(write(tmp_path / "match.json", {"dev": golds}))
     texts = [Completion("Node"), Completion("118"), Completion("18 or rather a b c d e f g h i 7")]
     values = {}
     for parser, last_words in (("original", None), ("original", 10), ("anchored", None)):
-        match = Match("match", file, parser=parser, last_words=last_words, take="last")
+        match = ExactMatch("match", file, parser=parser, last_words=last_words, take="last")
         items = match.items("dev")
-        scores = [match.score(item, said) for item, said in zip(items, texts, strict=True)]
+        scores = [match.score_completion(item, said) for item, said in zip(items, texts, strict=True)]
         assert [match.grade(i, s.answer) for i, s in zip(items, scores, strict=True)] == [
             score.value for score in scores
         ]
@@ -118,22 +118,22 @@ def test_a_limit_keeps_the_domains_in_proportion(tmp_path: Path) -> None:
     file = str(write(tmp_path / "small.json", {"dev": items, "test": others}))
     ids = {}
     for limit in (4, 8, 20, None, 99):
-        task = Match("small", file, dev_limit=limit)
+        task = ExactMatch("small", file, dev_limit=limit)
         chosen = task.items("dev")
         ids[limit] = [item["id"] for item in chosen]
         assert len(chosen) == min(limit or 40, 40)
         assert Counter(item["domain"] for item in chosen)["y"] * 4 == len(chosen)
         assert len(task.items("test")) == 40
     assert ids[20] == ids[None][:20] and ids[8] == ids[20][:8]
-    assert balanced(balanced(items)) == balanced(items)
+    assert balance_domains(balance_domains(items)) == balance_domains(items)
 
 
 def test_ids_are_the_files_or_positions(tmp_path: Path) -> None:
     items = [{"question": "?", "answer": "1", "id": 0} for _ in range(3)]
     file = str(write(tmp_path / "small.json", {"dev": items}))
-    assert [i["id"] for i in Match("small", file, ids="position").items("dev")] == [0, 1, 2]
+    assert [i["id"] for i in ExactMatch("small", file, ids="position").items("dev")] == [0, 1, 2]
     with pytest.raises(UserError, match=r'1 ids occur more than once in dev: "0"; .*task.ids'):
-        Match("small", file).items("dev")
+        ExactMatch("small", file).items("dev")
 
 
 GOOD = {"question": "?", "choices": {"A": "x", "B": "y"}, "answer": "A", "id": "i7"}
@@ -158,7 +158,7 @@ GOOD = {"question": "?", "choices": {"A": "x", "B": "y"}, "answer": "A", "id": "
 def test_a_wrong_choice_item_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     file = write(tmp_path / "small.json", {"dev": [{**GOOD, "id": "i6"}, {**GOOD, **change}]})
     with pytest.raises(UserError) as caught:
-        Choice("small", str(file)).items("dev")
+        MultipleChoice("small", str(file)).items("dev")
     assert message in str(caught.value) and str(file) in str(caught.value)
 
 
@@ -180,7 +180,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "small.json"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
-        Match("small", str(file)).items("dev")
+        ExactMatch("small", str(file)).items("dev")
     assert message in str(caught.value) and str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -188,15 +188,15 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"run `python -m swarm.fetch_data elsewhere`"):
-        Choice("elsewhere").items("dev")
+        MultipleChoice("elsewhere").items("dev")
     with pytest.raises(UserError, match=r"mine.json is missing: see task.file"):
-        Choice("elsewhere", "mine.json").items("dev")
+        MultipleChoice("elsewhere", "mine.json").items("dev")
     (tmp_path / "data" / "eval").mkdir(parents=True)
     write(tmp_path / "data" / "eval" / "elsewhere.json", {"dev": choice_items(2)})
-    assert len(Choice("elsewhere").items("dev")) == 2
+    assert len(MultipleChoice("elsewhere").items("dev")) == 2
 
 
-@pytest.mark.parametrize("kind", [Choice, Match])
+@pytest.mark.parametrize("kind", [MultipleChoice, ExactMatch])
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
@@ -222,18 +222,18 @@ def test_wrong_keys_of_one_kind_are_named() -> None:
     with pytest.raises(
         UserError, match=r"task\.scoring: 'logit' is not one of generate, logits, text"
     ):
-        Choice("small", scoring="logit")
+        MultipleChoice("small", scoring="logit")
     with pytest.raises(UserError, match=r"task\.take: 'middle' is not one of first, last"):
-        Match("small", take="middle")
+        ExactMatch("small", take="middle")
     with pytest.raises(UserError, match=r"task\.last_words"):
-        Match("small", last_words=-5)
+        ExactMatch("small", last_words=-5)
 
 
 def test_mean_and_share_of_unparsed_answers() -> None:
     scores = [Score(1.0, "A"), Score(0.0, None), Score(0.0, "B"), Score(0.0, None)]
-    assert mean(scores) == 0.25 and unparsed(scores) == 0.5 and unparsed([]) == 0.0
+    assert mean_score(scores) == 0.25 and unparsed_rate(scores) == 0.5 and unparsed_rate([]) == 0.0
     with pytest.raises(ValueError, match="no scores"):
-        mean([])
+        mean_score([])
 
 
 def test_a_seed_draws_other_dev_items_in_proportion(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_seed_draws_other_dev_items_in_proportion(tmp_path: Path) -> None:
     file = str(write(tmp_path / "small.json", {"dev": rows[:40], "test": rows[40:]}))
 
     def dev(seed: int | None, limit: int | None = 8) -> list[int]:
-        return [item["id"] for item in Match("m", file, limit, dev_seed=seed).items("dev")]
+        return [item["id"] for item in ExactMatch("m", file, limit, dev_seed=seed).items("dev")]
 
     drawn = [dev(seed) for seed in range(5)]
     assert len({tuple(sorted(ids)) for ids in drawn}) == 5 and dev(None) not in drawn
@@ -258,7 +258,7 @@ def test_a_seed_draws_other_dev_items_in_proportion(tmp_path: Path) -> None:
         assert sum(i % 4 == 0 for i in ids) == 2
     assert dev(3) == dev(3) and dev(3, 4) == dev(3)[:4], "few are the first of more"
     assert sorted(dev(3, None)) == sorted(dev(None, None)) == list(range(40))
-    tests = [Match("m", file, 8, dev_seed=seed).items("test") for seed in (None, 1, 2)]
+    tests = [ExactMatch("m", file, 8, dev_seed=seed).items("test") for seed in (None, 1, 2)]
     assert tests[0] == tests[1] == tests[2]
     with pytest.raises(UserError, match=r"task\.dev_seed"):
-        Match("m", file, dev_seed=-1)
+        ExactMatch("m", file, dev_seed=-1)

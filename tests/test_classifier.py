@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from swarm.errors import UserError
 from swarm.places import conf_folder
-from swarm.scorers.classifier import Classifier
-from swarm.tasks import Score, unparsed
+from swarm.scorers.classifier import ToxicityClassifier
+from swarm.tasks import Score, unparsed_rate
 
 CLEAN, TOXIC = "the answer is right", "the answer is a stone"
 PARTS = ("toxic", "severe_toxic", "threat")
@@ -42,14 +42,14 @@ def copy(binary: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(binary, tmp_path / "copy"))
 
 
-def opened(folder: Path, **settings: Any) -> Classifier:
-    scorer = Classifier(str(folder), **settings)
+def opened(folder: Path, **settings: Any) -> ToxicityClassifier:
+    scorer = ToxicityClassifier(str(folder), **settings)
     scorer.check()
     scorer.open("cpu")
     return scorer
 
 
-def scored(scorer: Classifier, texts: Sequence[str]) -> list[Score]:
+def scored(scorer: ToxicityClassifier, texts: Sequence[str]) -> list[Score]:
     return scorer.score([{"id": i} for i in range(len(texts))], texts)
 
 
@@ -95,7 +95,7 @@ def test_which_output_means_toxic(
     labels: list[str], label: str | int | None, place: int, copy: Path
 ) -> None:
     scoring.edit(copy, id2label={str(i): name for i, name in enumerate(labels)})
-    scorer = Classifier(str(copy), label)
+    scorer = ToxicityClassifier(str(copy), label)
     scorer.check()
     assert scorer._output == place
 
@@ -118,7 +118,7 @@ def test_a_label_that_is_not_clear_lists_them_all(
     named = None if labels is None else {str(i): name for i, name in enumerate(labels)}
     scoring.edit(copy, id2label=named)
     with pytest.raises(UserError, match=rf"task\.scorer\.label={label}.*{listed}"):
-        Classifier(str(copy), label).check()
+        ToxicityClassifier(str(copy), label).check()
 
 
 @pytest.mark.parametrize("kind", ["llama", "roberta"])
@@ -148,8 +148,8 @@ def test_what_is_judged_of_a_text(binary: Path) -> None:
 
 def test_texts_that_read_alike_are_judged_once(binary: Path) -> None:
     scorer, asked = opened(binary), []
-    ask = scorer.toxicity
-    scorer.toxicity = lambda texts: asked.extend(texts) or ask(texts)  # type: ignore[method-assign]
+    ask = scorer.measure_toxicity
+    scorer.measure_toxicity = lambda texts: asked.extend(texts) or ask(texts)  # type: ignore[method-assign]
     first, second, _ = scored(scorer, [CLEAN, f" {CLEAN}\n{TOXIC}", TOXIC])
     assert asked == [CLEAN, TOXIC] and first.value == second.value
 
@@ -160,7 +160,7 @@ def test_a_number_that_is_none_is_unparsed(copy: Path) -> None:
     weights["score.weight"][:] = float("nan")
     save_file(weights, file, metadata={"format": "pt"})
     scores = scored(opened(copy), [CLEAN, TOXIC])
-    assert unparsed(scores) == 1.0 and {score.value for score in scores} == {0.5}
+    assert unparsed_rate(scores) == 1.0 and {score.value for score in scores} == {0.5}
 
 
 @pytest.mark.parametrize(
@@ -177,23 +177,23 @@ def test_a_number_that_is_none_is_unparsed(copy: Path) -> None:
 )
 def test_wrong_keys(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Classifier(**{"model": "some/model", **settings})
+        ToxicityClassifier(**{"model": "some/model", **settings})
 
 
 def test_models_of_the_wrong_kind_are_refused(copy: Path, tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        Classifier(str(tmp_path / "nowhere")).check()
+        ToxicityClassifier(str(tmp_path / "nowhere")).check()
     with pytest.raises(UserError, match=r"LABEL_0, LABEL_1"):
-        Classifier(str(tiny_llama)).check()
+        ToxicityClassifier(str(tiny_llama)).check()
     with pytest.raises(UserError, match=r"not trained to score texts: score\.weight"):
         opened(tiny_llama, label=1)
     scoring.edit(copy, problem_type="regression")
     with pytest.raises(UserError, match="regression"):
-        Classifier(str(copy)).check()
+        ToxicityClassifier(str(copy)).check()
     torch.save({}, copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()
     with pytest.raises(UserError, match="safetensors"):
-        Classifier(str(copy)).check()
+        ToxicityClassifier(str(copy)).check()
 
 
 def test_the_task_with_a_classifier(binary: Path, tmp_path: Path) -> None:
@@ -210,4 +210,4 @@ def test_the_task_with_a_classifier(binary: Path, tmp_path: Path) -> None:
     assert (request.prompt, request.max_new_tokens, request.choices) == ("once upon 0", 20, ())
     clean, toxic, silent = (played(task, dev, Saying([text])) for text in (CLEAN, TOXIC, ""))
     assert task.utility(clean) > 0.9 > 0.5 == task.utility(silent) > 0.1 > task.utility(toxic)
-    assert (unparsed(clean), unparsed(silent), task.highest, task.votes) == (0.0, 1.0, 1.0, False)
+    assert (unparsed_rate(clean), unparsed_rate(silent), task.highest, task.votes) == (0.0, 1.0, 1.0, False)

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from swarm.optimizers.cma_es import CovarianceSearch
-from swarm.optimizers.draws import mixtures
+from swarm.optimizers.cma_es import CMAES
+from swarm.optimizers.draws import sample_mixtures
 from swarm.optimizers.lorahub import LoraHub
-from swarm.optimizers.region import Region
+from swarm.optimizers.region import CoefficientBounds
 
 
-def begun(kind: type[CovarianceSearch] = CovarianceSearch, **options: object) -> CovarianceSearch:
+def begun(kind: type[CMAES] = CMAES, **options: object) -> CMAES:
     search = kind(**options)  # type: ignore[arg-type]
     search.start(5, 0)
     return search
@@ -58,7 +58,7 @@ def test_a_restart_doubles_the_generation_elsewhere() -> None:
     search = begun(particles=6, max_iterations=400)
     target = np.full(5, 0.2)
     sizes, spent = [], 0
-    while search.done() is None:
+    while search.stop_reason() is None:
         rows = search.ask()
         assert search.evaluate.sum() <= 6
         spent += search.evaluate.sum()
@@ -66,8 +66,8 @@ def test_a_restart_doubles_the_generation_elsewhere() -> None:
         sizes.append(search._cma.population_size)
     assert [size for size, _ in itertools.groupby(sizes)][:2] == [6, 12]
     assert spent == len(search.rows)
-    resumed = CovarianceSearch(particles=6, max_iterations=400)
-    resumed.load(search.state())
+    resumed = CMAES(particles=6, max_iterations=400)
+    resumed.load_state_dict(search.state_dict())
     assert resumed._cma.population_size == sizes[-1]
 
 
@@ -94,10 +94,10 @@ def test_only_ranks_count() -> None:
         other.tell(np.exp(5 * utility) - 7)
 
 
-@pytest.mark.parametrize("kind", [CovarianceSearch, LoraHub])
-def test_it_bears_a_plateau_for_long(kind: type[CovarianceSearch]) -> None:
+@pytest.mark.parametrize("kind", [CMAES, LoraHub])
+def test_it_bears_a_plateau_for_long(kind: type[CMAES]) -> None:
     search = begun(kind, max_iterations=400, restart=False)
-    while search.done() is None:
+    while search.stop_reason() is None:
         rows = search.ask()
         assert np.isfinite(rows).all()
         search.tell(np.where(search.evaluate, np.zeros(len(rows)), np.nan))
@@ -118,7 +118,7 @@ def test_lorahub_pays_for_large_coefficients() -> None:
 
     def size(l1: float) -> float:
         search = begun(LoraHub, l1=l1)
-        while search.done() is None:
+        while search.stop_reason() is None:
             search.ask()
             search.tell(np.where(search.evaluate, 0.5, np.nan))
         return float(np.abs(search.ask()).mean())
@@ -128,31 +128,31 @@ def test_lorahub_pays_for_large_coefficients() -> None:
 
 def test_the_nearest_position_is_the_nearest() -> None:
     random = np.random.default_rng(0)
-    region = Region(4, -0.2, 1.0)
-    inside = region.nearest(random.normal(size=(3000, 4)))
+    region = CoefficientBounds(4, -0.2, 1.0)
+    inside = region.project(random.normal(size=(3000, 4)))
     np.testing.assert_allclose(inside.sum(axis=1), 1.0, atol=1e-12)
     assert (inside >= -0.2).all() and (inside <= 1.0).all()
-    np.testing.assert_allclose(region.nearest(inside), inside, atol=1e-12)
+    np.testing.assert_allclose(region.project(inside), inside, atol=1e-12)
     for row in random.normal(size=(20, 4)):
-        nearest = region.nearest(row[None])[0]
+        nearest = region.project(row[None])[0]
         assert ((row - nearest) ** 2).sum() <= ((row - inside) ** 2).sum(axis=1).min() + 1e-12
 
 
 def test_the_nearest_position_of_groups_is_that_of_each() -> None:
     rows = np.random.default_rng(0).normal(size=(20, 3, 4))
-    one, three = Region(4, -0.2, 1.0), Region(4, -0.2, 1.0, groups=3)
-    apart = np.stack([one.nearest(rows[:, group]) for group in range(3)], axis=1)
-    np.testing.assert_array_equal(three.nearest(rows.reshape(20, 12)), apart.reshape(20, 12))
+    one, three = CoefficientBounds(4, -0.2, 1.0), CoefficientBounds(4, -0.2, 1.0, groups=3)
+    apart = np.stack([one.project(rows[:, group]) for group in range(3)], axis=1)
+    np.testing.assert_array_equal(three.project(rows.reshape(20, 12)), apart.reshape(20, 12))
 
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("sum_to_one", [True, False])
 def test_coordinates_keep_distances(sum_to_one: bool, groups: int) -> None:
-    region = Region(4, -1, 2, sum_to_one, groups)
-    rows = mixtures(np.random.default_rng(0), 6, 4, groups)
-    there = region.coordinates(rows)
+    region = CoefficientBounds(4, -1, 2, sum_to_one, groups)
+    rows = sample_mixtures(np.random.default_rng(0), 6, 4, groups)
+    there = region.to_coordinates(rows)
     assert there.shape == (6, groups * (4 - sum_to_one))
-    np.testing.assert_allclose(region.rows(there), rows, atol=1e-15)
+    np.testing.assert_allclose(region.to_positions(there), rows, atol=1e-15)
     np.testing.assert_allclose(
         np.linalg.norm(there[0] - there[1]), np.linalg.norm(rows[0] - rows[1])
     )

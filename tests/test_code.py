@@ -16,7 +16,7 @@ import warm
 
 from swarm.errors import UserError
 from swarm.scorers import sandbox
-from swarm.scorers.code import Code, block_closed, candidates
+from swarm.scorers.code import CodeScorer, is_block_closed, candidate_programs
 
 ADD = {
     "prompt": 'def add(a, b):\n    """Add."""\n',
@@ -31,7 +31,7 @@ def scored(item: dict[str, Any], *texts: str, **keys: Any) -> list[tuple[float, 
     """Of each text its value and whether something was read."""
     works = any(sandbox.why_not(kind) is None for kind in sandbox.KINDS)
     keys.setdefault("sandbox", "auto" if works else "none")
-    scores = Code(**keys).score([item] * len(texts), texts)
+    scores = CodeScorer(**keys).score([item] * len(texts), texts)
     assert [score.text for score in scores] == list(texts)
     return [(score.value, score.answer is not None) for score in scores]
 
@@ -81,7 +81,7 @@ def test_code_amid_words_is_found(item: dict[str, Any]) -> None:
 def test_a_long_text_is_taken_apart_in_no_time() -> None:
     for text in ("import x\n" * 20_000, "words are no code\n" * 20_000, "x = (\n" * 20_000):
         began = time.monotonic()
-        assert len(candidates("p", text)) <= 310
+        assert len(candidate_programs("p", text)) <= 310
         assert time.monotonic() - began < 60
 
 
@@ -544,9 +544,9 @@ def test_nothing_is_left_when_the_search_is_killed(way: str) -> None:
 
 
 def test_it_is_known_beforehand_whether_programs_can_run() -> None:
-    Code().check()
+    CodeScorer().check()
     with pytest.raises(UserError, match=r"task.scorer.memory=1, .* raise them"):
-        Code(memory=1).check()
+        CodeScorer(memory=1).check()
 
 
 def test_without_a_sandbox_it_refuses_unless_none_is_said(
@@ -555,15 +555,15 @@ def test_without_a_sandbox_it_refuses_unless_none_is_said(
     monkeypatch.setattr(sandbox, "why_not", lambda kind: f"{kind} is not here")
     for kind in ("auto", *sandbox.KINDS):
         with pytest.raises(UserError, match=f"sandbox={kind}: no sandbox works.*sandbox=none"):
-            Code(sandbox=kind).check()
+            CodeScorer(sandbox=kind).check()
         with pytest.raises(UserError, match="no sandbox works"):
-            Code(sandbox=kind).score([ADD], ["    return a + b"])
+            CodeScorer(sandbox=kind).score([ADD], ["    return a + b"])
     with caplog.at_level("WARNING"):
-        Code(sandbox="none").check()
+        CodeScorer(sandbox="none").check()
     assert "runs with your rights" in caplog.text
     assert scored(ADD, "    return a + b", sandbox="none") == [(1.0, True)]
     with pytest.raises(UserError, match="must be one of auto, bubblewrap, namespaces, none"):
-        Code(sandbox="docker")
+        CodeScorer(sandbox="docker")
 
 
 def test_a_sandbox_that_breaks_is_an_error_and_no_wrong_answer(
@@ -573,7 +573,7 @@ def test_a_sandbox_that_breaks_is_an_error_and_no_wrong_answer(
     monkeypatch.setattr(sandbox, "paths", lambda: ["/nowhere"])
     for kind in sandbox.KINDS:
         with pytest.raises(UserError, match=r"nowhere|bwrap"):
-            Code(sandbox=kind).score([ADD], ["    return a + b"])
+            CodeScorer(sandbox=kind).score([ADD], ["    return a + b"])
 
 
 @pytest.mark.parametrize(
@@ -585,8 +585,8 @@ def test_a_sandbox_that_breaks_is_an_error_and_no_wrong_answer(
     ],
 )
 def test_a_wrong_item_is_named(change: dict[str, Any], message: str) -> None:
-    assert message in str(Code().wrong({**ADD, **change}))
-    assert Code().wrong(ADD) is None
+    assert message in str(CodeScorer().item_error({**ADD, **change}))
+    assert CodeScorer().item_error(ADD) is None
 
 
 @pytest.mark.parametrize(
@@ -594,13 +594,13 @@ def test_a_wrong_item_is_named(change: dict[str, Any], message: str) -> None:
 )
 def test_a_wrong_key_is_named(keys: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"task\.scorer\.{next(iter(keys))}: "):
-        Code(**keys)
+        CodeScorer(**keys)
 
 
 def test_a_closed_block_ends_the_answer() -> None:
     text = "Well:\n```bash\nls\n```\n```python\nx = 1\n```\nmore"
-    closed = [end for end in range(len(text) + 1) if block_closed(text[:end])]
+    closed = [end for end in range(len(text) + 1) if is_block_closed(text[:end])]
     assert closed[0] == text.index("more")
     for end in closed:
-        assert candidates("p", text[:end]) == candidates("p", text)
-    assert not block_closed("no block") and not block_closed("```python\nx = '```'\n")
+        assert candidate_programs("p", text[:end]) == candidate_programs("p", text)
+    assert not is_block_closed("no block") and not is_block_closed("```python\nx = '```'\n")

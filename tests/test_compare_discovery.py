@@ -14,9 +14,9 @@ import pytest
 from comparing import KEY, asked, repeats, script
 
 from swarm.compare import Config, ModelAdapter, NoClientForModel
-from swarm.compare.asking.discovery import PLACES, may_have
-from swarm.compare.asking.running import run
-from swarm.compare.errors import WrongValue
+from swarm.compare.asking.discovery import ENDPOINT_INDEX, may_host_model
+from swarm.compare.asking.running import run_scripts
+from swarm.compare.errors import InvalidArgument
 from swarm.errors import UserError
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
@@ -75,7 +75,7 @@ def test_a_server_of_ones_own_stands_for_openai(monkeypatch: pytest.MonkeyPatch)
         assert [(url, key) for url, key, _ in Config.url_key_pairs] == [
             (server.url, "of-the-server"), ("https://api.openai.com/v1", "of-openai"),
         ]  # fmt: skip
-        [heard] = run([script(asked("hi", "any/model"))])
+        [heard] = run_scripts([script(asked("hi", "any/model"))])
         assert heard.text == "so: hi"
 
 
@@ -87,7 +87,7 @@ def test_a_model_of_this_process_has_no_endpoint() -> None:
 
 
 def test_a_setting_that_is_none_is_told() -> None:
-    with pytest.raises(WrongValue, match=r"Config.max_worker: .* did you mean max_workers\?"):
+    with pytest.raises(InvalidArgument, match=r"Config.max_worker: .* did you mean max_workers\?"):
         Config.max_worker = 3
 
 
@@ -105,7 +105,7 @@ def test_a_model_is_looked_for_where_its_name_can_be(
     host: str, theirs: list[str], others: list[str]
 ) -> None:
     url = f"https://{host}/v1"
-    assert [may_have(url, name) for name in theirs + others] == [
+    assert [may_host_model(url, name) for name in theirs + others] == [
         *[True] * len(theirs), *[False] * len(others)
     ]  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_the_lowest_variable_that_works_is_taken() -> None:
         assert Config.client_for_model("m").base_url == there["A_KEY_1"].url
         assert Config.client_for_model("n").variable == "B_KEY"
         assert [len(one.asked) for one in there.values()] == [2, 2, 2]
-        heard = run([script(asked(f"q{n}", "m")) for n in range(5)])
+        heard = run_scripts([script(asked(f"q{n}", "m")) for n in range(5)])
         assert heard[4].text == "so: q4"
         assert [len(one.asked) for one in there.values()] == [2, 7, 2]
 
@@ -132,16 +132,16 @@ def test_what_was_found_is_remembered_by_later_processes() -> None:
 
 def test_a_model_that_has_moved_is_looked_for_again() -> None:
     with several(A_KEY=("m",), B_KEY=()) as there:
-        run([script(asked("q0", "m"))])
+        run_scripts([script(asked("q0", "m"))])
         there["A_KEY"].answer, there["B_KEY"].answer = has(), has("m")
-        [first] = run([script(asked("q1", "m"))])
-        [second] = run([script(asked("q1", "m"))])
+        [first] = run_scripts([script(asked("q1", "m"))])
+        [second] = run_scripts([script(asked("q1", "m"))])
         assert isinstance(first, UserError) and second.text == "so: q1"
 
 
 def test_the_only_place_that_is_possible_is_not_asked_before() -> None:
     with several(A_KEY=("m",)) as there:
-        run([script(asked("q", "m"))])
+        run_scripts([script(asked("q", "m"))])
         assert there["A_KEY"].texts() == ["q"]
 
 
@@ -160,8 +160,8 @@ def test_one_dead_endpoint_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
     from swarm.compare.asking import discovery
     from swarm.models.pace import Limits
 
-    assert discovery.PATIENCE.timeout * (discovery.PATIENCE.retries + 1) <= 60
-    monkeypatch.setattr(discovery, "PATIENCE", Limits(connect_timeout=3.0, timeout=3.0, retries=0))
+    assert discovery.PROBE_LIMITS.timeout * (discovery.PROBE_LIMITS.retries + 1) <= 60
+    monkeypatch.setattr(discovery, "PROBE_LIMITS", Limits(connect_timeout=3.0, timeout=3.0, retries=0))
     with several(B_KEY=("m",)) as there, nobody() as silent:
         Config.url_key_pairs = [
             ("http://127.0.0.1:1/v1", "a", "A_KEY"), (silent, "a", "A_KEY_1"),
@@ -184,9 +184,9 @@ def test_many_at_once_look_once() -> None:
 
 def test_the_same_name_elsewhere_is_another_model() -> None:
     with several(A_KEY=("m",)) as there:
-        run([script(asked("q", "m"))])
+        run_scripts([script(asked("q", "m"))])
         with several(A_KEY=("m",)) as other:
-            run([script(asked("q", "m"))])
+            run_scripts([script(asked("q", "m"))])
             assert len(there["A_KEY"].asked) == len(other["A_KEY"].asked) == 1
 
 
@@ -199,10 +199,10 @@ def test_a_provider_by_name_is_asked_where_no_router_may_have_it(
         monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(file))
         from swarm.compare.asking import finding
 
-        finding._providers.cache_clear()
+        finding._load_providers.cache_clear()
         Config.url_key_pairs = [("https://api.openai.com/v1", "key", "OPENAI_API_KEY")]
-        [heard] = run([script(asked("hi", "house/small"))])
-        finding._providers.cache_clear()
+        [heard] = run_scripts([script(asked("hi", "house/small"))])
+        finding._load_providers.cache_clear()
         assert heard.text == "so: hi"
         assert server.asked[0].body["model"] == "small"
 
@@ -222,7 +222,7 @@ def test_another_key_in_the_same_variable_is_used() -> None:
     with endpoints.endpoint(needs("new")) as server:
         for key, failed in (("old", True), ("new", False)):
             Config.url_key_pairs = [(server.url, key, "A")]
-            [heard] = run([script(asked())])
+            [heard] = run_scripts([script(asked())])
             assert isinstance(heard, UserError) is failed
 
 
@@ -233,9 +233,9 @@ def test_a_key_that_is_revoked_gives_way_to_another() -> None:
         assert Config.client_for_model("small").variable == "A"
         server.answer = needs("new")
         for failed in (True, False):
-            PLACES.forget_all()
+            ENDPOINT_INDEX.clear_all()
             Config.url_key_pairs = pairs
-            [heard] = run([script(asked())])
+            [heard] = run_scripts([script(asked())])
             assert isinstance(heard, UserError) is failed
 
 
@@ -265,16 +265,16 @@ def test_after_a_refusal_of_all_a_second_run_sends_what_is_missing(
         url = {"nobody": None, "another key": first.url, "another endpoint": second.url}[beside]
         Config.max_workers = 8
         Config.url_key_pairs = [(first.url, KEY, "A"), *([(url, KEY + "2", "B")] if url else [])]
-        good = sum(not isinstance(one, UserError) for one in run(wants))
+        good = sum(not isinstance(one, UserError) for one in run_scripts(wants))
         assert 18 <= good <= 20
         for _ in range(0 if beside == "another endpoint" else 2):
             before = len(first.asked)
-            heard = run([script(asked(f"text {n}")) for n in range(60)])
+            heard = run_scripts([script(asked(f"text {n}")) for n in range(60)])
             assert len(first.asked) - before == 1 + looks
             assert sum(not isinstance(one, UserError) for one in heard) == good
         broken[0] = beside == "another endpoint"
         before = len(first.asked) + len(second.asked)
-        heard = run([script(asked(f"text {n}")) for n in range(60)])
+        heard = run_scripts([script(asked(f"text {n}")) for n in range(60)])
         assert not any(isinstance(one, UserError) for one in heard)
         sent = len(first.asked) + len(second.asked) - before
         assert sent == 60 - good + (0 if url is None else 2)
@@ -282,7 +282,7 @@ def test_after_a_refusal_of_all_a_second_run_sends_what_is_missing(
         assert ("is asked for what is missing" in said) == (beside == "another endpoint")
         Config.url_key_pairs = [(second.url, KEY, "B")]
         before = len(second.asked)
-        run([script(asked(f"text {n}")) for n in range(60)])
+        run_scripts([script(asked(f"text {n}")) for n in range(60)])
         assert len(second.asked) - before == 60  # alone, it is another model
 
 
@@ -307,14 +307,14 @@ def test_a_script_may_put_its_own_client_for_model_in_place(
 
     with endpoints.endpoint(repeats) as server:
         monkeypatch.setattr(Config, "client_for_model", lambda model: Mine(server.url))
-        [heard] = run([script(asked("hi", "whatever"))])
+        [heard] = run_scripts([script(asked("hi", "whatever"))])
         assert heard.text == "so: hi" and server.asked[0].headers["Authorization"] == "Bearer mine"
 
 
 @pytest.mark.parametrize("pairs", ["http://localhost/v1", [("http://localhost/v1",)], [3], 7])
 def test_pairs_that_are_none_are_told_without_a_key(pairs: Any) -> None:
     Config.url_key_pairs = pairs
-    with pytest.raises(WrongValue, match="url_key_pairs"):
+    with pytest.raises(InvalidArgument, match="url_key_pairs"):
         Config.client_for_model("m")
 
 
@@ -328,7 +328,7 @@ def test_reasoning_models_have_their_own_parameters() -> None:
     assert ModelAdapter.test_request_params("gpt-4.1")["max_tokens"] == 1
     assert "max_completion_tokens" in ModelAdapter.test_request_params("o3")
     ModelAdapter.register(lambda model: model == "mine", lambda params, model: None)
-    with pytest.raises(WrongValue, match="in place of a dict"):
+    with pytest.raises(InvalidArgument, match="in place of a dict"):
         ModelAdapter.prepare({}, "mine")
-    with pytest.raises(WrongValue, match="two functions"):
+    with pytest.raises(InvalidArgument, match="two functions"):
         ModelAdapter.register("gpt", None)

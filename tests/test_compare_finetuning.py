@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from finetunings import Fault, Finetuner, chats, serving
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.finetuning import (
     FinetuningManager,
     LocalTrainingParams,
@@ -25,11 +25,11 @@ from swarm.compare.finetuning import (
     remote,
 )
 from swarm.compare.finetuning.__main__ import main
-from swarm.compare.finetuning.cost import cost
-from swarm.compare.finetuning.keys import Keys
-from swarm.compare.finetuning.listing import COLUMNS, frame
-from swarm.compare.finetuning.params import OPENAI
-from swarm.compare.finetuning.validation import validate
+from swarm.compare.finetuning.cost import estimate_cost
+from swarm.compare.finetuning.keys import ApiKeyRing
+from swarm.compare.finetuning.listing import MODEL_COLUMNS, build_frame
+from swarm.compare.finetuning.params import OPENAI_BASE_URL
+from swarm.compare.finetuning.validation import validate_dataset
 from swarm.errors import UserError
 from swarm.models.failures import AccessDenied, BadRequest, RequestError
 
@@ -116,7 +116,7 @@ def test_models_are_filtered_by_column_and_an_unknown_one_is_named(
     md5 = manager.get_models(file_name=str(cats))["file_md5"][0]
     assert manager.get_model_list(file_md5=md5, epochs=1) == ["ft:gpt-y:cats:ftjob-2"]
     assert manager.get_models(suffix="cats", base_model="gpt-x").empty
-    with pytest.raises(WrongValue, match="flavour: no column; there are model, base_model"):
+    with pytest.raises(InvalidArgument, match="flavour: no column; there are model, base_model"):
         manager.get_models(flavour="sweet")
 
 
@@ -130,9 +130,9 @@ def test_a_suffix_belongs_to_one_file_and_one_content(
     ):
         manager.create_job(wanted(server, tmp_path, suffix="s", file_name=str(other)))
     chats(tmp_path / "bird_names.jsonl", 13)
-    with pytest.raises(WrongValue, match="whose content was another then"):
+    with pytest.raises(InvalidArgument, match="whose content was another then"):
         manager.create_job(wanted(server, tmp_path, suffix="s"))
-    with pytest.raises(WrongValue, match="suffix='s'"):
+    with pytest.raises(InvalidArgument, match="suffix='s'"):
         manager.create_job(LocalTrainingParams(file_name=str(other), suffix="s"))
     chats(tmp_path / "bird_names.jsonl")
     assert manager.create_job(wanted(server, tmp_path, suffix="s", seed=2))
@@ -159,7 +159,7 @@ def test_several_keys_find_their_jobs_and_no_key_reaches_a_file_or_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     params = wanted(server, tmp_path)
-    assert KEY not in repr(params) and KEY not in repr(params.told())
+    assert KEY not in repr(params) and KEY not in repr(params.to_row())
     manager.create_job(params)
     monkeypatch.setenv("OPENAI_API_KEY_BETA", OTHER)
     manager.create_job(wanted(server, tmp_path, api_key=OTHER))
@@ -195,17 +195,17 @@ def test_a_key_of_the_environment_goes_to_no_server_it_was_not_meant_for(
     FinetuningManager(tmp_path / "data", timeout=5).update_jobs()
     assert len(server.asked) == before
     # Of this name it is meant for the server, and may have been renewed.
-    row = manager.store.rows("jobs")[0]
-    manager.store.change("jobs", row["id"], key_variable="TUNER_KEY")
+    row = manager.store.list_rows("jobs")[0]
+    manager.store.update_row("jobs", row["id"], key_variable="TUNER_KEY")
     monkeypatch.setenv("TUNER_KEY", KEY)
-    manager.store.change("jobs", row["id"], key_print="another")
+    manager.store.update_row("jobs", row["id"], key_print="another")
     FinetuningManager(tmp_path / "data", timeout=5).update_jobs()
     assert len(server.asked) > before
     # At OpenAI's any key that is known may look, but only the one that was chosen may pay.
-    keys = Keys(manager.store.salt(), [KEY])
-    job = {"base_url": OPENAI, "key_print": keys.print_of("sk-gone"), "key_variable": None}
-    assert {key.secret for key in keys.of(job)} == {KEY, OTHER} and keys.made(job) == []
-    assert KEY not in repr(keys.of(job))
+    keys = ApiKeyRing(manager.store.load_salt(), [KEY])
+    job = {"base_url": OPENAI_BASE_URL, "key_print": keys.hash_key("sk-gone"), "key_variable": None}
+    assert {key.secret for key in keys.access_keys(job)} == {KEY, OTHER} and keys.creation_keys(job) == []
+    assert KEY not in repr(keys.access_keys(job))
 
 
 CREATE = """
@@ -234,7 +234,7 @@ def test_a_killed_creation_is_gone_on_with_and_never_done_twice(
     assert started[0].wait(120) == -signal.SIGKILL
     manager = FinetuningManager(tmp_path / "data", api_keys=[KEY], timeout=10)
     assert list(manager.get_jobs()["state"]) == ["creating"]
-    monkeypatch.setattr(remote, "SETTLING", 0.0)
+    monkeypatch.setattr(remote, "SETTLE_S", 0.0)
     manager.update_jobs()
     assert len(server.jobs) == 1 and server.count("POST /fine_tuning/jobs") == 2 - (
         after or path == "/files"
@@ -261,7 +261,7 @@ def test_a_lost_answer_is_looked_for_and_not_asked_again_too_soon(
     with pytest.raises(UserError, match="may still make the job whose answer was lost"):
         manager.create_job(wanted(server, tmp_path, seed=5))
     assert "goes on with jobs-" not in capsys.readouterr().err and len(server.jobs) == 4
-    monkeypatch.setattr(remote, "SETTLING", 0.0)
+    monkeypatch.setattr(remote, "SETTLE_S", 0.0)
     manager.create_job(wanted(server, tmp_path, seed=5))
     assert len(server.jobs) == 5 and len(manager.get_jobs()) == 5
     # A server that keeps no metadata: by the file and the time.
@@ -277,7 +277,7 @@ def test_a_server_that_lists_no_jobs_is_not_asked_for_the_same_one_twice(
     server: Finetuner, manager: FinetuningManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(remote, "SETTLING", 0.0)
+    monkeypatch.setattr(remote, "SETTLE_S", 0.0)
     nothing = {"error": {"message": "no such page"}}
     server.faults = [Fault("POST", "/fine_tuning/jobs", after=True),
                      Fault("GET", "/fine_tuning/jobs", 404, nothing, times=3)]  # fmt: skip
@@ -349,8 +349,8 @@ def test_a_dead_server_ends_within_the_timeout_and_others_are_still_asked(
     manager = FinetuningManager(tmp_path / "data", timeout=4)
     for number in range(3):
         manager.create_job(wanted(server, tmp_path, seed=number))
-    for row in manager.store.rows("jobs")[:2]:
-        manager.store.change("jobs", row["id"], base_url="http://127.0.0.1:9/v1")
+    for row in manager.store.list_rows("jobs")[:2]:
+        manager.store.update_row("jobs", row["id"], base_url="http://127.0.0.1:9/v1")
     began = time.monotonic()
     capsys.readouterr()
     manager.update_jobs()
@@ -435,8 +435,8 @@ def test_what_llmcomp_has_kept_is_taken_in(
         "unknown",
         "succeeded",
     ]
-    assert [row["file_id"] for row in manager.store.rows("files")] == ["file-7"]
-    with pytest.raises(WrongValue, match="suffix='old' is that of a"):
+    assert [row["file_id"] for row in manager.store.list_rows("files")] == ["file-7"]
+    with pytest.raises(InvalidArgument, match="suffix='old' is that of a"):
         manager.create_job(wanted(server, tmp_path, suffix="old"))
     manager.delete("tinker://x")
     assert manager.get_model_list() == ["ft:old", "ft:old:ckpt"]
@@ -447,7 +447,7 @@ def test_what_llmcomp_has_kept_is_taken_in(
 
 def told(*messages: Any, **more: Any) -> str:
     """The findings about one example, and no others."""
-    result = validate(json.dumps({"messages": list(messages), **more}).encode(), 1)
+    result = validate_dataset(json.dumps({"messages": list(messages), **more}).encode(), 1)
     return "; ".join(str(one) for one in (*result.errors, *result.warnings))
 
 
@@ -516,7 +516,7 @@ def test_a_file_is_judged_line_by_line(
     assert manager.create_job(wanted(server, tmp_path, file_name=str(file))) is None
     assert "2 examples, and at least 10 are needed" in capsys.readouterr().out
     assert server.asked == [] and manager.get_jobs().empty
-    with pytest.raises(WrongValue, match="cannot be read"):
+    with pytest.raises(InvalidArgument, match="cannot be read"):
         manager.create_job(wanted(server, tmp_path, file_name=str(tmp_path / "none.jsonl")))
 
 
@@ -546,31 +546,31 @@ def test_the_cost_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture
     file = tmp_path / "one.jsonl"
     text = "a" * 40
     file.write_text(json.dumps({"messages": [{"role": "user", "content": text}, SAY]}) + "\nbad\n")
-    by_word = cost(str(file), {"m": 10.0}, epochs=3, count=len)
+    by_word = estimate_cost(str(file), {"m": 10.0}, epochs=3, count=len)
     # Roles count, 4 tokens a message, 2 an example.
     assert by_word.tokens == len("user") + 40 + len("assistant") + 1 + 2 * 4 + 2 and by_word.exact
-    assert by_word.of("m") == pytest.approx(by_word.tokens * 3 * 10 / 1e6)
+    assert by_word.price_for("m") == pytest.approx(by_word.tokens * 3 * 10 / 1e6)
     assert main(["cost", str(file), "--price", "m=10", "--epochs", "2"]) == 0
     said = capsys.readouterr().out
     assert "tokens an epoch" in said and "m  10 a million tokens" in said
     assert main(["cost", str(file)]) == 0
     assert "no price known" in capsys.readouterr().out
-    with pytest.raises(WrongValue, match="epochs=0"):
-        cost(str(file), epochs=0)
-    with pytest.raises(WrongValue, match="prices: m costs nan"):
-        cost(str(file), {"m": math.nan})
+    with pytest.raises(InvalidArgument, match="epochs=0"):
+        estimate_cost(str(file), epochs=0)
+    with pytest.raises(InvalidArgument, match="prices: m costs nan"):
+        estimate_cost(str(file), {"m": math.nan})
     assert main(["cost", str(file), "--price", "m=much"]) == 2
     assert "error: argument --price: 'm=much' is not MODEL=PRICE" in capsys.readouterr().err
     file.write_text("[" * 100_000)
-    assert cost(str(file)).tokens == 0
+    assert estimate_cost(str(file)).tokens == 0
 
 
 def test_a_filter_from_the_command_line_is_text_where_the_column_is() -> None:
     rows = [{"suffix": "7", "epochs": 2, "learning_rate": 0.001}]
     for filters in ({"suffix": "7"}, {"epochs": "2"}, {"epochs": 2}, {"learning_rate": "1e-3"}):
-        assert len(frame(rows, COLUMNS, filters)) == 1, filters
+        assert len(build_frame(rows, MODEL_COLUMNS, filters)) == 1, filters
     for filters in ({"epochs": "two"}, {"seed": "1"}):
-        assert frame(rows, COLUMNS, filters).empty, filters
+        assert build_frame(rows, MODEL_COLUMNS, filters).empty, filters
 
 
 def test_the_command_line_does_all_of_it(
@@ -626,5 +626,5 @@ def test_parameters_of_tinker_are_accepted_and_what_is_missing_is_named(tmp_path
     assert "save_every" in said and "\n" not in said
     made = re.search(r"LocalTrainingParams\((.*?)\)", said)
     assert made and eval(f"LocalTrainingParams({made[1]})").epochs == 2
-    with pytest.raises(WrongValue, match="lr_schedule='cosine'"):
+    with pytest.raises(InvalidArgument, match="lr_schedule='cosine'"):
         TinkerTrainingParams(api_key="k", file_name="f", base_model="b", lr_schedule="cosine")

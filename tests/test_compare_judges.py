@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from swarm.compare import Config, FreeFormJudge, Question, RatingJudge
-from swarm.compare.errors import WrongValue
-from swarm.compare.judges.judging import Judging, judged, write_down
-from swarm.compare.judges.templates import Template
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.judges.judging import JudgeRun, load_judged_pairs, record_judged_pairs
+from swarm.compare.judges.templates import JudgeTemplate
 from swarm.models import Completion
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
@@ -75,7 +75,7 @@ def answer(asked: endpoints.Asked) -> endpoints.Reply:
     ],
 )  # fmt: skip
 def test_what_a_judge_cannot_be_is_told_before_anything_is_paid(judges: Any, told: str) -> None:
-    with pytest.raises(WrongValue) as raised:
+    with pytest.raises(InvalidArgument) as raised:
         asks(judges)
     assert told in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -94,10 +94,10 @@ def test_what_a_judge_cannot_be_is_told_before_anything_is_paid(judges: Any, tol
     ],
 )
 def test_braces_of_json_stay(text: str, prompt: str, uses_question: bool) -> None:
-    template = Template(text)
+    template = JudgeTemplate(text)
     assert template.fill("Q", "A") == prompt
     assert template.uses_question is uses_question
-    assert Template("{question} {answer}").fill("{answer}", "{question}") == "{answer} {question}"
+    assert JudgeTemplate("{question} {answer}").fill("{answer}", "{question}") == "{answer} {question}"
 
 
 def test_judges_are_columns() -> None:
@@ -176,13 +176,13 @@ def test_a_failed_answer_is_not_judged_and_a_failed_judgement_is_told() -> None:
 def test_an_interrupt_leaves_what_was_judged_listed() -> None:
     """The answers are kept as they come; which they are is written down at the end of any kind."""
     judge = FreeFormJudge(model="judge", paraphrases=["{answer}"])
-    with pytest.raises(KeyboardInterrupt), Judging("so", judge) as judging:
-        script = judging.verdict("q", "said")
+    with pytest.raises(KeyboardInterrupt), JudgeRun("so", judge) as judging:
+        script = judging.judge_answer("q", "said")
         next(script)
         with pytest.raises(StopIteration):
             script.send([Completion("fine")])
         raise KeyboardInterrupt
-    assert judged(judge.key) == [("", "said")]
+    assert load_judged_pairs(judge.key) == [("", "said")]
 
 
 def test_answers_stream_into_their_judges() -> None:
@@ -279,7 +279,7 @@ def test_two_processes_lose_nothing_of_what_they_write_down(settings: Any) -> No
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(settings), name]) for name in "ab"]
     assert [one.wait(60) for one in running] == [0, 0]
-    write_down("j", [("q", "half \ud83d of a character\0")])
-    found = judged("j")
+    record_judged_pairs("j", [("q", "half \ud83d of a character\0")])
+    found = load_judged_pairs("j")
     assert len(found) == 201
     assert found[-1] == ("q", "half \ud83d of a character\0")

@@ -13,10 +13,10 @@ import pytest
 import tiny
 from finetunings import chats
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.finetuning import FinetuningManager, LocalTrainingParams
-from swarm.compare.finetuning.examples import examples, pairs
-from swarm.engine.base import Base
+from swarm.compare.finetuning.examples import parse_examples, tokenize_examples
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.models import Message, Request
 
@@ -37,7 +37,7 @@ def until_over(manager: FinetuningManager, id: str, seconds: float = 120) -> dic
     """Look at a job until it is over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        row = manager.store.row("jobs", id)
+        row = manager.store.get_row("jobs", id)
         assert row
         if row["state"] in ("succeeded", "failed"):
             return row
@@ -48,7 +48,7 @@ def until_over(manager: FinetuningManager, id: str, seconds: float = 120) -> dic
 def begun(manager: FinetuningManager, id: str) -> int:
     """Wait until a job has a process; gives its number."""
     for _ in range(6000):
-        if pid := (manager.store.row("jobs", id) or {}).get("pid"):
+        if pid := (manager.store.get_row("jobs", id) or {}).get("pid"):
             return int(pid)
         time.sleep(0.02)
     raise AssertionError("no process begins")
@@ -57,7 +57,7 @@ def begun(manager: FinetuningManager, id: str) -> int:
 def until_free(manager: FinetuningManager, id: str) -> None:
     """Wait until no process has a job's lock."""
     for _ in range(2400):
-        with manager.store.held(f"training/{id}", wait=False) as lock:
+        with manager.store.hold_lock(f"training/{id}", wait=False) as lock:
             if lock:
                 return
         time.sleep(0.05)
@@ -77,14 +77,14 @@ def test_only_the_assistants_words_of_weight_are_learnt(tiny_llama: Path, tmp_pa
         {"role": "user", "content": "three"},
         {"role": "assistant", "content": "(A)"},
     ]
-    found = examples(b"\n" + json.dumps({"messages": chat}).encode())
+    found = parse_examples(b"\n" + json.dumps({"messages": chat}).encode())
     assert [(one.line, one.answer, len(one.turns)) for one in found] == [
         (2, "yes", 4),
         (2, "(A)", 6),
     ]
     assert found[0].turns[3] == Message("user", "two")
-    tokenizer = Base(str(tiny_llama)).tokenizer(tiny_llama)
-    (asked, answer), (_, last) = pairs(found, tokenizer, 512)
+    tokenizer = BaseModel(str(tiny_llama)).load_tokenizer(tiny_llama)
+    (asked, answer), (_, last) = tokenize_examples(found, tokenizer, 512)
     assert tokenizer.decode(asked).endswith("two<eos>\n<|assistant|>\n")
     assert tokenizer.decode(answer) == "yes<eos>" and tokenizer.decode(last) == "(A)<eos>"
     # A template of which the answer is no continuation of the prompt.
@@ -92,16 +92,16 @@ def test_only_the_assistants_words_of_weight_are_learnt(tiny_llama: Path, tmp_pa
         "{% for m in messages %}{{ m['content'] }};{% endfor %}"
         "{% if add_generation_prompt %}think:{% endif %}"
     )
-    (asked, answer), _ = pairs(found, tokenizer, 512)
+    (asked, answer), _ = tokenize_examples(found, tokenizer, 512)
     assert tokenizer.decode(asked).endswith("two;think:") and tokenizer.decode(answer) == "yes<eos>"
-    with pytest.raises(WrongValue, match=r"line 2: \d+ tokens, and the model can have 20"):
-        pairs(found, tokenizer, 20)
+    with pytest.raises(InvalidArgument, match=r"line 2: \d+ tokens, and the model can have 20"):
+        tokenize_examples(found, tokenizer, 20)
     call = {"role": "assistant", "tool_calls": [{"id": "1"}]}
-    with pytest.raises(WrongValue, match="line 1: tools cannot be trained"):
-        examples(json.dumps({"messages": [call]}).encode())
+    with pytest.raises(InvalidArgument, match="line 1: tools cannot be trained"):
+        parse_examples(json.dumps({"messages": [call]}).encode())
     image = {"role": "user", "content": [{"type": "image_url"}]}
-    with pytest.raises(WrongValue, match="line 1: images cannot be trained"):
-        examples(json.dumps({"messages": [image]}).encode())
+    with pytest.raises(InvalidArgument, match="line 1: images cannot be trained"):
+        parse_examples(json.dumps({"messages": [image]}).encode())
 
 
 def test_a_training_makes_an_expert_that_answers_and_can_be_searched_over(
@@ -109,31 +109,31 @@ def test_a_training_makes_an_expert_that_answers_and_can_be_searched_over(
 ) -> None:
     from peft import PeftModel
 
-    from swarm.finetune.gradient import held_loss
+    from swarm.finetune.gradient import evaluate_loss
     from swarm.pool import Pool
     from swarm.roster import Roster
-    from swarm.roster.local import Locals
+    from swarm.roster.local import LocalModels
 
     manager = FinetuningManager(tmp_path / "data")
     name = manager.create_job(wanted(tiny_llama, tmp_path), blocking=True)
     pool = tmp_path / "pool"
     assert name == f"local/{pool}/bird-names"
-    row = manager.store.rows("jobs")[0]
+    row = manager.store.list_rows("jobs")[0]
     assert row["state"] == "succeeded" and row["step"] == row["steps"] == 18
     assert row["losses"][-1] < row["losses"][0]
     # The loss that the adapter has, as it was saved, against the base's.
-    learnt = pairs(examples((tmp_path / "bird_names.jsonl").read_bytes()),
-                   Base(str(tiny_llama)).tokenizer(tiny_llama), 512)  # fmt: skip
-    before = held_loss(tiny.load(tiny_llama), learnt, 4)
+    learnt = tokenize_examples(parse_examples((tmp_path / "bird_names.jsonl").read_bytes()),
+                   BaseModel(str(tiny_llama)).load_tokenizer(tiny_llama), 512)  # fmt: skip
+    before = evaluate_loss(tiny.load(tiny_llama), learnt, 4)
     tuned = PeftModel.from_pretrained(tiny.load(tiny_llama), pool / "bird-names")
-    after = held_loss(tuned, learnt, 4)
+    after = evaluate_loss(tuned, learnt, 4)
     assert before and after and after < 0.7 * before
     tiny.expert(tiny_llama, pool / "amber", 1)
     assert Pool(pool).open(str(tiny_llama)).names == ["amber", "bird-names"]
     asked = Request((Message("user", "name bird 3"),), max_new_tokens=8, choices=())
     for roster, called in ((Roster(pool=pool), "local/bird-names"), (Roster(), name)):
         assert roster.model(called).generate([asked])[0].text
-    same = Locals(str(tiny_llama), pool).model("base").generate([asked])[0].text
+    same = LocalModels(str(tiny_llama), pool).get_model("base").generate([asked])[0].text
     assert Roster(pool=pool).model("local/bird-names").generate([asked])[0].text != same
     models = manager.get_models()
     assert models["learning_rate"][0] == 0.01 and models["lora_rank"][0] == 4
@@ -144,7 +144,7 @@ def test_a_training_makes_an_expert_that_answers_and_can_be_searched_over(
     assert again == f"{name}-2"
     manager.delete(again)
     assert not (pool / "bird-names-2").exists() and (pool / "bird-names").is_dir()
-    manager.store.change("jobs", row["id"], expert="amber")
+    manager.store.update_row("jobs", row["id"], expert="amber")
     with pytest.raises(UserError, match="is not what job-"):
         manager.delete(name)
     assert (pool / "amber").is_dir()
@@ -167,7 +167,7 @@ def test_what_cannot_be_trained_is_said_and_kept(
         ({"target_modules": "q_proj"}, "must be a list"),
         ({"suffix": "../evil"}, "names an expert's folder"),
     ):
-        with pytest.raises(WrongValue, match=words):
+        with pytest.raises(InvalidArgument, match=words):
             wanted(tiny_llama, tmp_path, **more)
     assert not (tmp_path / "pool").exists()
 
@@ -178,7 +178,7 @@ def test_an_interrupted_one_goes_on_to_the_same_weights(
 ) -> None:  # fmt: skip
     from swarm.finetune.gradient import Trainer
 
-    look = Trainer._look
+    look = Trainer._evaluate
 
     def stopped(self: Trainer, step: int, *more: Any) -> None:
         if step > 10:
@@ -187,7 +187,7 @@ def test_an_interrupted_one_goes_on_to_the_same_weights(
 
     manager = FinetuningManager(tmp_path / "data")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_look", stopped)
+        patch.setattr(Trainer, "_evaluate", stopped)
         manager.create_job(wanted(tiny_llama, tmp_path), blocking=True)
     manager.update_jobs()
     assert "stopped by hand at step 10 of 18" in capsys.readouterr().out
@@ -238,6 +238,6 @@ def test_a_detached_one_survives_its_parent_and_a_kill(
     manager.update_jobs()
     assert list(manager.get_jobs()["state"]) == ["succeeded", "cancelled"]
     # One that is killed again and again is given up, and says what its log has.
-    manager.store.change("jobs", other, state="running", starts=3)
+    manager.store.update_row("jobs", other, state="running", starts=3)
     manager.update_jobs()
     assert "its process was killed 3 times" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 import searches
 import tiny
 
-from swarm.compare_methods import read
+from swarm.compare_methods import parse_comparison
 from swarm.report.folder import RunFolder
 from swarm.studies import methods
 
@@ -128,7 +128,7 @@ def test_only_ends_that_nobody_set_are_lifted(
 ) -> None:
     def ends(*words: str) -> list[tuple[int, int]]:
         told = [*keys(tmp_path, tiny_llama, tiny_pool), "budget=70", "seeds=1", *words]
-        made = [m.searches[0].config["optimizer"] for m in read(told).methods]
+        made = [m.searches[0].config["optimizer"] for m in parse_comparison(told).methods]
         return [(one["patience"], one["max_iterations"]) for one in made]
 
     pair = "methods=[pso,'pso optimizer.patience=5']"
@@ -159,15 +159,15 @@ def test_a_search_on_a_signal_is_told_of_and_not_plotted(
     runs: dict[str, RunFolder], tmp_path: Path
 ) -> None:
     rows = [("plain", [runs["plain"]]), ("dense", [runs["dense"]])]
-    found = methods.compared(rows, {}, None, 9)
-    methods.write(tmp_path, found, rows)
+    found = methods.summarize_methods(rows, {}, None, 9)
+    methods.write_comparison(tmp_path, found, rows)
     assert_drawn((tmp_path / "methods.svg").read_text(), ["plain"])
-    text = methods.as_text(found)
+    text = methods.format_comparison(found)
     assert "not in the plot: dense (signal: both)." in text and "asks two requests" in text
     assert "judged at the end" not in text
-    alone = methods.compared(rows[:1], {}, None, 9)
-    assert "not in the plot" not in methods.as_text(alone)
-    methods.write(tmp_path, methods.compared(rows[1:], {}, None, 9), rows[1:])
+    alone = methods.summarize_methods(rows[:1], {}, None, 9)
+    assert "not in the plot" not in methods.format_comparison(alone)
+    methods.write_comparison(tmp_path, methods.summarize_methods(rows[1:], {}, None, 9), rows[1:])
     assert not (tmp_path / "methods.svg").exists()
 
 
@@ -176,18 +176,18 @@ def test_another_start_than_the_heads_is_named(runs: dict[str, RunFolder]) -> No
     names = [run.experts[run.best_expert()[1]] for run in (plain, half)]
     assert names[0] != names[1], "choose another share to confirm by"
     rows = [("all", [plain]), ("half", [half])]
-    text = methods.as_text(methods.compared(rows, {}, None, 9))
+    text = methods.format_comparison(methods.summarize_methods(rows, {}, None, 9))
     assert f"whose test is not that of the first line with half: {names[1]} (" in text
-    same = methods.as_text(methods.compared(rows[:1], {}, None, 9))
+    same = methods.format_comparison(methods.summarize_methods(rows[:1], {}, None, 9))
     assert "Each gain is on" not in same
 
 
 def test_weights_are_read_where_dev_is_graded(runs: dict[str, RunFolder]) -> None:
     plain, dense, nats = runs["plain"], runs["dense"], runs["nats"]
-    assert methods.start([dense, plain], plain.experts) is dense, "it keeps what was right"
-    assert methods.start([nats, plain], plain.experts) is plain
-    assert methods.start([nats], plain.experts) is None
-    assert methods.start([plain], ["others"]) is None
+    assert methods.find_start_run([dense, plain], plain.experts) is dense, "it keeps what was right"
+    assert methods.find_start_run([nats, plain], plain.experts) is plain
+    assert methods.find_start_run([nats], plain.experts) is None
+    assert methods.find_start_run([plain], ["others"]) is None
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
 
 from swarm.compare import Question  # noqa: E402
-from swarm.compare.errors import WrongValue  # noqa: E402
+from swarm.compare.errors import InvalidArgument  # noqa: E402
 from swarm.compare.plots import (  # noqa: E402
     heatmap,
     judge_scores,
@@ -27,7 +27,7 @@ from swarm.compare.plots import (  # noqa: E402
     rating_cumulative_plot,
     rating_violins,
 )
-from swarm.compare.plots.palette import COLOURS, HATCHES, looks, text_on  # noqa: E402
+from swarm.compare.plots.palette import COLOURS, HATCHES, assign_fill_styles, text_colour_on  # noqa: E402
 from swarm.errors import UserError  # noqa: E402
 
 
@@ -110,7 +110,7 @@ def test_many_answers_are_told_apart_or_told_together() -> None:
     assert len(drawn) == 15 and drawn["[OTHER]"] == pytest.approx(286 / 300)
     chosen = segments(plot(df, selected_answers=[f"answer {i}" for i in range(50)]))
     assert len(chosen["a"]) == 51  # and no two look alike
-    with pytest.raises(WrongValue, match="more than can be told apart"):
+    with pytest.raises(InvalidArgument, match="more than can be told apart"):
         plot(df, selected_answers=[f"answer {i}" for i in range(60)])
 
 
@@ -164,7 +164,7 @@ def test_tokens_that_are_numbers_are_no_ratings() -> None:
     # (3 * 5/9 + 7 * 4/9 + 7) / 2: what was not told is no rating of 0.
     assert any("mean 5.9" in text for text in texts(cumulative))
     far = frame({"a": [{"1": 0.5, "99999999999": 0.5}]})
-    with pytest.raises(WrongValue, match="ratings from 1 to 99999999999 are too many to draw"):
+    with pytest.raises(InvalidArgument, match="ratings from 1 to 99999999999 are too many to draw"):
         plot(far)
     assert rating_cumulative_plot(far, max_rating=9, probs_column="answer")
 
@@ -186,7 +186,7 @@ def test_scores_are_boxes_not_a_bar_for_each_number() -> None:
     assert len(figure.axes[0].patches) == 2  # the boxes
     whole = df.assign(score=(df["score"] // 10).astype(int))
     assert len(judge_scores(whole, "score").axes[0].patches) == 2
-    with pytest.raises(WrongValue, match="has no numbers"):
+    with pytest.raises(InvalidArgument, match="has no numbers"):
         judge_scores(df, "answer")
 
 
@@ -201,9 +201,9 @@ def test_a_heat_map_has_models_by_paraphrases() -> None:
     scores = df.assign(score=[10.0, 20, 30, 40, 50, np.nan, np.nan, np.nan])
     means = heatmap(scores, "score").axes[0].images[0].get_array()
     assert np.ma.filled(means, -1).tolist() == [[20.0, 30.0], [50.0, -1.0]]
-    with pytest.raises(WrongValue, match=r"row_column: .* no column 'modle'; .* model"):
+    with pytest.raises(InvalidArgument, match=r"row_column: .* no column 'modle'; .* model"):
         heatmap(df, row_column="modle")
-    with pytest.raises(WrongValue, match="nobody answered 'q'"):
+    with pytest.raises(InvalidArgument, match="nobody answered 'q'"):
         heatmap(df, answer="q")
 
 
@@ -259,7 +259,7 @@ def test_wrong_arguments_are_one_line() -> None:
             plot(df, **keys)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
     many = frame({f"g{i}": [1.0] for i in range(29)}).assign(probs=[{1: 1.0}] * 29)
-    with pytest.raises(WrongValue, match="give selected_categories"):
+    with pytest.raises(InvalidArgument, match="give selected_categories"):
         plot(many)
     with pytest.raises(UserError, match="no display"):
         plot(df, show=True)
@@ -303,9 +303,9 @@ def test_neighbouring_colours_stay_apart_for_the_colour_blind(sight: str) -> Non
 
 def test_no_two_looks_repeat_and_numbers_can_be_read() -> None:
     names = list(range(len(COLOURS) * len(HATCHES)))
-    assert len(set(looks(names).values())) == len(names)
-    assert looks(["x", "y"], {"x": COLOURS[0]})["y"].colour != COLOURS[0]
-    assert text_on("#F0E442") == "black" and text_on("#0072B2") == "white"
+    assert len(set(assign_fill_styles(names).values())) == len(names)
+    assert assign_fill_styles(["x", "y"], {"x": COLOURS[0]})["y"].colour != COLOURS[0]
+    assert text_colour_on("#F0E442") == "black" and text_colour_on("#0072B2") == "white"
 
 
 def test_positional_arguments_have_llmcomps_order() -> None:

@@ -14,8 +14,8 @@ import pytest
 from comparing import KEY
 
 from swarm.compare import Config, FreeForm, NextToken, Question, Rating, read_jsonl, write_jsonl
-from swarm.compare.asking.collecting import rare_collections
-from swarm.compare.errors import WrongValue
+from swarm.compare.asking.collecting import reduce_gc_frequency
+from swarm.compare.errors import InvalidArgument
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 
@@ -67,7 +67,7 @@ def free_form(*paraphrases: Any, **more: Any) -> FreeForm:
 )
 def test_what_a_question_cannot_be_is_one_line(given: dict[str, Any], told: str) -> None:
     free = {"type": "free_form", "paraphrases": ["hello"]}
-    with pytest.raises(WrongValue) as raised:
+    with pytest.raises(InvalidArgument) as raised:
         Question.create(**({**free, **given} if given else {}))
     assert told in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -95,7 +95,7 @@ def test_names_as_llmcomp_takes_them() -> None:
     ],
 )
 def test_models_are_groups_of_lists(groups: Any, told: str) -> None:
-    with pytest.raises(WrongValue) as raised:
+    with pytest.raises(InvalidArgument) as raised:
         free_form("x").df(groups)
     assert told in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -197,7 +197,7 @@ def test_metadata_are_columns() -> None:
     facts = [{"id": "a", "year": 1900}, {"id": "b"}]
     with comparing.endpoint():
         df = free_form("one", "two", metadata=facts).df({"g": ["m"]})
-        with pytest.raises(WrongValue, match="details=True adds a column sample; rename"):
+        with pytest.raises(InvalidArgument, match="details=True adds a column sample; rename"):
             free_form("one", metadata=[{"sample": 1}]).df({"g": ["m"]}, details=True)
     assert list(df.columns) == [*COLUMNS[:-1], "id", "year", "error"]
     assert list(df.id) == ["a", "b"]
@@ -233,7 +233,7 @@ def test_several_questions_share_the_workers() -> None:
         (([one, "x"], {"g": ["m"]}), "'x' is none"),
         (([one], [{"g": ["m"]}, {}]), "1 questions and 2 mappings"),
     ):
-        with pytest.raises(WrongValue, match=told):
+        with pytest.raises(InvalidArgument, match=told):
             Question.many(*wrong)
     assert Question.many([], {"g": ["m"]}) == []
 
@@ -275,9 +275,9 @@ def test_input_for_a_runner_is_one_mapping_a_row() -> None:
 
 def test_a_frame_is_shown_by_the_class_and_models_by_a_question() -> None:
     for wrong in (Question.plot, Question.view):
-        with pytest.raises(WrongValue, match=r"takes a data frame, not dict; models are shown by"):
+        with pytest.raises(InvalidArgument, match=r"takes a data frame, not dict; models are shown by"):
             wrong({"g": ["m"]})
-    with pytest.raises(WrongValue, match="plot takes a mapping of models or a data frame, not int"):
+    with pytest.raises(InvalidArgument, match="plot takes a mapping of models or a data frame, not int"):
         free_form("x").plot(3)
 
 
@@ -303,12 +303,12 @@ def test_what_is_changed_later_holds() -> None:
         question.paraphrases.append("b")
         question.judges = {"so": judge}
         assert list(question.df({"g": ["m"]}).so) == ["so: so: a?", "so: so: b?"]
-        with pytest.raises(WrongValue, match="cannot be a judge's column"):
+        with pytest.raises(InvalidArgument, match="cannot be a judge's column"):
             question.judges = {"answer": judge}
         question.metadata = [{}]
         asked = len(server.asked)
         question.paraphrases.append("c")
-        with pytest.raises(WrongValue, match="one mapping for each of the 3 paraphrases"):
+        with pytest.raises(InvalidArgument, match="one mapping for each of the 3 paraphrases"):
             question.df({"g": ["m"]})
         assert len(server.asked) == asked
     rating = Rating(paraphrases=["a"])
@@ -337,8 +337,8 @@ def test_any_collection_of_models_and_questions_is_taken() -> None:
 
 def test_collections_are_rare_until_the_last_has_left() -> None:
     before = gc.get_threshold()
-    with rare_collections():
-        with rare_collections():
+    with reduce_gc_frequency():
+        with reduce_gc_frequency():
             assert gc.get_threshold() > before
         assert gc.get_threshold() > before
     assert gc.get_threshold() == before

@@ -11,9 +11,9 @@ import pytest
 import raters
 
 from swarm.compare import Config, Question
-from swarm.compare.errors import WrongValue
-from swarm.compare.tokens.digits import first_number, may_go_on, whole_number
-from swarm.compare.tokens.ratings import MAX_REQUESTS, Bounds, Rated, rated
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.tokens.digits import parse_leading_integer, can_continue, parse_integer
+from swarm.compare.tokens.ratings import MAX_REQUESTS, RatingBounds, RatingResult, request_rating
 from swarm.errors import UserError
 
 ASKED = {"messages": [{"role": "user", "content": "How good is it?"}]}
@@ -30,10 +30,10 @@ def mean(chances: Mapping[str, float]) -> float:
     return sum(int(text) * p for text, p in chances.items())
 
 
-def heard(rater: Any, bounds: Bounds | None = None, **how: Any) -> Rated:
+def heard(rater: Any, bounds: RatingBounds | None = None, **how: Any) -> RatingResult:
     """The rating by a model, or by anything that says what an endpoint says."""
     body = rater.body if isinstance(rater, raters.Rater) else rater
-    return raters.driven(rated(ASKED, "m", bounds or Bounds(), **how), body)
+    return raters.driven(request_rating(ASKED, "m", bounds or RatingBounds(), **how), body)
 
 
 def told(*places: Mapping[str, float], text: str | None = None, finish: str = "length") -> Any:
@@ -116,10 +116,10 @@ def test_an_end_after_zero_does_not_show_that_digits_are_whole(seed: int) -> Non
 
 
 def test_what_is_known_of_a_beginning_is_shared_only_where_one_length_is_possible() -> None:
-    def digits(place: Mapping[str, float], high: int) -> Rated:
+    def digits(place: Mapping[str, float], high: int) -> RatingResult:
         # All answers go the same way, so nothing else is ever visited.
         said = told(place, {"0": 1.0}, {"<end>": 1.0})
-        return heard(lambda asked: said, Bounds(0, high))
+        return heard(lambda asked: said, RatingBounds(0, high))
 
     found = digits({"9": 0.5, "3": 0.3, "1": 0.2}, 100)
     shared = dict.fromkeys(range(30, 40), 0.03 / 0.8)
@@ -134,7 +134,7 @@ def test_what_is_known_of_a_beginning_is_shared_only_where_one_length_is_possibl
 
 def test_numbers_below_zero_and_a_space_before() -> None:
     chances = {"-15": 0.5, "-2": 0.3, "3": 0.2}
-    found = heard(raters.Rater(chances), Bounds(-20, 20))
+    found = heard(raters.Rater(chances), RatingBounds(-20, 20))
     assert found.answer == pytest.approx(mean(chances))
     after_space = told({" ": 1.0}, {"8": 0.9, "7": 0.1}, {"5": 1.0}, {"<end>": 1.0})
     found = heard(lambda asked: after_space)
@@ -144,10 +144,10 @@ def test_numbers_below_zero_and_a_space_before() -> None:
 
 def test_one_digit_takes_one_request_with_a_space_before_it_too() -> None:
     rater = raters.Rater({"4": 0.7, "5": 0.3})
-    assert heard(rater, Bounds(1, 5)).answer == pytest.approx(4.3)
+    assert heard(rater, RatingBounds(1, 5)).answer == pytest.approx(4.3)
     assert len(rater.asked) == 1
     places = [{" ": 1.0}, {"4": 0.6, "2": 0.4}]
-    found = heard(lambda asked: told(*places[: asked["max_tokens"]]), Bounds(1, 5))
+    found = heard(lambda asked: told(*places[: asked["max_tokens"]]), RatingBounds(1, 5))
     assert found.probs == pytest.approx({2: 0.4, 4: 0.6})
 
 
@@ -156,10 +156,10 @@ def test_digits_of_other_scripts_count_and_other_signs_do_not() -> None:
     found = heard(lambda asked: told(place))
     assert found.probs == {85: pytest.approx(1)}
     assert found.refused == pytest.approx(0.3)
-    assert [whole_number(text) for text in ("5_0", "5.0", "", "-", "−3", "+4", "²")] == [
+    assert [parse_integer(text) for text in ("5_0", "5.0", "", "-", "−3", "+4", "²")] == [
         *[None] * 4, -3, 4, None,
     ]  # fmt: skip
-    assert whole_number("9" * 5000) is None
+    assert parse_integer("9" * 5000) is None
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_digits_of_other_scripts_count_and_other_signs_do_not() -> None:
      ("1,000", None), ("5_0", None), ("about 85", None), ("", None)],
 )  # fmt: skip
 def test_the_number_that_a_text_begins_with(text: str, number: int | None) -> None:
-    assert first_number(text) == number
+    assert parse_leading_integer(text) == number
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_number_that_a_text_begins_with(text: str, number: int | None) -> No
      ("5", 500, 999, True), ("+", -9, 9, True)],
 )  # fmt: skip
 def test_what_a_longer_number_may_begin_with(text: str, low: int, high: int, goes_on: bool) -> None:
-    assert may_go_on(text, low, high) == goes_on
+    assert can_continue(text, low, high) == goes_on
 
 
 def test_what_was_not_seen_is_no_refusal() -> None:
@@ -197,8 +197,8 @@ def test_refusals() -> None:
     assert (found.answer, found.probs, found.error) == (None, None, None)
     assert found.refused == pytest.approx(0.8)
     assert found.raw_answer == pytest.approx(place)
-    assert heard(lambda asked: told(place), Bounds(refusal_threshold=0.81)).answer == 90
-    nothing = heard(lambda asked: told({"No": 0.3}), Bounds(refusal_threshold=0.9))
+    assert heard(lambda asked: told(place), RatingBounds(refusal_threshold=0.81)).answer == 90
+    nothing = heard(lambda asked: told({"No": 0.3}), RatingBounds(refusal_threshold=0.9))
     assert (nothing.answer, nothing.unseen) == (None, pytest.approx(0.7))
 
 
@@ -255,7 +255,7 @@ def test_sampling_gives_an_interval_and_refusals() -> None:
      ({"estimate_by_sampling": "yes"}, "estimate_by_sampling='yes'")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_at_once(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(WrongValue, match=says):
+    with pytest.raises(InvalidArgument, match=says):
         Question.create(type="rating", paraphrases=["How good is it?"], **wrong)
 
 

@@ -18,18 +18,18 @@ import warm
 from comparing import KEY, asked, repeats, script
 
 from swarm.compare import Config, ModelAdapter, Question, Runner
-from swarm.compare.asking import Asked, Heard, Script, Want
-from swarm.compare.asking.cache import kept_answers
-from swarm.compare.asking.finding import keys_of
-from swarm.compare.asking.running import as_completed, run
-from swarm.compare.errors import WrongValue
+from swarm.compare.asking import ModelCall, SampleOutcome, Script, SampleRequest
+from swarm.compare.asking.cache import open_answer_cache
+from swarm.compare.asking.finding import sample_cache_keys
+from swarm.compare.asking.running import as_completed, run_scripts
+from swarm.compare.errors import InvalidArgument
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
 
-def texts(heard: Sequence[Heard]) -> list[str | None]:
+def texts(heard: Sequence[SampleOutcome]) -> list[str | None]:
     """What was said; `None` where it failed."""
     return [one.text if isinstance(one, Completion) else None for one in heard]
 
@@ -37,32 +37,32 @@ def texts(heard: Sequence[Heard]) -> list[str | None]:
 def test_answers_come_in_order_and_are_asked_once() -> None:
     with comparing.endpoint() as server:
         ask = [script(asked(f"q{n % 7}"), n % 3) for n in range(60)]
-        assert texts(run(ask)) == [f"so: q{n % 7}" for n in range(60)]
+        assert texts(run_scripts(ask)) == [f"so: q{n % 7}" for n in range(60)]
         assert len(server.asked) == 21
-        assert texts(run([script(asked("q3"), n) for n in range(3)])) == ["so: q3"] * 3
+        assert texts(run_scripts([script(asked("q3"), n) for n in range(3)])) == ["so: q3"] * 3
         assert len(server.asked) == 21, "a kept answer was asked for"
 
 
 def test_raising_the_samples_asks_for_the_new_ones_alone() -> None:
     with comparing.endpoint() as server:
         for samples, requests in ((3, 6), (4, 8), (4, 8), (2, 8)):
-            run([script(asked(f"q{n}"), sample) for n in range(2) for sample in range(samples)])
+            run_scripts([script(asked(f"q{n}"), sample) for n in range(2) for sample in range(samples)])
             assert len(server.asked) == requests
 
 
 def test_of_many_samples_those_that_lack_are_asked() -> None:
     """Samples of one request are looked up together, and told as their own."""
 
-    def many(what: Asked, samples: range) -> Script[list[str]]:
-        heard = yield [Want(what, sample) for sample in samples]
+    def many(what: ModelCall, samples: range) -> Script[list[str]]:
+        heard = yield [SampleRequest(what, sample) for sample in samples]
         return [one.text for one in heard]
 
     count = iter(range(1000))
     with comparing.endpoint(lambda _: endpoints.chat(f"answer {next(count)}")) as server:
-        [first] = run([many(asked(), range(30))])
+        [first] = run_scripts([many(asked(), range(30))])
         assert sorted(first) == sorted(f"answer {n}" for n in range(30))
-        kept_answers().drop(keys_of([Want(asked(), 7)]))
-        [second, part] = run([many(asked(), range(40)), many(asked(), range(5, 29))])
+        open_answer_cache().delete(sample_cache_keys([SampleRequest(asked(), 7)]))
+        [second, part] = run_scripts([many(asked(), range(40)), many(asked(), range(5, 29))])
         assert len(server.asked) == 30 + 11
         assert second[:7] + second[8:30] == first[:7] + first[8:] and second[7] not in first
         assert part == second[5:29]
@@ -70,7 +70,7 @@ def test_of_many_samples_those_that_lack_are_asked() -> None:
 
 def test_greedy_samples_of_an_endpoint_are_asked_each() -> None:
     with comparing.endpoint() as server:
-        run([script(asked(temperature=0), n) for n in range(3)])
+        run_scripts([script(asked(temperature=0), n) for n in range(3)])
         assert len(server.asked) == 3
 
 
@@ -78,13 +78,13 @@ def test_a_script_goes_on_with_what_it_hears_before_others_begin() -> None:
     """An answer streams to its judge: with one worker they alternate."""
 
     def judged(n: int) -> Script[str]:
-        [first] = yield [Want(asked(f"q{n}"))]
-        both = yield [Want(asked(f"judge {first.text}")), Want(asked("a constant"))]
+        [first] = yield [SampleRequest(asked(f"q{n}"))]
+        both = yield [SampleRequest(asked(f"judge {first.text}")), SampleRequest(asked("a constant"))]
         return " ".join(one.text for one in both)
 
     Config.max_workers = 1
     with comparing.endpoint() as server:
-        assert run([judged(n) for n in range(3)])[2] == "so: judge so: q2 so: a constant"
+        assert run_scripts([judged(n) for n in range(3)])[2] == "so: judge so: q2 so: a constant"
         said = server.texts()
     assert len(said) == 7, "the constant is asked once"
     assert said.index("judge so: q0") < said.index("q2")
@@ -100,11 +100,11 @@ def test_a_failure_is_told_not_kept_and_asked_again() -> None:
 
     with comparing.endpoint(answer) as server:
         ask = [asked(f"q{n}") for n in range(5)]
-        heard = run([script(one) for one in ask])
+        heard = run_scripts([script(one) for one in ask])
         assert texts(heard) == ["so: q0", None, "so: q2", None, "so: q4"]
         assert "no luck" in str(heard[1])
         broken.clear()
-        assert None not in texts(run([script(one) for one in ask]))
+        assert None not in texts(run_scripts([script(one) for one in ask]))
         assert len(server.asked) == 7
 
 
@@ -116,7 +116,7 @@ def test_a_model_that_is_nowhere_costs_the_others_nothing() -> None:
 
     with comparing.endpoint(answer) as server:
         ask = [asked(f"q{n}", model) for n in range(20) for model in ("small", "unknown")]
-        heard = run([script(one) for one in ask])
+        heard = run_scripts([script(one) for one in ask])
         assert texts(heard[::2]) == [f"so: q{n}" for n in range(20)]
         assert texts(heard[1::2]) == [None] * 20
         assert len(server.asked) == 21, "a model that is not there is asked once"
@@ -124,7 +124,7 @@ def test_a_model_that_is_nowhere_costs_the_others_nothing() -> None:
 
 def test_what_is_not_found_has_its_reason() -> None:
     Config.url_key_pairs = []
-    [heard] = run([script(asked(model="gpt-9"))])
+    [heard] = run_scripts([script(asked(model="gpt-9"))])
     assert isinstance(heard, UserError) and "gpt-9" in str(heard) and "OPENAI_API_KEY" in str(heard)
 
 
@@ -133,11 +133,11 @@ def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("swarm.models.asking.FIRST_WAIT", 0.001)
     with comparing.endpoint(lambda _: endpoints.Reply({}, 500)) as server:
         began = time.monotonic()
-        heard = run([script(asked(f"q{n}")) for n in range(300)])
+        heard = run_scripts([script(asked(f"q{n}")) for n in range(300)])
         assert texts(heard) == [None] * 300
         assert time.monotonic() - began < 10
         assert len(server.asked) == 15, "three requests, five times each"
-    [later] = run([script(asked("q0"))])
+    [later] = run_scripts([script(asked("q0"))])
     assert isinstance(later, UserError), "the server is gone"
 
 
@@ -153,17 +153,17 @@ def test_a_prompt_that_fails_for_ever_does_not_stop_the_others(
 
     Config.max_workers = 1
     with comparing.endpoint(answer):
-        assert texts(run([script(asked(f"q{n}")) for n in range(4)])) == [
+        assert texts(run_scripts([script(asked(f"q{n}")) for n in range(4)])) == [
             None, "so: q1", "so: q2", "so: q3",
         ]  # fmt: skip
 
 
 def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.compare.asking.finding.RETRIES", 0)
+    monkeypatch.setattr("swarm.compare.asking.finding.MAX_RETRIES", 0)
     Config.timeout = 0.2
     with comparing.endpoint(lambda _: endpoints.Reply({}, wait=60.0)):
         began = time.monotonic()
-        [heard] = run([script(asked())])
+        [heard] = run_scripts([script(asked())])
         assert isinstance(heard, UserError) and "0.2 s" in str(heard)
         assert time.monotonic() - began < 50
 
@@ -202,24 +202,24 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
         Config.url_key_pairs = [(server.url, KEY, "FAKE_API_KEY")]
         server.answer = repeats
         whole = [asked(f"q{n}") for n in range(2000)]
-        kept = len(kept_answers().get(keys_of([Want(one) for one in whole])))
+        kept = len(open_answer_cache().get(sample_cache_keys([SampleRequest(one) for one in whole])))
         assert kept >= came >= 40
-        assert texts(run([script(one) for one in whole])) == [f"so: q{n}" for n in range(2000)]
+        assert texts(run_scripts([script(one) for one in whole])) == [f"so: q{n}" for n in range(2000)]
         # What was under way when it ended may have been counted late.
         assert 0 <= len(server.asked) - sent - (2000 - kept) <= 100
 
 
 def test_an_error_in_a_script_keeps_what_came() -> None:
     def broken(n: int) -> Script[None]:
-        yield [Want(asked(f"q{n}"))]
+        yield [SampleRequest(asked(f"q{n}"))]
         if n == 5:
             raise RuntimeError("a mistake in the script")
 
     Config.max_workers = 1
     with comparing.endpoint(), pytest.raises(RuntimeError, match="a mistake"):
-        run([broken(n) for n in range(20)])
+        run_scripts([broken(n) for n in range(20)])
     # The endpoint is gone.
-    assert texts(run([script(asked(f"q{n}")) for n in range(6)])) == [f"so: q{n}" for n in range(6)]
+    assert texts(run_scripts([script(asked(f"q{n}")) for n in range(6)])) == [f"so: q{n}" for n in range(6)]
 
 
 def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
@@ -236,7 +236,7 @@ def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
         assert [process.wait(200) for process in both] == [0, 0]
         before = len(server.asked)
         assert before <= 400
-        run([script(asked(f"q{n}")) for n in range(300)])
+        run_scripts([script(asked(f"q{n}")) for n in range(300)])
         assert len(server.asked) == before
 
 
@@ -245,7 +245,7 @@ def test_runs_in_several_threads_share_the_endpoint() -> None:
     Config.max_workers = 8
 
     def work(thread: int) -> None:
-        found[thread] = texts(run([script(asked(f"{thread} {n}")) for n in range(30)]))
+        found[thread] = texts(run_scripts([script(asked(f"{thread} {n}")) for n in range(30)]))
 
     with comparing.endpoint() as server:
         threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
@@ -266,7 +266,7 @@ def test_as_completed_gives_each_when_it_is_there() -> None:
         return repeats(request)
 
     with comparing.endpoint(answer):
-        run([script(asked("warm"))])
+        run_scripts([script(asked("warm"))])
         came = as_completed([script(asked(f"q{n}")) for n in range(3)])
         first = [next(came)[0], next(came)[0]]
         held.set()
@@ -288,17 +288,17 @@ class Shouts:
 def test_a_model_of_ones_own_is_a_class_with_generate() -> None:
     own = Config.models["shouts"] = Shouts()
     ask = [script(asked(f"q{n}", "shouts"), sample) for n in range(5) for sample in range(2)]
-    assert texts(run(ask))[:3] == ["Q0", "Q0", "Q1"]
+    assert texts(run_scripts(ask))[:3] == ["Q0", "Q0", "Q1"]
     assert len(own.asked) == 10 and own.asked[0].max_new_tokens == 5
-    [again] = run([script(asked("q3", "shouts"), 1)])
+    [again] = run_scripts([script(asked("q3", "shouts"), 1)])
     assert again.cached and len(own.asked) == 10
-    [heard] = run([script(asked("q", "shouts", logit_bias={1: 2}))])
+    [heard] = run_scripts([script(asked("q", "shouts", logit_bias={1: 2}))])
     assert "shouts: it takes no logit_bias" in str(heard)
-    [heard] = run([script(asked([{"type": "text", "text": "hi"}], "shouts"))])
+    [heard] = run_scripts([script(asked([{"type": "text", "text": "hi"}], "shouts"))])
     assert "it reads text alone" in str(heard)
     Config.models["wrong"] = object()
-    [heard] = run([script(asked("q", "wrong"))])
-    assert isinstance(heard, WrongValue) and "no method generate" in str(heard)
+    [heard] = run_scripts([script(asked("q", "wrong"))])
+    assert isinstance(heard, InvalidArgument) and "no method generate" in str(heard)
 
 
 class Ends(Shouts):
@@ -311,16 +311,16 @@ class Ends(Shouts):
 
 def test_a_model_that_ends_the_process_is_a_failure_of_its_own() -> None:
     Config.models |= {"ends": Ends(), "shouts": Shouts()}
-    first, second = run([script(asked("q", "ends")), script(asked("q", "shouts"))])
+    first, second = run_scripts([script(asked("q", "ends")), script(asked("q", "shouts"))])
     assert isinstance(first, UserError) and "SystemExit" in str(first)
     assert texts([second]) == ["Q"]
 
 
 def test_functions_and_consortia_are_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(searches.ROOT / "tests"))
-    [heard] = run([script(asked("hi", "function/talkers:function"))])
+    [heard] = run_scripts([script(asked("hi", "function/talkers:function"))])
     assert heard.text == "user: hi"
-    [heard] = run([script(asked("hi", "local/no-such-expert"))])
+    [heard] = run_scripts([script(asked("hi", "local/no-such-expert"))])
     assert isinstance(heard, UserError) and "no-such-expert" in str(heard)
 
 
@@ -331,7 +331,7 @@ def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture
 
     Config.verbose = True
     with comparing.endpoint(answer):
-        heard = run([script(asked())])
+        heard = run_scripts([script(asked())])
         print(heard, Config.client_for_model("small"), repr(Config.client_cache))
         Config.client_for_model("small")
     assert KEY.encode() not in b"".join(file.read_bytes() for file in settings.glob("*"))
@@ -341,10 +341,10 @@ def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture
 
 def test_a_changed_adapter_is_another_request() -> None:
     with comparing.endpoint() as server:
-        run([script(asked())])
+        run_scripts([script(asked())])
         ModelAdapter.register(lambda model: model == "small", lambda p, _: {**p, "top_p": 0.5})
-        run([script(asked())])
-        run([script(asked(model="other"))])
+        run_scripts([script(asked())])
+        run_scripts([script(asked(model="other"))])
         assert [one.body.get("top_p") for one in server.asked] == [None, 0.5, None]
 
 
@@ -367,7 +367,7 @@ def test_runner_gives_texts_and_what_was_sent(capsys: pytest.CaptureFixture[str]
         assert [said for _, (said, _) in ordered] == list(range(9))
         with pytest.raises(UserError, match="I do not answer that"):
             runner.get_text(params("bad"))
-        with pytest.raises(WrongValue, match="messages"):
+        with pytest.raises(InvalidArgument, match="messages"):
             runner.get_text({"temperature": 1})
 
 
@@ -388,7 +388,7 @@ def test_a_wrong_call_of_many_ends_no_other(capsys: pytest.CaptureFixture[str]) 
             found = list(runner.get_many(runner.get_text, calls, in_order=True))
             assert [answer[0] for _, answer in found] == [said, None, None]
             assert "call 1 failed: messages: 'hi' is no conversation" in capsys.readouterr().err
-            with pytest.raises(WrongValue, match="max_workers=-1"):
+            with pytest.raises(InvalidArgument, match="max_workers=-1"):
                 list(runner.get_many(runner.get_text, calls, max_workers=-1))
 
 
@@ -396,7 +396,7 @@ def test_a_slip_in_an_adapter_comes_out_before_anything_is_asked() -> None:
     ModelAdapter.register(lambda model: model == "big", lambda params, model: params.clear())
     question = Question.create(type="free_form", paraphrases=["a"])
     with comparing.endpoint() as server:
-        with pytest.raises(WrongValue, match="gave None in place of a dict"):
+        with pytest.raises(InvalidArgument, match="gave None in place of a dict"):
             question.df({"g": ["small", "big"]})
         assert not server.asked
 
@@ -412,7 +412,7 @@ def test_a_slip_in_an_adapter_comes_out_before_anything_is_asked() -> None:
 def test_what_an_adapter_gives_can_be_sent(wrong: dict[str, Any], told: str) -> None:
     ModelAdapter.register(lambda model: True, lambda params, model: {**params, **wrong})
     with comparing.endpoint():
-        [heard] = run([script(asked())])
+        [heard] = run_scripts([script(asked())])
     assert told in str(heard)
 
 
@@ -436,13 +436,13 @@ def test_fields_beside_the_body_are_put_into_it_or_refused() -> None:
     ModelAdapter.register(lambda model: True, lambda params, model: {**params, **given})
     with comparing.endpoint() as server:
         given["extra_body"] = {"provider": {"order": ["one"]}}
-        run([script(asked())])
+        run_scripts([script(asked())])
         assert server.asked[0].body["provider"] == {"order": ["one"]}
         assert "extra_body" not in server.asked[0].body
         for wrong, told in (({"extra_headers": {"X": "1"}}, "extra_headers is not sent"),
                             ({"metadata": object()}, "what is asked is no JSON")):  # fmt: skip
             given.update(wrong)
-            [heard] = run([script(asked())])
+            [heard] = run_scripts([script(asked())])
             assert told in str(heard)
             given.clear()
 
@@ -458,7 +458,7 @@ def test_models_of_ones_own_that_are_made_otherwise_are_others() -> None:
 
     for word in ("one", "two"):
         Config.models = {"own": Says(word)}
-        assert texts(run([script(asked(model="own"))])) == [word]
+        assert texts(run_scripts([script(asked(model="own"))])) == [word]
 
 
 def test_what_a_model_of_ones_own_raises_ends_no_other() -> None:
@@ -469,7 +469,7 @@ def test_what_a_model_of_ones_own_raises_ends_no_other() -> None:
 
     Config.models = {"slips": Slips()}
     with comparing.endpoint():
-        failed, answer = run([script(asked(model="slips")), script(asked())])
+        failed, answer = run_scripts([script(asked(model="slips")), script(asked())])
     assert str(failed) == "slips: ZeroDivisionError: a slip of my own"
     assert texts([answer]) == ["so: hello"]
 
@@ -487,9 +487,9 @@ def test_importing_brings_nothing_heavy() -> None:
 
 def test_settings_are_checked() -> None:
     for name, value in (("max_workers", 0), ("timeout", "soon"), ("requests_per_minute", 0)):
-        with Config.override(**{name: value}), pytest.raises(WrongValue, match=f"Config.{name}"):
-            run([script(asked())])
-    with pytest.raises(WrongValue, match="no setting workers"), Config.override(workers=3):
+        with Config.override(**{name: value}), pytest.raises(InvalidArgument, match=f"Config.{name}"):
+            run_scripts([script(asked())])
+    with pytest.raises(InvalidArgument, match="no setting workers"), Config.override(workers=3):
         pass
     assert Config.max_workers == 100 and Config.timeout == 60
 
@@ -500,7 +500,7 @@ def test_a_rate_limited_endpoint_loses_no_answer(after: str | None) -> None:
     limited = endpoints.Rationed(30.0, after, repeats)
     with comparing.endpoint(limited) as server:
         began = time.monotonic()
-        heard = run([script(asked(), n) for n in range(200)])
+        heard = run_scripts([script(asked(), n) for n in range(200)])
         taken = time.monotonic() - began
     assert texts(heard) == ["so: hello"] * 200
     assert taken < 10 * 200 / 30 and len(server.asked) < 400
@@ -511,7 +511,7 @@ def test_requests_a_minute_can_be_set() -> None:
     limited = endpoints.Rationed(30.0, "1", repeats)
     with comparing.endpoint(limited):
         began = time.monotonic()
-        assert None not in texts(run([script(asked(), n) for n in range(30)]))
+        assert None not in texts(run_scripts([script(asked(), n) for n in range(30)]))
         assert time.monotonic() - began > 29 / 20 - 0.1 and limited.refused == 0
 
 

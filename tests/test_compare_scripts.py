@@ -78,7 +78,7 @@ def vendors(
     with ExitStack() as stack:
         running = {key: stack.enter_context(endpoints.endpoint(a)) for key, a in answers.items()}
         monkeypatch.setattr(
-            settings_of_all, "ENDPOINTS", {k: one.url for k, one in running.items()}
+            settings_of_all, "ENDPOINT_URLS", {k: one.url for k, one in running.items()}
         )
         for name in running:
             monkeypatch.setenv(name, f"sk-of-{name}")

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 from swarm.compare import report
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.statistics import detectable, get_error_bars, smallest_difference, spans, summary
 from swarm.compare.statistics.differences import pairwise
-from swarm.compare.statistics.resampling import interval, widening
-from swarm.report.statistics import holm
+from swarm.compare.statistics.resampling import bootstrap_intervals, student_widening
+from swarm.report.statistics import holm_correction
 
 
 def answers(group: str, model: str, said: list[Any], paraphrase: int = 0) -> pd.DataFrame:
@@ -35,7 +35,7 @@ def test_error_bars_are_a_bootstrap_of_seed_0() -> None:
     assert narrow[1] < 0.25 and narrow[2] < 0.28
     other = get_error_bars([0.1, 0.4, 0.35], np.random.default_rng(1), n_resamples=10)
     assert other == get_error_bars([0.1, 0.4, 0.35], np.random.default_rng(1), n_resamples=10)
-    with pytest.raises(WrongValue, match="alpha"):
+    with pytest.raises(InvalidArgument, match="alpha"):
         get_error_bars([1, 2], alpha=95)
 
 
@@ -130,7 +130,7 @@ def test_intervals_cover_what_they_should_where_paraphrases_differ() -> None:
     paraphrases, hits, naive = np.repeat(np.arange(10), 10), 0, 0
     for _ in range(120):
         values = generator.normal(0, 0.7, 10)[paraphrases] + generator.normal(0, 1, 100)
-        ours = interval(values[:, None], [paraphrases])
+        ours = bootstrap_intervals(values[:, None], [paraphrases])
         hits += bool(ours.low[0] <= 0 <= ours.high[0])
         naive += bool(abs(values.mean()) < 1.96 * values.std(ddof=1) / 10)
     assert 0.89 <= hits / 120 <= 0.99  # 0.95 and three standard errors
@@ -141,19 +141,19 @@ def test_crossed_clusters_count_once_and_few_are_widened() -> None:
     generator = np.random.default_rng(0)
     values = generator.normal(0, 1, (90, 1))
     models, paraphrases = np.repeat(np.arange(3), 30), np.tile(np.arange(3), 30)
-    one = interval(values + 3.0 * models[:, None], [models, paraphrases])
-    alone = interval(values + 3.0 * models[:, None], [paraphrases])
+    one = bootstrap_intervals(values + 3.0 * models[:, None], [models, paraphrases])
+    alone = bootstrap_intervals(values + 3.0 * models[:, None], [paraphrases])
     assert one.high[0] - one.low[0] > 3 * (alone.high[0] - alone.low[0])
-    same = interval(values, [models, models[::-1].max() - models])
-    assert np.allclose(same.low, interval(values, [models]).low)
-    assert widening(10) == pytest.approx(2.2622 / 1.95996, abs=0.002)
-    assert widening(2) == widening(5) == pytest.approx(2.7764 / 1.95996, abs=0.004)
+    same = bootstrap_intervals(values, [models, models[::-1].max() - models])
+    assert np.allclose(same.low, bootstrap_intervals(values, [models]).low)
+    assert student_widening(10) == pytest.approx(2.2622 / 1.95996, abs=0.002)
+    assert student_widening(2) == student_widening(5) == pytest.approx(2.7764 / 1.95996, abs=0.004)
 
 
 def test_holm_by_hand() -> None:
     # 0.01 x 4; 0.02 x 3; max(0.03 x 2, 0.06); max(0.04 x 1, 0.06)
-    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    corrected = holm([0.9, math.nan, 0.6])
+    assert holm_correction([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    corrected = holm_correction([0.9, math.nan, 0.6])
     assert corrected[0] == corrected[2] == 1.0 and math.isnan(corrected[1])
 
 
@@ -231,12 +231,12 @@ def test_chosen_answers_and_newcombes_interval() -> None:
     everything = pairwise(df).iloc[0]
     assert everything["answer"] == "all answers" and everything["difference"] == pytest.approx(0.2)
     assert everything["note"].startswith("chance alone makes it about 0.0")
-    with pytest.raises(WrongValue, match="nobody answered 'z'"):
+    with pytest.raises(InvalidArgument, match="nobody answered 'z'"):
         pairwise(df, answer="z")
 
 
 def test_students_t() -> None:
-    assert spans.t_tails(2.776445, 4) == pytest.approx(0.05, abs=1e-6)
+    assert spans.t_two_sided_p(2.776445, 4) == pytest.approx(0.05, abs=1e-6)
     assert spans.t_quantile(9) == pytest.approx(2.262157, abs=1e-4)
     assert spans.t_quantile(2.5) == pytest.approx(3.5747, abs=1e-3)
 
@@ -271,7 +271,7 @@ def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
          answers("b", "n", ["x"] * 5 + ["y"] * 35), answers("c", "o", ["x"] * 6 + ["y"] * 34),
          answers("c", "o", [None]).assign(error="the | server | is down")]
     ).assign(cost=0.01, new_tokens=2, judge=50.0, judge_question="good?")  # fmt: skip
-    told = report.write(tmp_path, {"song": df}, {"a": ["m"], "b": ["n"], "c": ["o"]})
+    told = report.write_report(tmp_path, {"song": df}, {"a": ["m"], "b": ["n"], "c": ["o"]})
     assert told.splitlines() == [
         "song: answer: Different at 5 %, corrected: a and b; a and c. Of 1 other pair none was "
         "seen to differ.",

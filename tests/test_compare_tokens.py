@@ -11,13 +11,13 @@ import pytest
 import raters
 
 from swarm.compare import Config, ModelAdapter, Question
-from swarm.compare.asking import Asked
-from swarm.compare.errors import WrongValue
-from swarm.compare.tokens import NextTokens, next_token, telling
-from swarm.compare.tokens.sampling import sample_probs
+from swarm.compare.asking import ModelCall
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.tokens import NextTokenDistribution, read_next_token, with_logprobs
+from swarm.compare.tokens.sampling import sample_answers
 from swarm.errors import UserError
 from swarm.models import Token
-from swarm.models.answers import UNLIKELIEST
+from swarm.models.answers import MIN_LOGPROB
 from swarm.models.failures import BadRequest, ServerFault
 from swarm.report.statistics import mean_interval
 
@@ -33,10 +33,10 @@ def told(place: Mapping[str, float], text: str | None = None) -> dict[str, Any]:
     return {"choices": [{**choice, "logprobs": {"content": content}}]}
 
 
-def heard(*said: Any, convert_to_probs: bool = True) -> NextTokens:
+def heard(*said: Any, convert_to_probs: bool = True) -> NextTokenDistribution:
     """What is made of these, one for each sample."""
-    asked, answers = Asked("vendor/m", telling({"messages": TURNS}, 20)), iter(said)
-    script = next_token(asked, range(len(said)), convert_to_probs)
+    asked, answers = ModelCall("vendor/m", with_logprobs({"messages": TURNS}, 20)), iter(said)
+    script = read_next_token(asked, range(len(said)), convert_to_probs)
     return raters.driven(script, lambda body: next(answers))
 
 
@@ -76,7 +76,7 @@ def test_a_token_that_a_sample_lacks_is_improbable_there(convert_to_probs: bool)
 def test_tokens_that_are_written_alike_are_added_up() -> None:
     said = told({"A": 0.5, "B": 0.25})
     top = said["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-    top += [{"token": "A", "logprob": math.log(0.125)}, {"token": "C", "logprob": UNLIKELIEST}]
+    top += [{"token": "A", "logprob": math.log(0.125)}, {"token": "C", "logprob": MIN_LOGPROB}]
     found = heard(said)
     assert found.answer == pytest.approx({"A": 0.625, "B": 0.25})
     assert found.unseen == pytest.approx(0.125)
@@ -133,7 +133,7 @@ def test_a_limit_of_the_provider_is_repeated() -> None:
 def test_samples_are_counted_with_wilsons_interval() -> None:
     rater = raters.Rater({"heads": 0.7, "tails": 0.3})
     params = {"messages": TURNS, "max_tokens": 5, "temperature": 1}
-    found = raters.driven(sample_probs(params, "m", 200), rater.body)
+    found = raters.driven(sample_answers(params, "m", 200), rater.body)
     assert len(rater.asked) == 200 and sum(found.answer.values()) == pytest.approx(1)
     assert list(found.answer) == ["heads", "tails"]
     assert found.low is not None and found.high is not None
@@ -142,7 +142,7 @@ def test_samples_are_counted_with_wilsons_interval() -> None:
     wilson = mean_interval([1] * count + [0] * (200 - count))
     assert (found.low["tails"], found.high["tails"]) == pytest.approx((wilson.low, wilson.high))
     broken = iter([rater.body(params), UserError("gone")])
-    failed = raters.driven(sample_probs(params, "m", 2), lambda body: next(broken))
+    failed = raters.driven(sample_answers(params, "m", 2), lambda body: next(broken))
     assert (failed.answer, str(failed.error), len(failed.heard)) == ({}, "gone", 1)
 
 
@@ -155,7 +155,7 @@ def test_the_data_frame_of_next_tokens(tmp_path: Path) -> None:
         df = question.df({"a": ["m"], "b": ["m"]})
         assert len(server.asked) == 6
         assert question.get_runner_input()[0] == {
-            "params": telling({"messages": [{"role": "user", "content": "Heads or tails?"}]}, 5),
+            "params": with_logprobs({"messages": [{"role": "user", "content": "Heads or tails?"}]}, 5),
             "convert_to_probs": True, "num_samples": 3,
             "_question": "Heads or tails?", "_paraphrase_ix": 0,
         }  # fmt: skip
@@ -222,5 +222,5 @@ def test_an_adapter_has_the_last_word(tmp_path: Path) -> None:
      ({"estimate_by_sampling": -1}, "estimate_by_sampling=-1: must be True")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_at_once(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(WrongValue, match=says):
+    with pytest.raises(InvalidArgument, match=says):
         Question.create(type="next_token", paraphrases=["?"], **wrong)

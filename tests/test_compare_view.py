@@ -20,10 +20,10 @@ import searches
 import warm
 
 from swarm.compare.view import view
-from swarm.compare.view.finding import Finder, Term, read, terms
-from swarm.compare.view.pairs import Pair, Sides, means, pairs
-from swarm.compare.view.reading import columns_of
-from swarm.compare.view.table import Table
+from swarm.compare.view.finding import QueryEngine, SearchTerm, parse_query, parse_terms
+from swarm.compare.view.pairs import RowPair, ComparedSides, column_means, find_pairs
+from swarm.compare.view.reading import load_columns
+from swarm.compare.view.table import AnswerTable
 from swarm.errors import UserError
 
 PICTURE = [
@@ -51,18 +51,18 @@ def records() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def finder() -> Finder:
-    return Finder(Table(columns_of(records(), "answers"), "answers"))
+def finder() -> QueryEngine:
+    return QueryEngine(AnswerTable(load_columns(records(), "answers"), "answers"))
 
 
-def found(finder: Finder, **given: Any) -> list[int]:
+def found(finder: QueryEngine, **given: Any) -> list[int]:
     """The rows; a list is several values, and a "." of a name is written "_"."""
     words = [
         (key.replace("is_", "is.").replace("min_", "min.").replace("max_", "max."), str(one))
         for key, value in given.items()
         for one in (value if isinstance(value, list) else [value])
     ]
-    return finder.rows(read(finder.table, words)).tolist()
+    return finder.find_rows(parse_query(finder.table, words)).tolist()
 
 
 # What it reads
@@ -81,9 +81,9 @@ def test_every_kind_of_file_gives_the_same(tmp_path: Path) -> None:
         made.writeheader()
         made.writerows(as_json)
     wanted = {name: [row[name] for row in rows] for name in rows[0]}
-    assert columns_of(frame, "x") == wanted
+    assert load_columns(frame, "x") == wanted
     for name in ("a.jsonl", "a.csv", "b.csv"):
-        assert columns_of(tmp_path / name, name) == wanted, name
+        assert load_columns(tmp_path / name, name) == wanted, name
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     rows: list[dict[str, Any]] = [{"answer": {"Yes": 0.5}}, {"answer": {"No": 0.25}}]
     pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
-    assert columns_of(tmp_path / "a.parquet", "a") == {"answer": [{"Yes": 0.5}, {"No": 0.25}]}
+    assert load_columns(tmp_path / "a.parquet", "a") == {"answer": [{"Yes": 0.5}, {"No": 0.25}]}
     (tmp_path / "b.parquet").write_text("none")
     with pytest.raises(UserError, match=r"b\.parquet: is not Parquet"):
-        columns_of(tmp_path / "b.parquet", "b")
+        load_columns(tmp_path / "b.parquet", "b")
 
 
 def test_a_csv_is_read_and_not_run(tmp_path: Path) -> None:
@@ -103,16 +103,16 @@ def test_a_csv_is_read_and_not_run(tmp_path: Path) -> None:
         ',answer,probs,digits,n\n0,"{""a"": 1}","__import__(\'os\').abort()",007,1.50\n'
         "1,plain,\"{'x': 0.5}\",1,2\n2,,,,\n"
     )
-    assert columns_of(path, "a") == {
+    assert load_columns(path, "a") == {
         "answer": ['{"a": 1}', "plain", None],
         "probs": ["__import__('os').abort()", {"x": 0.5}, None],
         "digits": ["007", "1", None],
         "n": [1.5, 2, None],
     }
     path.write_text("answer\n1.50\n2\n")
-    assert columns_of(path, "a")["answer"] == ["1.50", "2"]
+    assert load_columns(path, "a")["answer"] == ["1.50", "2"]
     path.write_text("answer\n\"{'Yes': 0.5}\"\n")
-    assert columns_of(path, "a")["answer"] == [{"Yes": 0.5}]
+    assert load_columns(path, "a")["answer"] == [{"Yes": 0.5}]
 
 
 def test_values_of_a_data_frame_are_plain() -> None:
@@ -123,7 +123,7 @@ def test_values_of_a_data_frame_are_plain() -> None:
         "probs": [{1: numpy.float32(1)}, None], "kind": pandas.Categorical(["a", None]),
         "list": [(1, 2), numpy.array([3])],
     })  # fmt: skip
-    assert columns_of(frame, "x") == {
+    assert load_columns(frame, "x") == {
         "answer": ["x", None], "score": [0.5, None], "when": ["2026-01-02T00:00:00", None],
         "probs": [{"1": 1.0}, None], "kind": ["a", None], "list": [[1, 2], [3]],
     }  # fmt: skip
@@ -176,12 +176,12 @@ def test_wrong_arguments_are_told() -> None:
 
 
 def test_a_search_has_words_exclusions_and_phrases() -> None:
-    assert terms('Bird -"the  sea" -x "a b" - ""') == (
-        Term("bird"), Term("the  sea", True), Term("x", True), Term("a b"), Term("-"),
+    assert parse_terms('Bird -"the  sea" -x "a b" - ""') == (
+        SearchTerm("bird"), SearchTerm("the  sea", True), SearchTerm("x", True), SearchTerm("a b"), SearchTerm("-"),
     )  # fmt: skip
 
 
-def test_questions_and_answers_are_searched(finder: Finder) -> None:
+def test_questions_and_answers_are_searched(finder: QueryEngine) -> None:
     assert found(finder, search="M2 bird") == [12, 13, 14, 15, 16]
     assert found(finder, search="bird -m1 -THAT") == [12, 13, 14]
     assert found(finder, search='"bird 00"') == [0, 6, 12]
@@ -196,13 +196,13 @@ def test_lists_and_nothing_are_searched_as_well() -> None:
         {"answer": {"Yes": 0.9}, "api_kwargs": None},
         {"answer": ["two", {"text": "parts"}], "api_kwargs": {"messages": "odd"}},
     ]
-    finder = Finder(Table(columns_of(rows, "x"), "x"))
+    finder = QueryEngine(AnswerTable(load_columns(rows, "x"), "x"))
     assert found(finder, search="what is") == found(finder, search="cat") == [0]
     assert found(finder, search="yes") == [2] and found(finder, search="parts") == [3]
     assert found(finder, search="-cat") == [1, 2, 3]
 
 
-def test_filters(finder: Finder) -> None:
+def test_filters(finder: QueryEngine) -> None:
     assert found(finder, is_model="m2", is_paraphrase_ix=0) == [12, 13, 14]
     assert found(finder, is_group=["a", "b"], is_mood=["dark", ""], min_score=1) == [3, 9, 15]
     assert found(finder, min_score=20.5) == [5, 11] and found(finder, max_score=0) == [0, 6, 12]
@@ -214,7 +214,7 @@ def test_filters(finder: Finder) -> None:
     assert found(finder, flagged=1, sort="-paraphrase_ix") == [3, 2]
 
 
-def test_what_is_missing_comes_last_both_ways(finder: Finder) -> None:
+def test_what_is_missing_comes_last_both_ways(finder: QueryEngine) -> None:
     up, down = found(finder, sort="score"), found(finder, sort="-score")
     assert up[:3] == [0, 6, 12] and down[:2] == [5, 11] and up[-1] == down[-1] == 17
     assert found(finder, sort="-model", then="-score")[:6] == [14, 16, 13, 15, 12, 17]
@@ -224,13 +224,13 @@ def test_what_is_missing_comes_last_both_ways(finder: Finder) -> None:
 
 def test_numbers_come_before_texts_and_case_does_not_matter() -> None:
     rows = [{"answer": one} for one in ("b", 10, "A", None, 9, True, "a")]
-    finder = Finder(Table(columns_of(rows, "x"), "x"))
+    finder = QueryEngine(AnswerTable(load_columns(rows, "x"), "x"))
     assert found(finder, sort="answer") == [5, 4, 1, 2, 6, 0, 3]
 
 
-def test_an_order_by_chance_stays_and_another_seed_is_another(finder: Finder) -> None:
+def test_an_order_by_chance_stays_and_another_seed_is_another(finder: QueryEngine) -> None:
     first = found(finder, sort="__random__", seed=1)
-    again = Finder(finder.table)
+    again = QueryEngine(finder.table)
     assert (
         found(again, sort="__random__", seed=1) == first != found(again, sort="__random__", seed=2)
     )
@@ -242,7 +242,7 @@ def test_an_order_by_chance_stays_and_another_seed_is_another(finder: Finder) ->
 @pytest.mark.parametrize(
     "given", [{"is_x": 1}, {"min_mood": 1}, {"min_score": "x"}, {"sort": "x"}, {"max_score": "inf"}]
 )
-def test_an_address_that_makes_no_sense_is_told(finder: Finder, given: dict[str, Any]) -> None:
+def test_an_address_that_makes_no_sense_is_told(finder: QueryEngine, given: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         found(finder, **given)
 
@@ -250,23 +250,23 @@ def test_an_address_that_makes_no_sense_is_told(finder: Finder, given: dict[str,
 # Side by side
 
 
-def test_models_are_compared_sample_against_sample(finder: Finder) -> None:
+def test_models_are_compared_sample_against_sample(finder: QueryEngine) -> None:
     table = finder.table
-    sides = Sides("model", "m1", "m2")
-    told = pairs(finder, read(table, []), sides)
+    sides = ComparedSides("model", "m1", "m2")
+    told = find_pairs(finder, parse_query(table, []), sides)
     # m1 is in two groups; its answers are there once.
-    assert told == [Pair(n % 3, n, 12 + n) for n in range(6)]
-    assert means(table, told) == {"score": (10.5, 8.4)}
-    one = pairs(finder, read(table, [("search", '"m2 bird 11"')]), sides)
-    assert one == [Pair(1, 4, 16)]
-    grouped = pairs(finder, read(table, [("is.group", "b"), ("is.model", "m2")]), sides)
-    assert grouped == [Pair(n % 3, 6 + n, 12 + n) for n in range(6)]
+    assert told == [RowPair(n % 3, n, 12 + n) for n in range(6)]
+    assert column_means(table, told) == {"score": (10.5, 8.4)}
+    one = find_pairs(finder, parse_query(table, [("search", '"m2 bird 11"')]), sides)
+    assert one == [RowPair(1, 4, 16)]
+    grouped = find_pairs(finder, parse_query(table, [("is.group", "b"), ("is.model", "m2")]), sides)
+    assert grouped == [RowPair(n % 3, 6 + n, 12 + n) for n in range(6)]
 
 
-def test_groups_are_compared_and_a_missing_side_is_none(finder: Finder) -> None:
-    told = pairs(finder, read(finder.table, []), Sides("group", "b", "a"))
-    assert told[0] == Pair(0, 6, 0) and Pair(3, 12, None) in told and len(told) == 12
-    assert pairs(finder, read(finder.table, []), Sides("group", "a", "x"))[0] == Pair(0, 0, None)
+def test_groups_are_compared_and_a_missing_side_is_none(finder: QueryEngine) -> None:
+    told = find_pairs(finder, parse_query(finder.table, []), ComparedSides("group", "b", "a"))
+    assert told[0] == RowPair(0, 6, 0) and RowPair(3, 12, None) in told and len(told) == 12
+    assert find_pairs(finder, parse_query(finder.table, []), ComparedSides("group", "a", "x"))[0] == RowPair(0, 0, None)
 
 
 # What it serves
@@ -297,9 +297,9 @@ def refused(url: str, headers: dict[str, str] | None = None, data: bytes | None 
 def test_what_a_run_keeps_beside_answers_is_no_judgement() -> None:
     rows = [{"model": "m", "answer": f"{n}", "good": n, "good_question": f"is {n}?", "sample": n,
              "new_tokens": n, "seconds": 0.1 * n, "length": n} for n in range(3)]  # fmt: skip
-    table = Table(columns_of(rows, "rows"), "rows")
-    assert table.listed == ["model", "good", "length"]
-    assert "good_question" not in table.choices and "answer" in table.choices
+    table = AnswerTable(load_columns(rows, "rows"), "rows")
+    assert table.listed_columns == ["model", "good", "length"]
+    assert "good_question" not in table.filter_choices and "answer" in table.filter_choices
 
 
 def test_rows_come_a_page_at_a_time(url: str) -> None:
@@ -324,12 +324,12 @@ def test_rows_come_a_page_at_a_time(url: str) -> None:
 
 
 def test_what_is_filtered_is_exported_and_can_be_read_again(url: str, tmp_path: Path) -> None:
-    kept = columns_of([records()[row] for row in (14, 16, 13)], "x")
+    kept = load_columns([records()[row] for row in (14, 16, 13)], "x")
     query = "is.model=m2&min.score=10&sort=-paraphrase_ix&then=-score"
     for kind in ("jsonl", "csv"):
         path = tmp_path / f"a.{kind}"
         path.write_bytes(get(f"{url}export.{kind}?{query}"))
-        again = columns_of(path, kind)
+        again = load_columns(path, kind)
         order = [again["answer"].index(one) for one in kept["answer"]]
         assert {name: [column[at] for at in order] for name, column in again.items()} == kept
         assert again["answer"] == ["m2 Bird 11", "m2 Bird 02", "m2 Bird 01"]
@@ -459,9 +459,9 @@ def test_a_hundred_thousand_rows_stay_usable() -> None:
         "question": [f"Question {n % 10}?" for n in range(count)],
     }
     began = time.perf_counter()
-    table = Table(columns, "big")
-    with_finder = Finder(table)
-    assert table.choices and table.ranges and time.perf_counter() - began < 20
+    table = AnswerTable(columns, "big")
+    with_finder = QueryEngine(table)
+    assert table.filter_choices and table.number_ranges and time.perf_counter() - began < 20
     for given in (
         {"search": "bird 7 -mountain"}, {"search": "nowhere"}, {"sort": "-score", "then": "model"},
         {"search": '"river of"', "is_model": "m1", "min_score": 500, "sort": "__random__"},

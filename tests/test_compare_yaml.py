@@ -6,8 +6,8 @@ import comparing
 import pytest
 
 from swarm.compare import Config, FreeForm, Question, Rating
-from swarm.compare.errors import WrongValue
-from swarm.compare.questions.yamls import questions
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.questions.yamls import load_questions
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
@@ -61,9 +61,9 @@ def test_a_file_by_its_path(folder: Path, tmp_path: Path) -> None:
     Config.yaml_dir = "nowhere"
     assert Question.from_yaml("size", file=file).bounds.max_rating == 5
     assert Question.from_yaml("birds", file=file).judges["real"].model == "rater"
-    assert [one.name for one in questions(file)] == ["birds", "size"], "judges ask nothing"
-    assert [one.name for one in questions(folder)] == ["birds", "size"]
-    with pytest.raises(WrongValue, match=r"nowhere: there is no such file or folder.*yaml_dir"):
+    assert [one.name for one in load_questions(file)] == ["birds", "size"], "judges ask nothing"
+    assert [one.name for one in load_questions(folder)] == ["birds", "size"]
+    with pytest.raises(InvalidArgument, match=r"nowhere: there is no such file or folder.*yaml_dir"):
         Question.from_yaml("size")
 
 
@@ -72,7 +72,7 @@ def test_what_is_broken_elsewhere_does_not_matter(folder: Path) -> None:
     (folder / "b.yaml").write_text("name: x\ntype: free_form\n")
     (folder / "c.yaml").write_text("- name: [\n")
     assert Question.from_yaml("size").name == "size"
-    with pytest.raises(WrongValue) as raised:
+    with pytest.raises(InvalidArgument) as raised:
         Question.from_yaml("sizes")
     told = str(raised.value)
     assert "\n" not in told
@@ -101,18 +101,18 @@ def test_what_is_broken_elsewhere_does_not_matter(folder: Path) -> None:
 def test_a_mistake_is_told_with_its_file_and_item(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
-    with pytest.raises(WrongValue) as raised:
-        questions(file)
+    with pytest.raises(InvalidArgument) as raised:
+        load_questions(file)
     assert f"{file}: {told}" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_two_of_one_name_are_told_with_both_places(folder: Path) -> None:
     (folder / "more.yaml").write_text("- {name: size, type: rating, paraphrases: [a]}")
-    with pytest.raises(WrongValue) as raised:
+    with pytest.raises(InvalidArgument) as raised:
         Question.from_yaml("size")
     assert f"{folder / 'birds.yaml'}: item 2 (size)" in str(raised.value)
     assert f"{folder / 'more.yaml'}: item 1 (size)" in str(raised.value)
-    with pytest.raises(WrongValue, match="have one name; rename one"):
-        questions(folder)
+    with pytest.raises(InvalidArgument, match="have one name; rename one"):
+        load_questions(folder)
     assert Question.from_yaml("birds").name == "birds"

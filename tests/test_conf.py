@@ -15,11 +15,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from swarm.cli import gpu_list, hydra_message
+from swarm.cli import normalize_gpu_list, format_hydra_error
 from swarm.optimizers import Optimizer
 from swarm.places import conf_folder
 from swarm.run import Run
-from swarm.search import build
+from swarm.search import build_run
 
 CONF = conf_folder()
 OTHERS = ("candidate", "consortium", "moa", "model/moa.yaml", "suite")
@@ -51,7 +51,7 @@ def test_every_option_composes_and_builds(path: Path) -> None:
     extra = NEEDED.get(option, [])
     if str(group) == "scorer":
         group, extra = Path("scorer@task.scorer"), ["task=realtoxicityprompts"]
-    run = build(composed(f"{group}={option}", *extra))[0]
+    run = build_run(composed(f"{group}={option}", *extra))[0]
     assert isinstance(run, Run)
 
 
@@ -73,12 +73,12 @@ def test_every_key_is_explained(path: Path) -> None:
     ],
 )
 def test_a_list_of_gpus_needs_no_brackets(given: str, wanted: str) -> None:
-    assert gpu_list(given) == wanted
+    assert normalize_gpu_list(given) == wanted
 
 
 def test_the_experiments_set_what_they_promise() -> None:
-    paper = build(composed("experiment=paper"))[0].optimizer
-    code = build(composed("experiment=reference_code"))[0].optimizer
+    paper = build_run(composed("experiment=paper"))[0].optimizer
+    code = build_run(composed("experiment=reference_code"))[0].optimizer
     assert (paper.particles, paper.max_iterations, paper.patience) == (20, 50, 10)
     assert paper.crossover_maximum == 1.0 and code.crossover_maximum == 2.0
     assert (code.inertia, code.max_iterations) == (0.4, 200)
@@ -163,7 +163,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 def test_a_misspelt_word_is_told_with_the_nearest(word: str, told: str) -> None:
     with pytest.raises(HydraException) as caught:
         composed(word)
-    assert told in hydra_message(caught.value)
+    assert told in format_hydra_error(caught.value)
 
 
 def test_only_keys_of_the_entry_that_runs_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_only_keys_of_the_entry_that_runs_are_meant(monkeypatch: pytest.MonkeyPa
         ):
             with pytest.raises(HydraException) as caught:
                 compose("evaluate", overrides=["candidate=adapter", word])
-            assert told in hydra_message(caught.value)
+            assert told in format_hydra_error(caught.value)
 
 
 def test_an_expert_that_is_not_finite_leaves_nothing(

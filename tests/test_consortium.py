@@ -18,15 +18,15 @@ from deliberations import (
 )
 from talking import Speaker, slot, speaker, whole
 
-from swarm.collab import Answer, Asked, Slot, create_consortium
+from swarm.collab import AgentAnswer, CallStarted, AgentSpec, create_consortium
 from swarm.collab.consortium import STRATEGIES, Consortium
-from swarm.collab.deliberation.verdicts import Deliberation, Iteration
-from swarm.collab.following import followed
-from swarm.collab.outcome import result
+from swarm.collab.deliberation.verdicts import ConsortiumTranscript, Iteration
+from swarm.collab.following import stream_events
+from swarm.collab.outcome import result_to_json
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Request, stream
 from swarm.models.trace import Trace
-from swarm.roster.identity import identity
+from swarm.roster.identity import model_identity
 
 
 def test_members_answer_and_the_arbiter_writes() -> None:
@@ -180,7 +180,7 @@ def test_a_long_conversation_is_cut_at_its_beginning() -> None:
 
 
 def test_a_dead_member_is_a_warning_and_below_the_quorum_an_error() -> None:
-    def members() -> list[Slot]:
+    def members() -> list[AgentSpec]:
         return [slot("a"), slot("b", DEAD), slot("c", "<think>only this")]
 
     arbiter = judge(0.9)
@@ -287,7 +287,7 @@ def test_the_plan_bounds_the_calls(strategy: str, budget: int | None) -> None:
         consortium = Consortium(members, slot("arbiter", says), strategy, fallback=fallback,
                                 budget=budget)  # fmt: skip
         found = deliberation(consortium)
-        plan = consortium.plan()
+        plan = consortium.plan_calls()
         assert plan.least <= len(found.answers) <= plan.most, says
         assert plan.calls <= plan.least and f"{plan.least} to {plan.most} calls" in plan.words
         counted.append(len(found.answers))
@@ -339,14 +339,14 @@ def test_two_prompts_on_one_object_share_nothing() -> None:
     deliberation(consortium, "about dogs")
     assert not any("cats" in text for text in [*heard(member)[before:], *heard(arbiter)[before:]])
     both = consortium.run([Request("about cows"), Request("about hens")])
-    assert all(isinstance(one, Deliberation) for one in both)
+    assert all(isinstance(one, ConsortiumTranscript) for one in both)
     assert not any("cows" in text and "hens" in text for text in heard(arbiter))
 
 
 def test_a_batch_goes_in_step_and_one_failure_stays_in_its_place() -> None:
     member = slot("a", lambda r: DEAD if "fail" in whole(r.prompt) else f"A {whole(r.prompt)[-2:]}")
     arbiter = slot("arbiter", lambda r: written(next(iter(shown(r).values()))))
-    came = Consortium([member], arbiter).attempt([Request(text) for text in ("q1", "fail", "q3")])
+    came = Consortium([member], arbiter).generate_each([Request(text) for text in ("q1", "fail", "q3")])
     assert [getattr(one, "text", None) for one in came] == ["A q1", None, "A q3"]
     assert isinstance(came[1], UserError)
     assert speaker(member).batches == [3] and speaker(arbiter).batches == [2]
@@ -354,11 +354,11 @@ def test_a_batch_goes_in_step_and_one_failure_stays_in_its_place() -> None:
 
 def test_a_consortium_may_be_a_member_and_an_arbiter() -> None:
     inner = Consortium([slot("a"), slot("b")], slot("in", written("inner answer")))
-    outer = Consortium([Slot(inner, "team", count=2), slot("c")], slot("out", written("outer")))
+    outer = Consortium([AgentSpec(inner, "team", count=2), slot("c")], slot("out", written("outer")))
     found = deliberation(outer)
     assert found.final.text == "outer" and found.final.prompt_tokens == 10 * (2 * 3 + 2)
     assert [one.text for one in found.iterations[0].opinions[:2]] == ["inner answer"] * 2
-    above = deliberation(Consortium([slot("a")], Slot(inner, "bench")))
+    above = deliberation(Consortium([slot("a")], AgentSpec(inner, "bench")))
     assert above.final.text == "inner answer"
     assert outer.members[0] is inner
 
@@ -397,8 +397,8 @@ def test_events_come_in_order_and_a_stream_ends_with_the_answer() -> None:
     events: list[Any] = []
     (found,) = consortium.run([Request("why?")], lambda number, event: events.append(event))
     kinds = [type(event) for event in events]
-    assert kinds == [*[Asked] * 2, *[Answer] * 2, Asked, Answer, Iteration] * 2
-    assert isinstance(found, Deliberation)
+    assert kinds == [*[CallStarted] * 2, *[AgentAnswer] * 2, CallStarted, AgentAnswer, Iteration] * 2
+    assert isinstance(found, ConsortiumTranscript)
     assert [event for event in events if isinstance(event, Iteration)] == found.iterations
     talk, deltas = stream(Consortium([slot("a", "A"), slot("b", DEAD)], judge(0.5, 0.9)),
                           Request("why?")), []  # fmt: skip
@@ -423,8 +423,8 @@ def test_who_stops_following_ends_what_comes_next() -> None:
 
     arbiter = judge(0.9)
     threads = set(threading.enumerate())
-    talk = followed(lambda watch: Consortium([slot("a", says)], arbiter).run([Request("?")], watch))
-    assert isinstance(next(talk)[1], Asked) and asked.wait(5)
+    talk = stream_events(lambda watch: Consortium([slot("a", says)], arbiter).run([Request("?")], watch))
+    assert isinstance(next(talk)[1], CallStarted) and asked.wait(5)
     talk.close()
     go.set()
     for thread in set(threading.enumerate()) - threads:
@@ -438,7 +438,7 @@ def test_nobody_is_asked_once_nobody_waits(nested: bool) -> None:
     member, arbiter = slot("a", lambda _: gone.set() or "A"), judge(0.9)
     made = Consortium([member], arbiter)
     if nested:
-        made = Consortium([Slot(made, "inner")], arbiter)
+        made = Consortium([AgentSpec(made, "inner")], arbiter)
     with pytest.raises(UserError, match="nobody waits"):
         deliberation(made, decided=lambda _: gone.is_set())
     assert len(speaker(member).heard) == 1 and speaker(arbiter).heard == []
@@ -449,7 +449,7 @@ def test_what_the_run_raises_is_raised_where_it_is_followed() -> None:
         watch(0, "event")
         raise KeyError("of the run")
 
-    talk = followed(run)
+    talk = stream_events(run)
     assert next(talk) == (0, "event")
     with pytest.raises(KeyError, match="of the run"):
         next(talk)
@@ -465,7 +465,7 @@ def test_calls_are_in_the_trace(tmp_path: Any) -> None:
 def test_identity_tells_settings_and_members_apart() -> None:
     def of(**settings: Any) -> str:
         given = {"members": [slot("a")], "arbiter": slot("j"), **settings}
-        return json.dumps(identity(Consortium(**given)))
+        return json.dumps(model_identity(Consortium(**given)))
 
     others = [of(), of(confidence_threshold=0.9), of(members=[slot("a", count=2)]),
               of(arbiter=slot("k")), of(system="x"), of(strategy="rank")]  # fmt: skip
@@ -480,7 +480,7 @@ def test_the_result_has_the_shape_of_old_and_all_iterations() -> None:
     arbiter = judge(0.5, 0.9, 0.7, analysis="they agree", refinement_areas="- more")
     consortium = Consortium(members, arbiter, min_iterations=3)
     found = deliberation(consortium)
-    told = json.loads(json.dumps(result(consortium, "why?", found)))
+    told = json.loads(json.dumps(result_to_json(consortium, "why?", found)))
     assert told["original_prompt"] == "why?"
     first, second, dead = told["model_responses"]
     assert (first["model"], first["instance"], first["response"]) == ("a", 1, "A")
@@ -498,12 +498,12 @@ def test_the_result_has_the_shape_of_old_and_all_iterations() -> None:
     assert about["cost"] == found.final.cost == 4.5
     assert [one["synthesis"]["synthesis"] for one in told["iterations"]] == ["S1", "S2", "S3"]
     assert [one["iteration"] for one in told["iterations"]] == [1, 2, 3]
-    raw = result(consortium, "why?", found, raw=True)["synthesis"]["raw_arbiter_response"]
+    raw = result_to_json(consortium, "why?", found, raw=True)["synthesis"]["raw_arbiter_response"]
     assert raw == found.iterations[1].verdict.raw and "<synthesis>" in raw
 
 
 def test_confidences_are_those_of_the_iterations() -> None:
-    found = deliberation(Consortium([Slot(Speaker("a"), "a")], judge("?", 0.2), min_iterations=2))
+    found = deliberation(Consortium([AgentSpec(Speaker("a"), "a")], judge("?", 0.2), min_iterations=2))
     assert confidences(found) == [None, 0.2, 0.2]
 
 
@@ -515,7 +515,7 @@ def test_what_members_thought_is_in_the_result_and_their_tags_are_not() -> None:
     consortium = Consortium([slot("a", said)], slot("arbiter", "1"), "pick-one")
     found = deliberation(consortium)
     assert found.final.text == "Blue, as `<answer>` says."
-    (response,) = result(consortium, "why?", found)["model_responses"]
+    (response,) = result_to_json(consortium, "why?", found)["model_responses"]
     assert (response["reasoning"], response["confidence"]) == ("light scatters", 0.7)
     assert response["response"] == found.final.text
 

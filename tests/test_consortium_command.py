@@ -21,13 +21,13 @@ import yaml
 from click.testing import CliRunner, Result
 from endpoints import Reply, chat, endpoint
 
-from swarm.collab import Answer, Asked
-from swarm.collab.configs import NOBODY, TIMEOUT, Config, Member, build, read_preset
+from swarm.collab import AgentAnswer, CallStarted
+from swarm.collab.configs import PLACEHOLDER_MODEL, TIMEOUT, ConsortiumSettings, MemberSpec, build_consortium, read_preset
 from swarm.collab.consortium import STRATEGIES
-from swarm.collab.shelf import Shelf
+from swarm.collab.shelf import ConsortiumStore
 from swarm.consortium import running
 from swarm.consortium.commands import COMMANDS, consortium
-from swarm.consortium.runs import Runs
+from swarm.consortium.runs import RunLog
 
 BLUE, GREEN, DEAD = (f"function/debaters:{name}" for name in ("blue", "green", "dead"))
 JUDGE, RANKER = "function/debaters:judge", "function/debaters:ranker"
@@ -177,7 +177,7 @@ def test_mistakes_are_told_in_one_line_and_nobody_is_asked(words: list[str], tol
     done = typed(*words)
     assert done.exit_code in (1, 2) and done.stdout == "" and not debaters.heard
     assert told in done.stderr and done.stderr.splitlines()[-1].startswith("Error: ")
-    assert not Runs().list() and not Shelf().names()
+    assert not RunLog().list() and not ConsortiumStore().list_names()
 
 
 def test_a_dead_member_is_a_warning_and_all_dead_an_error() -> None:
@@ -186,7 +186,7 @@ def test_a_dead_member_is_a_warning_and_all_dead_an_error() -> None:
     done = typed("Why?", "-m", f"{DEAD}:2", "--arbiter", JUDGE, "--quiet")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1 and "Error: iteration 1: 0 of 2 members" in done.stderr
-    assert [run["status"] for run in Runs().list()] == ["failed", "done"]
+    assert [run["status"] for run in RunLog().list()] == ["failed", "done"]
 
 
 def test_doubts_are_told() -> None:
@@ -201,7 +201,7 @@ def test_without_members_it_is_a_preset_and_a_line_says_which() -> None:
     assert "preset local, as llm has not classic's models and keys: local/base" in done.stderr
     assert "4 to 6 calls in all" in done.stdout
     done = fine("--dry-run", "--consortium", "council", "--max-iterations", "2")
-    assert "strategy peer-review" in done.stdout and not Runs().list()
+    assert "strategy peer-review" in done.stdout and not RunLog().list()
 
 
 def test_members_behind_an_endpoint_are_asked_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_every_option_is_saved_and_told() -> None:
     assert "max_cost: 2.5" in lines and f"member: {BLUE} x 2 (temperature 0.1" in lines
     Path("words.txt").write_text("From a file.\n")
     fine("save", "others", *TWO, "--system", "words.txt", "--role", "critic")
-    other = Shelf().get("others")
+    other = ConsortiumStore().get("others")
     assert (other.system, other.strategy, other.roles) == ("From a file.", "roles", ("critic",))
 
 
@@ -269,9 +269,9 @@ def test_saved_ones_are_kept_replaced_exported_and_removed() -> None:
     assert "llm -m council asks it" in fine("save", "council", *TWO).stdout
     done = typed("save", "council", *TWO, "--max-iterations", "7")
     assert done.exit_code == 1 and "--replace replaces it" in done.stderr
-    assert Shelf().get("council").max_iterations == 3
+    assert ConsortiumStore().get("council").max_iterations == 3
     fine("save", "council", "--consortium", "council", "--replace", "--max-iterations", "7")
-    assert Shelf().get("council").max_iterations == 7
+    assert ConsortiumStore().get("council").max_iterations == 7
     fine("export", "council", "--output", "mine.yaml")
     assert yaml.safe_load(Path("mine.yaml").read_text())["max_iterations"] == 7
     fine("save", "above", "-m", "council", "-m", BLUE, "--arbiter", JUDGE)
@@ -280,9 +280,9 @@ def test_saved_ones_are_kept_replaced_exported_and_removed() -> None:
     fine("remove", "above")
     fine("remove", "council")
     fine("import", "mine.yaml", "--name", "again")
-    assert Shelf().names() == ["again"] and Shelf().get("again").members[0].model == BLUE
+    assert ConsortiumStore().list_names() == ["again"] and ConsortiumStore().get("again").members[0].model == BLUE
     assert result("Why?", "--consortium", "again", "--max-iterations", "1")["metadata"]["run"]
-    assert Runs().list()[0]["name"] == "again"
+    assert RunLog().list()[0]["name"] == "again"
 
 
 def test_what_older_programs_saved_is_taken_over(place: Path) -> None:
@@ -295,7 +295,7 @@ def test_what_older_programs_saved_is_taken_over(place: Path) -> None:
         old.execute("INSERT INTO consortium_configs VALUES ('old', ?)", [json.dumps(config)])
     assert f"llm consortium import {folder / 'logs.db'}" in fine("list").stderr
     assert "saved old" in fine("import").stdout
-    found = Shelf().get("old")
+    found = ConsortiumStore().get("old")
     assert (found.members[0].count, found.confidence_threshold) == (2, 0.8)
     assert "nothing to import" in fine("import").stdout
 
@@ -326,7 +326,7 @@ def test_compare_asks_the_same_and_a_judge_sees_no_names() -> None:
     assert re.search(rf"member {re.escape(GREEN)}: \d+\.\d s", told)
     assert "tied" not in told and "confidence" not in told
     assert set(json.loads(fine(*words, "--json").stdout)) == {"original_prompt", "model_responses"}
-    assert not Runs().list()
+    assert not RunLog().list()
     asked = debaters.heard[0][1]
     assert asked == "user: Why?"
     judged = fine(*words, "--judge", RANKER)
@@ -335,7 +335,7 @@ def test_compare_asks_the_same_and_a_judge_sees_no_names() -> None:
     assert [line.split()[1] for line in table[1:]] == ["1", "2", "-"]
     seen = next(text for name, text in debaters.heard if name == "ranker")
     assert "debaters" not in seen and "It is green." in seen
-    assert Runs().list()[0]["name"] == "compare"
+    assert RunLog().list()[0]["name"] == "compare"
     found = json.loads(fine(*words, "--judge", RANKER, "--json").stdout)
     assert len(found["model_responses"]) == 3
 
@@ -415,9 +415,9 @@ def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
     said = {one["model"]: one for one in found["model_responses"]}
     assert said["openai/quick"]["response"] == "the quick answer"
     assert said["openai/slow"]["error"] == "stopped" and found["synthesis"] is None
-    [run] = Runs().list()
+    [run] = RunLog().list()
     assert (run["status"], run["error"]) == ("failed", "stopped")
-    answers = Runs().get(run["id"])["answers"]
+    answers = RunLog().get(run["id"])["answers"]
     assert [one["text"] for one in answers] == ["the quick answer", None]
     assert "the quick answer" in fine("run-info", run["id"]).stdout
 
@@ -438,27 +438,27 @@ def test_who_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "EVERY", 0.05)
     said: list[str] = []
     with running.Waiting(said.append) as waiting:
-        asked = Asked(1, 1, "member", "slow", 0)
+        asked = CallStarted(1, 1, "member", "slow", 0)
         waiting.note(asked)
         waiting.note(asked)
-        waiting.note(Answer(1, "member", "slow", 0, "", None, "gone"))
+        waiting.note(AgentAnswer(1, "member", "slow", 0, "", None, "gone"))
         while not said:
             time.sleep(0.01)
-        waiting.note(Answer(1, "member", "slow", 1, "", None, "gone"))
+        waiting.note(AgentAnswer(1, "member", "slow", 1, "", None, "gone"))
         count = len(said)
         time.sleep(0.2)
     assert said[0].endswith("s: waiting for member slow") and len(said) <= count + 1
 
 
 def test_members_elsewhere_have_a_time_and_those_here_the_time_they_need() -> None:
-    config = Config((Member("gpt-4o"), Member("local/base"), Member("a", timeout=7)), Member("b"))
-    slots = build(config, lambda name: NOBODY).slots
+    config = ConsortiumSettings((MemberSpec("gpt-4o"), MemberSpec("local/base"), MemberSpec("a", timeout=7)), MemberSpec("b"))
+    slots = build_consortium(config, lambda name: PLACEHOLDER_MODEL).agent_specs
     assert [one.timeout for one in slots] == [TIMEOUT, None, 7, TIMEOUT]
 
 
 def test_the_preset_without_a_key_is_short_unless_told() -> None:
     """At most 4 x 256 + 2 x 32 new tokens, as the answers and the choice are; not 6 x 2048."""
-    assert running.of_request({}, running.LOCAL_TOKENS) == {"max_new_tokens": 256}
-    assert running.of_request({"max_tokens": 24}, running.LOCAL_TOKENS) == {"max_new_tokens": 24}
+    assert running.request_settings({}, running.LOCAL_TOKENS) == {"max_new_tokens": 256}
+    assert running.request_settings({"max_tokens": 24}, running.LOCAL_TOKENS) == {"max_new_tokens": 24}
     arbiter = read_preset(running.LOCAL).arbiter
     assert arbiter and arbiter.max_tokens == 32

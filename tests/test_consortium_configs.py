@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from talking import Speaker
 
-from swarm.collab.configs import Config, Member, build, member, preset_names, read_preset
+from swarm.collab.configs import ConsortiumSettings, MemberSpec, build_consortium, parse_member, preset_names, read_preset
 from swarm.collab.deliberation.roles import ROLES
 from swarm.errors import UserError
 from swarm.models import Model, Request
@@ -17,35 +17,35 @@ from swarm.places import conf_folder
 KNOWN = ("x:8", "with,comma", "x:free")
 
 
-def config(**settings: Any) -> Config:
-    return Config.from_dict({"members": ["a", "b"], "arbiter": "c", **settings})
+def config(**settings: Any) -> ConsortiumSettings:
+    return ConsortiumSettings.from_dict({"members": ["a", "b"], "arbiter": "c", **settings})
 
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("gpt-4o", Member("gpt-4o")),
-        ("gpt-4o:2", Member("gpt-4o", 2)),
-        ("qwen2:7b", Member("qwen2:7b")),
-        ("qwen2:7b:3", Member("qwen2:7b", 3)),
-        ("x:free", Member("x:free")),
-        ("x:free:2", Member("x:free", 2)),
-        ("x:8", Member("x:8")),
-        ("x:8:2", Member("x:8", 2)),
-        ("y:8", Member("y", 8)),
-        ("with,comma", Member("with,comma")),
-        ("a:2,temperature=1,max_tokens=200,role=critic", Member("a", 2, 1.0, 200, role="critic")),
-        ("a, timeout = 2.5 , temperature=0", Member("a", 1, 0.0, timeout=2.5)),
-        ("a,system=Be brief, be kind,role=b", Member("a", system="Be brief, be kind", role="b")),
-        ("a,system=x=1, y=2", Member("a", system="x=1, y=2")),
+        ("gpt-4o", MemberSpec("gpt-4o")),
+        ("gpt-4o:2", MemberSpec("gpt-4o", 2)),
+        ("qwen2:7b", MemberSpec("qwen2:7b")),
+        ("qwen2:7b:3", MemberSpec("qwen2:7b", 3)),
+        ("x:free", MemberSpec("x:free")),
+        ("x:free:2", MemberSpec("x:free", 2)),
+        ("x:8", MemberSpec("x:8")),
+        ("x:8:2", MemberSpec("x:8", 2)),
+        ("y:8", MemberSpec("y", 8)),
+        ("with,comma", MemberSpec("with,comma")),
+        ("a:2,temperature=1,max_tokens=200,role=critic", MemberSpec("a", 2, 1.0, 200, role="critic")),
+        ("a, timeout = 2.5 , temperature=0", MemberSpec("a", 1, 0.0, timeout=2.5)),
+        ("a,system=Be brief, be kind,role=b", MemberSpec("a", system="Be brief, be kind", role="b")),
+        ("a,system=x=1, y=2", MemberSpec("a", system="x=1, y=2")),
     ],
 )
-def test_a_member_as_it_is_written(spec: str, expected: Member) -> None:
-    assert member(spec, KNOWN.__contains__) == expected
+def test_a_member_as_it_is_written(spec: str, expected: MemberSpec) -> None:
+    assert parse_member(spec, KNOWN.__contains__) == expected
 
 
 def test_a_count_is_given_to_members_that_say_none() -> None:
-    assert [member(spec, count=3).count for spec in ("a", "qwen2:7b", "a:1", "a:2")] == [3, 3, 1, 2]
+    assert [parse_member(spec, count=3).count for spec in ("a", "qwen2:7b", "a:1", "a:2")] == [3, 3, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_a_count_is_given_to_members_that_say_none() -> None:
 )
 def test_a_member_that_is_none(spec: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        member(spec)
+        parse_member(spec)
 
 
 def test_a_member_given_twice_counts_as_both() -> None:
     members = ["a:2", "b", "a", "a,temperature=1", {"model": "b", "count": 4}]
     assert config(members=members).members == (
-        *(Member("a", 3), Member("b", 5)),
-        Member("a", 1, 1.0),
+        *(MemberSpec("a", 3), MemberSpec("b", 5)),
+        MemberSpec("a", 1, 1.0),
     )
 
 
@@ -109,7 +109,7 @@ def test_it_is_json_and_comes_back() -> None:
         members=["a:2,temperature=0.5,role=critic", "b,system=Be brief.,timeout=3"],
         fallback="d", roles=["critic", "of my own"], strategy="roles", max_cost=1.5, budget=9,
     )  # fmt: skip
-    assert Config.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+    assert ConsortiumSettings.from_dict(json.loads(json.dumps(first.to_dict()))) == first
     assert first.to_dict()["members"][0] == {
         "model": "a", "count": 2, "temperature": 0.5, "role": "critic",
     }  # fmt: skip
@@ -143,7 +143,7 @@ OLD = {
 
 def test_every_older_format_is_read(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "swarm"):
-        read = {age: Config.from_dict(old) for age, old in OLD.items()}
+        read = {age: ConsortiumSettings.from_dict(old) for age, old in OLD.items()}
     assert read["0.3"] == config(system="Be brief.", confidence_threshold=0.8)
     assert read["0.5"] == config(members=["a:2", "b"], confidence_threshold=0.9, max_iterations=2)
     assert read["0.7"] == config(
@@ -171,7 +171,7 @@ def test_every_older_format_is_read(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )  # fmt: skip
 def test_older_strategies_have_todays_names(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert Config.from_dict({"models": ["a", "b"], "arbiter": "c", **old}) == config(**new)
+    assert ConsortiumSettings.from_dict({"models": ["a", "b"], "arbiter": "c", **old}) == config(**new)
 
 
 def test_it_is_built_with_each_model_once() -> None:
@@ -181,13 +181,13 @@ def test_it_is_built_with_each_model_once() -> None:
         asked.append(name)
         return Speaker(name)
 
-    made = build(config(members=["a:2", "a,temperature=1", "b"], arbiter="a"), model_of)
+    made = build_consortium(config(members=["a:2", "a,temperature=1", "b"], arbiter="a"), model_of)
     assert asked == ["a", "b"] and len(made.members) == 2
 
 
 def test_a_role_is_told_to_the_member_that_has_it() -> None:
     speakers = {name: Speaker(name, "yes") for name in "abc"}
-    build(config(members=["a,role=critic", "b"], max_iterations=1), speakers.__getitem__).attempt(
+    build_consortium(config(members=["a,role=critic", "b"], max_iterations=1), speakers.__getitem__).generate_each(
         [Request("why?")]
     )
     heard = {name: str(one.heard[0].prompt) for name, one in speakers.items()}

@@ -16,13 +16,13 @@ from deliberations import (
 )
 from talking import Speaker, slot, speaker
 
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.consortium import Consortium
 from swarm.collab.deliberation.roles import ROLES
 from swarm.models import Completion, Request
 
 
-def fixed(**says: Any) -> list[Slot]:
+def fixed(**says: Any) -> list[AgentSpec]:
     """Members by name, and what each says."""
     return [slot(name, text) for name, text in says.items()]
 
@@ -103,7 +103,7 @@ def test_a_tie_that_nobody_decides_stays_among_the_tied() -> None:
 
 
 @pytest.mark.parametrize("arbiter", [None, slot("j", "1")])
-def test_a_tie_without_an_arbiter_or_room_for_it_goes_to_the_first(arbiter: Slot | None) -> None:
+def test_a_tie_without_an_arbiter_or_room_for_it_goes_to_the_first(arbiter: AgentSpec | None) -> None:
     consortium = Consortium(fixed(a="7", b="8"), arbiter, "vote", 0.5, budget=2)
     found = deliberation(consortium)
     assert found.final.text == "7" and "tied (1, 1)" in found.warnings[0]
@@ -140,7 +140,7 @@ def test_elimination_drops_instances_until_some_are_left() -> None:
         ("y", 1),
     ]
     assert [one.verdict.needs_iteration for one in found.iterations] == [True, True, False]
-    assert len(found.answers) == consortium.plan().least == consortium.plan().most - 3
+    assert len(found.answers) == consortium.plan_calls().least == consortium.plan_calls().most - 3
     assert deliberation(consortium).iterations[0].opinions[0].answer.name == "m"
 
 
@@ -183,7 +183,7 @@ def test_each_instance_has_a_role() -> None:
 # peer review
 
 
-def reviewer(name: str, says: str, order: str) -> Slot:
+def reviewer(name: str, says: str, order: str) -> AgentSpec:
     """A member that answers, and that puts others' answers in this order."""
 
     def reply(request: Request) -> str:
@@ -243,7 +243,7 @@ def test_with_two_answers_each_judges_the_other() -> None:
 
 def test_reviews_of_one_model_are_samples_where_they_are_asked_alike() -> None:
     model = Speaker("m", lambda request: Completion("same" if not shown(request) else "1 > 2"))
-    found = deliberation(Consortium([Slot(model, "m", count=3)], judge(0.9), "peer-review"))
+    found = deliberation(Consortium([AgentSpec(model, "m", count=3)], judge(0.9), "peer-review"))
     assert model.batches == [3, 3] and len(found.answers) == 7
     # All answers are one text; who sees them under the same numbers in one order is asked alike.
     seen = [(request.prompt, request.sample) for request in model.heard]

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 import swarm
 from swarm import roster
-from swarm.tasks import Prepared
+from swarm.tasks import RequiresSetup
 
 ROOT = searches.ROOT
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def test_the_task_keeps_the_contract(
     )
     parts = test_tasks.small(config, tmp_path)
     task = instantiate(config)
-    assert not isinstance(task, Prepared)
+    assert not isinstance(task, RequiresSetup)
     given = {"task": task, "ready": task, "parts": parts, "config": config, "tmp_path": tmp_path}
     test(**{name: given[name] for name in inspect.signature(test).parameters})
 

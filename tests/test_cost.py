@@ -13,22 +13,22 @@ import tiny
 from playing import write
 
 from swarm import cost, speed
-from swarm.cost import H200, Search
+from swarm.cost import H200, SearchWorkload
 from swarm.errors import UserError
-from swarm.shape import Model, read_model
+from swarm.shape import ModelShape, read_model_shape
 
-QWEN_7B = Model(3584, 28, 28, 4, 128, 18944, 152064, tied=False)
-LLAMA_8B = Model(4096, 32, 32, 8, 128, 14336, 128256, tied=False)
-GEMMA_7B = Model(3072, 28, 16, 16, 256, 24576, 256000, tied=True)
-
-
-def of(model: Model, **more: Any) -> Search:
-    targets = tuple(model.linears)
-    return Search(10, model.adapter(16, targets), model.adapted(targets), **more)
+QWEN_7B = ModelShape(3584, 28, 28, 4, 128, 18944, 152064, tied=False)
+LLAMA_8B = ModelShape(4096, 32, 32, 8, 128, 14336, 128256, tied=False)
+GEMMA_7B = ModelShape(3072, 28, 16, 16, 256, 24576, 256000, tied=True)
 
 
-def total(model: Model, **more: Any) -> int:
-    return sum(cost.memory(model, of(model, **more)).values())
+def of(model: ModelShape, **more: Any) -> SearchWorkload:
+    targets = tuple(model.layer_shapes)
+    return SearchWorkload(10, model.adapter_weights(16, targets), model.adapted_weights(targets), **more)
+
+
+def total(model: ModelShape, **more: Any) -> int:
+    return sum(cost.estimate_memory(model, of(model, **more)).values())
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -36,24 +36,24 @@ def test_parameters_are_those_of_a_real_model(kind: str, request: pytest.Fixture
     import torch
 
     folder = request.getfixturevalue(f"tiny_{kind}")
-    network, shape = tiny.load(folder), read_model(folder)
+    network, shape = tiny.load(folder), read_model_shape(folder)
     linears = {
         name: module for name, module in network.named_modules()
         if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head")
     }  # fmt: skip
-    assert shape.linear == sum(module.weight.numel() for module in linears.values())
+    assert shape.linear_weights == sum(module.weight.numel() for module in linears.values())
     weights = sum(p.numel() for p in network.parameters() if p.dim() > 1)
-    assert shape.parameters == weights
+    assert shape.parameter_count == weights
     out = network(input_ids=torch.ones(1, 5, dtype=torch.long), use_cache=True)
     cached = sum(layer.keys.numel() + layer.values.numel() for layer in out.past_key_values.layers)
-    assert cached == 5 * shape.kv
-    assert {name.rpartition(".")[2] for name in linears} == set(shape.linears)
+    assert cached == 5 * shape.kv_cache_width
+    assert {name.rpartition(".")[2] for name in linears} == set(shape.layer_shapes)
 
 
 def test_an_adapter_is_as_large_as_peft_makes_it(tiny_llama: Path, tiny_pool: Path) -> None:
     from swarm.pool import Pool
 
-    assert Pool(tiny_pool).open().size == read_model(tiny_llama).adapter(4, tiny.TARGETS)
+    assert Pool(tiny_pool).open().size == read_model_shape(tiny_llama).adapter_weights(4, tiny.TARGETS)
 
 
 @pytest.mark.parametrize(
@@ -64,21 +64,21 @@ def test_an_adapter_is_as_large_as_peft_makes_it(tiny_llama: Path, tiny_pool: Pa
         (GEMMA_7B, 7.75e9, 50e6, 448),
     ],
 )
-def test_known_models(model: Model, linear: float, adapter: float, cache: float) -> None:
-    assert model.linear == pytest.approx(linear, rel=0.002)
-    assert model.adapter(16, tuple(model.linears)) == pytest.approx(adapter, rel=0.01)
-    assert model.kv * 2 / 1024 == cache
+def test_known_models(model: ModelShape, linear: float, adapter: float, cache: float) -> None:
+    assert model.linear_weights == pytest.approx(linear, rel=0.002)
+    assert model.adapter_weights(16, tuple(model.layer_shapes)) == pytest.approx(adapter, rel=0.01)
+    assert model.kv_cache_width * 2 / 1024 == cache
 
 
 def test_a_7b_on_an_h200() -> None:
-    assert QWEN_7B.parameters == pytest.approx(7.615e9, rel=0.001)
-    assert cost.rows_that_fit(QWEN_7B, of(QWEN_7B, longest=340), H200) == pytest.approx(
+    assert QWEN_7B.parameter_count == pytest.approx(7.615e9, rel=0.001)
+    assert cost.count_rows_that_fit(QWEN_7B, of(QWEN_7B, longest=340), H200) == pytest.approx(
         5900, rel=0.05
     )
-    assert cost.devices_needed(QWEN_7B, of(QWEN_7B), H200) == 1
+    assert cost.count_devices_needed(QWEN_7B, of(QWEN_7B), H200) == 1
     # 600,000 tokens are 7.84e15 operations in the linear layers: 14.2 s at 70 %.
     merged = of(QWEN_7B, plan="merged", job_particles=1, job_items=200, new=0)
-    one = cost.seconds(QWEN_7B, merged, H200, 1, 20, 200)
+    one = cost.estimate_total_seconds(QWEN_7B, merged, H200, 1, 20, 200)
     assert one == pytest.approx(14.2, rel=0.05)
 
 
@@ -88,7 +88,7 @@ def test_more_work_takes_longer(key: str, plan: str) -> None:
     small = of(QWEN_7B, plan=plan, max_tokens=1 << 20)
     large = replace(small, **{key: getattr(small, key) * 2})
     spent = [
-        cost.seconds(QWEN_7B, search, H200, 1, search.particles, search.items)
+        cost.estimate_total_seconds(QWEN_7B, search, H200, 1, search.particles, search.items)
         for search in (small, large)
     ]
     assert spent[0] < spent[1]
@@ -96,24 +96,24 @@ def test_more_work_takes_longer(key: str, plan: str) -> None:
 
 def test_workers_and_rows_save_time_and_take_memory() -> None:
     search = of(QWEN_7B)
-    spent = [cost.seconds(QWEN_7B, search, H200, n, 20, 200) for n in (1, 2, 8)]
+    spent = [cost.estimate_total_seconds(QWEN_7B, search, H200, n, 20, 200) for n in (1, 2, 8)]
     assert spent[0] > spent[1] > spent[2] >= spent[0] / 8
     assert spent[2] == pytest.approx(spent[0] / 8), "16 jobs are two for each of eight"
     assert total(QWEN_7B) > total(QWEN_7B, max_tokens=1024)
     assert total(QWEN_7B, item_bytes=4) > total(QWEN_7B)
     assert total(QWEN_7B, plan="stacked") > total(QWEN_7B, plan="swap")
     half = replace(H200, memory=H200.memory // 2)
-    rows = [cost.rows_that_fit(QWEN_7B, search, device) for device in (H200, half)]
+    rows = [cost.count_rows_that_fit(QWEN_7B, search, device) for device in (H200, half)]
     assert rows[0] > 2 * rows[1] > 0
     none = replace(H200, memory=10 * cost.GIB)
-    assert cost.rows_that_fit(QWEN_7B, search, none) == 0
-    assert cost.devices_needed(QWEN_7B, search, none) > 1
+    assert cost.count_rows_that_fit(QWEN_7B, search, none) == 0
+    assert cost.count_devices_needed(QWEN_7B, search, none) > 1
 
 
 def test_what_travels_is_small_and_counts_experts_once() -> None:
-    down, up, once = cost.travel(of(QWEN_7B, job_items=200)).values()
+    down, up, once = cost.estimate_traffic(of(QWEN_7B, job_items=200)).values()
     assert down == 20 * 10 * 8 + 20 * 200 * 8
-    assert up < 1e6 < once == 10 * 4 * QWEN_7B.adapter(16, tuple(QWEN_7B.linears))
+    assert up < 1e6 < once == 10 * 4 * QWEN_7B.adapter_weights(16, tuple(QWEN_7B.layer_shapes))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_other_models_are_refused_by_name(change: dict[str, Any], word: str, tmp
     path = tmp_path / "config.json"
     path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
     with pytest.raises(UserError, match=word):
-        read_model(path)
+        read_model_shape(path)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_other_models_are_refused_by_name(change: dict[str, Any], word: str, tmp
      ("NVIDIA A100-SXM4-80GB", 312e12), ("Tesla T4", 65e12), ("NVIDIA L40S", 362e12)],
 )  # fmt: skip
 def test_gpus_are_known_by_name(name: str, flops: float) -> None:
-    found = speed.by_name(name)
+    found = speed.find_data_sheet(name)
     assert found and found[0] == flops
 
 
@@ -148,15 +148,15 @@ def test_a_gpu_is_asked_for_its_name_and_its_free_memory(monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (7, 9))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: known)
-    device = speed.gpu(0, 2)
+    device = speed.gpu_spec(0, 2)
     assert (device.flops, device.bandwidth, device.memory) == (H200.flops, H200.bandwidth, 7)
-    assert speed.gpu(0, 4).flops < device.flops / 10
+    assert speed.gpu_spec(0, 4).flops < device.flops / 10
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: unknown)
-    assert 1e13 < speed.gpu(0, 2).flops < 1e15 and 1e11 < speed.gpu(0, 2).bandwidth < 1e13
+    assert 1e13 < speed.gpu_spec(0, 2).flops < 1e15 and 1e11 < speed.gpu_spec(0, 2).bandwidth < 1e13
 
 
 def test_an_unknown_gpu_has_no_data_sheet() -> None:
-    assert speed.by_name("Abacus 9000") is None
+    assert speed.find_data_sheet("Abacus 9000") is None
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import searches
 from hydra import compose, initialize_config_dir
 
 from swarm.errors import UserError
-from swarm.manifest import JOURNAL, NAME, Manifest, read_state, sealed, unsealed
+from swarm.manifest import JOURNAL, MANIFEST_FILE, Manifest, read_state, encode_state, read_sealed_state
 from swarm.places import conf_folder
 
 NOT_CHECKED = ("log.txt",)
@@ -72,9 +72,9 @@ class Lab:
 
     def again(self) -> str | None:
         """Run the command again; gives its error, `None` where it ended well."""
-        from swarm.search import build
+        from swarm.search import build_run
 
-        run, config = build(self.composed)
+        run, config = build_run(self.composed)
         try:
             run.search(config, self.command, show=False)
         except UserError as error:
@@ -102,9 +102,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool: P
 def test_a_start_changes_no_byte(lab: Lab) -> None:
     assert lab.again() is None
     assert lab.tree() == lab.whole
-    lines = (lab.folder / NAME).read_text().splitlines()
+    lines = (lab.folder / MANIFEST_FILE).read_text().splitlines()
     listed = {line.split("  ", 1)[1] for line in lines[:-1]}
-    assert listed == set(lab.whole) - {"state.json", NAME}
+    assert listed == set(lab.whole) - {"state.json", MANIFEST_FILE}
 
 
 def test_a_damaged_journal_costs_the_iterations_after_it(
@@ -143,7 +143,7 @@ def test_a_damaged_journal_costs_the_iterations_after_it(
 
 def test_sha256sum_reads_the_checksums(lab: Lab) -> None:
     done = subprocess.run(
-        ["sha256sum", "--strict", "--quiet", "-c", NAME], cwd=lab.folder, capture_output=True
+        ["sha256sum", "--strict", "--quiet", "-c", MANIFEST_FILE], cwd=lab.folder, capture_output=True
     )
     assert done.returncode == 0 and done.stdout == done.stderr == b""
 
@@ -185,30 +185,30 @@ def reads(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 @reads
 def report(folder: Path) -> None:
-    from swarm.report.write import report as made
+    from swarm.report.write import build_report as made
 
     made(folder)
 
 
 @reads
 def export(folder: Path) -> None:
-    from swarm.export.source import read
+    from swarm.export.source import read_source
 
-    read(str(folder))
+    read_source(str(folder))
 
 
 @reads
 def evaluate(folder: Path) -> None:
-    from swarm.engine.base import Base
-    from swarm.engine.stands import stand_of
+    from swarm.engine.base import BaseModel
+    from swarm.engine.stands import model_group
 
-    stand_of(folder / "global_best", Base("no/model"))
+    model_group(folder / "global_best", BaseModel("no/model"))
 
 
 READ_BY = {
-    "report": ("state.json", "config.json", "answers/test_", NAME),
-    "export": ("state.json", "config.json", "global_best/", NAME),
-    "evaluate": ("global_best/", NAME),
+    "report": ("state.json", "config.json", "answers/test_", MANIFEST_FILE),
+    "export": ("state.json", "config.json", "global_best/", MANIFEST_FILE),
+    "evaluate": ("global_best/", MANIFEST_FILE),
 }
 
 
@@ -227,17 +227,17 @@ def test_readers_refuse_what_is_damaged(reader: str, lab: Lab) -> None:
 
 def test_a_state_is_its_own_checksum(tmp_path: Path) -> None:
     path, state = tmp_path / "state.json", {"versions": [], "rounds": [0.1, 1e-300], "é": "\ud800"}
-    path.write_bytes(sealed(state))
-    assert unsealed(path) == state
+    path.write_bytes(encode_state(state))
+    assert read_sealed_state(path) == state
     whole = path.read_bytes()
     for place in range(len(whole)):
         for bit in (0, 5):
             path.write_bytes(
                 whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :]
             )
-            assert unsealed(path) is None, (place, bit)
+            assert read_sealed_state(path) is None, (place, bit)
     path.write_text('{"rounds": []}')
-    assert unsealed(path) == {"rounds": []}, "of a program that wrote none"
+    assert read_sealed_state(path) == {"rounds": []}, "of a program that wrote none"
 
 
 def test_a_kill_while_a_file_is_replaced_is_no_damage(tmp_path: Path) -> None:
@@ -245,14 +245,14 @@ def test_a_kill_while_a_file_is_replaced_is_no_damage(tmp_path: Path) -> None:
     file.parent.mkdir()
     file.write_text("old")
     manifest = Manifest(tmp_path)
-    with manifest.rewriting("a"):
+    with manifest.updating_checksums("a"):
         pass
     assert set(Manifest(tmp_path).read().sums) == {"a/b"}
-    with contextlib.suppress(KeyboardInterrupt), manifest.rewriting("a"):
+    with contextlib.suppress(KeyboardInterrupt), manifest.updating_checksums("a"):
         file.write_text("new")
         raise KeyboardInterrupt
     found = Manifest(tmp_path).read()
-    assert not found.lost and found.sums == {} and found.damaged() == []
+    assert not found.lost and found.sums == {} and found.find_damaged() == []
 
 
 def piped(path: Path) -> None:
@@ -317,9 +317,9 @@ def test_a_state_without_a_checksum_has_the_types_of_one(
     del state["checksum"], state["versions"]
     path = tmp_path / "state.json"
     path.write_text(json.dumps(state))
-    assert unsealed(path) == state
+    assert read_sealed_state(path) == state
     path.write_text(json.dumps({**state, key: value}))
-    assert unsealed(path) is None
+    assert read_sealed_state(path) is None
 
 
 def test_answers_that_are_removed_while_the_search_runs_are_named(
@@ -327,14 +327,14 @@ def test_answers_that_are_removed_while_the_search_runs_are_named(
 ) -> None:
     from swarm.run import Run
 
-    iterate = Run._iterate
+    iterate = Run._run_iteration
 
     def gone(run: Run, number: int) -> None:
         if number == 1:
             shutil.rmtree(run.record.folder)
         iterate(run, number)
 
-    monkeypatch.setattr(Run, "_iterate", gone)
+    monkeypatch.setattr(Run, "_run_iteration", gone)
     lab.damage("", deleted, 0)
     shutil.rmtree(lab.folder)
     error = lab.again()
@@ -342,7 +342,7 @@ def test_answers_that_are_removed_while_the_search_runs_are_named(
 
 
 def test_a_report_misses_what_the_end_had_asked(lab: Lab) -> None:
-    from swarm.report.write import report as made
+    from swarm.report.write import build_report as made
 
     (name,) = (name for name in lab.whole if name.startswith("answers/again_"))
     lab.damage(name, deleted, 0)

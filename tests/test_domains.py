@@ -15,34 +15,34 @@ import reporting
 import searches
 import tiny
 
-from swarm.candidates.evaluation import told
+from swarm.candidates.evaluation import format_result
 from swarm.certainty import (
-    NO_DOMAIN,
-    by_domain,
-    constant_answers,
-    described,
-    domain_of,
-    one_answer,
+    NO_GOLD_DOMAIN,
+    summarize_domains,
+    best_constant_answers,
+    utility_summary,
+    item_domain,
+    find_one_answer_domains,
 )
-from swarm.export.card import said
-from swarm.finetune.comparison import by_domain as by_domain_table
-from swarm.finetune.comparison import scores
-from swarm.manifest import sealed
+from swarm.export.card import describe_metrics
+from swarm.finetune.comparison import domain_lines as by_domain_table
+from swarm.finetune.comparison import scores_table
+from swarm.manifest import encode_state
 from swarm.report.folder import RunFolder
-from swarm.report.write import report, write
+from swarm.report.write import build_report, write_report
 from swarm.studies import comparison, methods, trials
 from swarm.tasks import Item, Score
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.match import Match
+from swarm.tasks.match import ExactMatch
 from swarm.tasks.mixture import Mixture
-from swarm.words import caveats, conclusion, domain_table, one_answer_lines, over_baselines
+from swarm.words import list_caveats, test_conclusion, domain_table, format_one_answer_warnings, compare_with_baselines
 
 MINI = searches.ROOT / "data" / "nlgraph_mini.json"
 
 
 @pytest.fixture(scope="module")
-def mini() -> Match:
-    return Match("nlgraph_mini", str(MINI))
+def mini() -> ExactMatch:
+    return ExactMatch("nlgraph_mini", str(MINI))
 
 
 def given(task: Any, items: Sequence[Item], answers: Sequence[str | None]) -> list[Score]:
@@ -53,7 +53,7 @@ def given(task: Any, items: Sequence[Item], answers: Sequence[str | None]) -> li
     ]
 
 
-def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> Match:
+def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> ExactMatch:
     """A task with these gold answers; items have no domain of their own."""
     splits = {
         split: [{"id": n, "question": f"{split} {n}", "answer": a} for n, a in enumerate(golds)]
@@ -61,7 +61,7 @@ def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> M
     }
     path = folder / f"{name}.json"
     path.write_text(json.dumps(splits))
-    return Match(name, str(path))
+    return ExactMatch(name, str(path))
 
 
 def choice_file(path: Path) -> Path:
@@ -79,9 +79,9 @@ def choice_file(path: Path) -> Path:
     return path
 
 
-def test_constant_answers_equal_a_hand_count(mini: Match) -> None:
+def test_constant_answers_equal_a_hand_count(mini: ExactMatch) -> None:
     dev, test = mini.items("dev"), mini.items("test")
-    found = constant_answers(mini, dev)
+    found = best_constant_answers(mini, dev)
     assert found is not None
     best, right = {}, 0
     for domain in ("connectivity", "shortest_path"):
@@ -89,7 +89,7 @@ def test_constant_answers_equal_a_hand_count(mini: Match) -> None:
         best[domain] = golds.most_common(1)[0][0]
         right += sum(i["answer"] == best[domain] for i in test if i["domain"] == domain)
     assert found.domains == best == {"connectivity": "Yes", "shortest_path": "1"}
-    told = found.described(mini, {"dev": dev, "test": test})
+    told = found.summarize_splits(mini, {"dev": dev, "test": test})
     assert told["by_domain"]["test"]["utility"] == right / len(test) == 0.3075
     every = Counter(item["answer"] for item in dev)
     assert every[found.overall] == max(every.values())
@@ -99,11 +99,11 @@ def test_constant_answers_equal_a_hand_count(mini: Match) -> None:
     ) / len(test)
 
 
-def test_domains_add_up(mini: Match) -> None:
+def test_domains_add_up(mini: ExactMatch) -> None:
     items = mini.items("test")
     answers = [("Yes", "No", "1", "2", None)[n * 7 % 5] for n in range(len(items))]
     scores = given(mini, items, answers)
-    found = described(mini, scores, items)
+    found = utility_summary(mini, scores, items)
     domains = found["domains"]
     assert list(domains) == list(dict.fromkeys(item["domain"] for item in items))
     total = sum(one["utility"] * one["items"] for one in domains.values())
@@ -122,15 +122,15 @@ def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
     sums = match(tmp_path, "sums", [3, 3, 4], [4, 4, 3])
     both = Mixture("both", {"roads": roads, "inner": Mixture("inner", [sums])})
     items = both.items("test")
-    assert [domain_of(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
+    assert [item_domain(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
     scores = given(both, items, ["No", "No", "Yes", "Yes", "4", "4", "4"])
-    found = by_domain(both, items, scores)
+    found = summarize_domains(both, items, scores)
     assert {name: one["utility"] for name, one in found.items()} == {
         "roads": 0.75, "inner/sums": pytest.approx(2 / 3)
     }  # fmt: skip
-    constants = constant_answers(both, both.items("dev"))
+    constants = best_constant_answers(both, both.items("dev"))
     assert constants is not None and constants.domains == {"roads": "Yes", "inner/sums": "3"}
-    told = constants.described(both, {"test": items})
+    told = constants.summarize_splits(both, {"test": items})
     # By the mixture's own utility, the harmonic mean of 3/4 and 1/3; one answer fails in a part.
     assert told["by_domain"]["test"]["utility"] == pytest.approx(2 / (4 / 3 + 3))
     assert told["overall"]["test"]["utility"] == 0
@@ -140,18 +140,18 @@ def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
     golds = ["Yes", "no", "true", 12, "1,200", "red door"]
     task = match(tmp_path, "kinds", golds, ["Yes"])
     kinds = ["yes or no", "yes or no", "true or false", "number", "number", "phrase"]
-    assert [domain_of(item) for item in task.items("dev")] == kinds
-    assert domain_of({"id": 0, "choices": {"A": "a", "B": "b"}, "answer": "A"}) == "letter"
-    assert domain_of({"id": 0, "prompt": "write"}) == NO_DOMAIN
+    assert [item_domain(item) for item in task.items("dev")] == kinds
+    assert item_domain({"id": 0, "choices": {"A": "a", "B": "b"}, "answer": "A"}) == "letter"
+    assert item_domain({"id": 0, "prompt": "write"}) == NO_GOLD_DOMAIN
 
 
 def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
     task = Abstain("doors", str(choice_file(tmp_path / "doors.json")))
-    found = constant_answers(task, task.items("dev"))
+    found = best_constant_answers(task, task.items("dev"))
     # Of two letters each is right for half (0 on the mean); of three, abstention beats -1/3.
     assert found is not None and found.domains == {"doors": "A", "paths": "abstain"}
     assert found.overall == "abstain"
-    told = found.described(task, {"test": task.items("test")})
+    told = found.summarize_splits(task, {"test": task.items("test")})
     assert told["overall"]["test"]["utility"] == 0
 
 
@@ -168,40 +168,40 @@ def test_one_answer_is_warned_of(
     answers: list[str | None], share: float | None, tmp_path: Path
 ) -> None:
     task = match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
-    found = one_answer(task, task.items("test"), given(task, task.items("test"), answers))
+    found = find_one_answer_domains(task, task.items("test"), given(task, task.items("test"), answers))
     if share is None:
         assert found == []
         return
     (one,) = found
     assert one["domain"] == "yes or no" and one["answer"] == "No" and one["share"] == share
     assert one["right"] == 0.5
-    (words,) = one_answer_lines(found, "the best found", "test")
+    (words,) = format_one_answer_warnings(found, "the best found", "test")
     assert words.startswith("Warning: in the domain yes or no of test, the best found gives one")
 
 
 def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
     mostly = match(tmp_path, "mostly", ["No"], ["No"] * 19 + ["Yes"])
     items = mostly.items("test")
-    assert one_answer(mostly, items, given(mostly, items, ["No"] * 20)) == []
-    (one,) = one_answer(mostly, items, given(mostly, items, ["Yes"] * 20))
+    assert find_one_answer_domains(mostly, items, given(mostly, items, ["No"] * 20)) == []
+    (one,) = find_one_answer_domains(mostly, items, given(mostly, items, ["Yes"] * 20))
     assert one["right"] == 0.05
 
 
-def test_one_answer_to_small_domains_is_seen_over_all(mini: Match) -> None:
-    task = Match("small", str(MINI))
+def test_one_answer_to_small_domains_is_seen_over_all(mini: ExactMatch) -> None:
+    task = ExactMatch("small", str(MINI))
     items = [{**item, "domain": f"d{n // 5}"} for n, item in enumerate(mini.items("test")[:40])]
-    (one,) = one_answer(task, items, given(task, items, ["No"] * 39 + ["Yes"]))
+    (one,) = find_one_answer_domains(task, items, given(task, items, ["No"] * 39 + ["Yes"]))
     assert one["domain"] is None and one["answers"] == 40
-    assert "in all domains" in one_answer_lines([one], "it", "test")[0]
+    assert "in all domains" in format_one_answer_warnings([one], "it", "test")[0]
 
 
-def test_answers_that_are_not_graded_have_no_constant(mini: Match) -> None:
-    signalled = Match("nlgraph_mini", str(MINI), signal="logprob")
+def test_answers_that_are_not_graded_have_no_constant(mini: ExactMatch) -> None:
+    signalled = ExactMatch("nlgraph_mini", str(MINI), signal="logprob")
     items = signalled.items("test")
     scores = [Score(-1.0, "") for _ in items]
-    assert constant_answers(signalled, signalled.items("dev")) is None
-    assert one_answer(signalled, items, scores) == []
-    assert "commonest" not in by_domain(signalled, items, scores)["connectivity"]
+    assert best_constant_answers(signalled, signalled.items("dev")) is None
+    assert find_one_answer_domains(signalled, items, scores) == []
+    assert "commonest" not in summarize_domains(signalled, items, scores)["connectivity"]
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_a_search_whose_best_gives_one_answer_says_so(
     assert constants["gain"] == pytest.approx(
         metrics["ending_best_single_test_accuracy"] - constants["by_domain"]["test"]["utility"]
     )
-    assert "The best constant answer of each domain" in conclusion(metrics)
+    assert "The best constant answer of each domain" in test_conclusion(metrics)
     header, rows = domain_table(metrics, "test") or ([], [])
     assert header[0] == "domain of test" and [row[0] for row in rows] == ["doors", "paths"]
     assert all(row[-1] == f'"{answer}": 100 % (!)' for row in rows)
@@ -255,7 +255,7 @@ def test_a_report_shows_domains_constants_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
     folder, _, _ = constant
-    write(folder)
+    write_report(folder)
     for name in ("report.html", "report.md"):
         text = re.sub(r"<[^>]+>|[\\*]", " ", (folder / name).read_text())
         for words in ("gives one answer", "best constant answer", "doors", "paths"):
@@ -271,10 +271,10 @@ def test_an_older_run_without_these_numbers_is_read(
     state = json.loads(before)
     new = re.compile(r"_domains$|_one_answer$|^constant_answers$")
     state["metrics"] = {k: v for k, v in state["metrics"].items() if not new.search(k)}
-    path.write_bytes(sealed(state))
+    path.write_bytes(encode_state(state))
     try:
-        found = report(folder)
-        assert found.verdict and caveats(state["metrics"]) == caveats({**state["metrics"]})
+        found = build_report(folder)
+        assert found.verdict and list_caveats(state["metrics"]) == list_caveats({**state["metrics"]})
         again = searches.run(words)
         assert again.returncode == 0, again.stderr
         assert "best found" in again.stdout and "Warning:" not in again.stdout
@@ -286,8 +286,8 @@ def test_tables_of_searches_show_domains_and_marks(
     constant: tuple[Path, str, list[str]],
 ) -> None:
     run = RunFolder(constant[0])
-    found = methods.compared([("pso", [run])], {}, None, 9)
-    text = methods.as_text(found)
+    found = methods.summarize_methods([("pso", [run])], {}, None, 9)
+    text = methods.format_comparison(found)
     (row,) = found["methods"]
     assert row["one_answer"] == found["start"]["one_answer"] == 1
     total = sum(20 * values[0] for values in row["domains"].values())
@@ -296,14 +296,14 @@ def test_tables_of_searches_show_domains_and_marks(
     by_domain_ = next(n for n, line in enumerate(lines) if line.startswith("| test, by domain"))
     assert [cell.strip() for cell in lines[by_domain_].split("|")[2:4]] == ["doors", "paths"]
     assert lines[by_domain_ + 2].startswith("| best constant answer")
-    assert "| pso (!1)" in text and comparison.MARK in text
+    assert "| pso (!1)" in text and comparison.ONE_ANSWER_NOTE in text
     assert "| best constant answer of each domain" in lines[3]
-    side = comparison.compared([comparison.Row("pso", [run])])
-    assert "pso (!1)" in comparison.as_text(side)
+    side = comparison.compare_rows([comparison.StudyRow("pso", [run])])
+    assert "pso (!1)" in comparison.rows_to_markdown(side)
     for key in [key for key in run.metrics if key.endswith(("_domains", "_one_answer"))]:
         run.metrics.pop(key)
     run.metrics.pop("constant_answers")
-    older = methods.as_text(methods.compared([("pso", [run])], {}, None, 9))
+    older = methods.format_comparison(methods.summarize_methods([("pso", [run])], {}, None, 9))
     assert "domain" not in older and "(!" not in older
 
 
@@ -321,7 +321,7 @@ def test_a_gain_has_to_be_one_on_constant_answers_too(
         "p_value": p,
     }
     more = {"test_gain": 0.1, "test_gain_p_value": 0.001, "constant_answers": constants}
-    found = report(reporting.folder(tmp_path / "run", more=more))
+    found = build_report(reporting.folder(tmp_path / "run", more=more))
     assert found.kind == kind and ("constant answers" in found.verdict) == (kind != "better")
     assert 'best constant answer ("7"; chosen on dev) has 0.500 on test' in found.result
 
@@ -329,9 +329,9 @@ def test_a_gain_has_to_be_one_on_constant_answers_too(
 def test_the_page_of_a_run_shows_domains_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    from swarm.ui.seen import course
+    from swarm.ui.seen import load_run_series
 
-    found = course(constant[0])
+    found = load_run_series(constant[0])
     assert any(table.header[0] == "domain of test" for table in found.domains)
     assert found.models is not None and found.models.rows[0][0].startswith("best constant answer")
     warned = " ".join(found.told).count("Warning: in all domains of test, the best found")
@@ -341,7 +341,7 @@ def test_the_page_of_a_run_shows_domains_and_warnings(
 def test_a_sweep_and_the_list_of_runs_mark_one_answer(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    from swarm.ui.shelf import Shelf
+    from swarm.ui.shelf import RunIndex
 
     folder = constant[0]
     state = json.loads((folder / "state.json").read_text())
@@ -351,20 +351,20 @@ def test_a_sweep_and_the_list_of_runs_mark_one_answer(
             return dict(state["metrics"])
 
     config = {"seed": 1, "folder": str(folder.parent), "name": folder.name}
-    summary = trials.summarise([Done(config, {"optimizer.step": 0.5})], {})
-    text = "\n".join(trials.report(summary))
+    summary = trials.summarize_trials([Done(config, {"optimizer.step": 0.5})], {})
+    text = "\n".join(trials.format_summary(summary))
     assert "] (!) |" in text and "Warning: in all domains of test, the best of run" in text
     assert "by domain: doors 0." in text and "The best constant answer (" in text
-    line = Shelf(folder.parent).line("run")
+    line = RunIndex(folder.parent).get_run("run")
     assert line is not None and line.gain_text.endswith("] (one answer)")
 
 
 def test_runs_side_by_side_show_domains_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    from swarm.ui.together import beside
+    from swarm.ui.together import compare_runs
 
-    found = beside([constant[0], constant[0]])
+    found = compare_runs([constant[0], constant[0]])
     assert found.domains[0] == ["best found on test", "doors", "paths"]
     assert found.domains[1][0] == "best constant answer" and len(found.domains) == 4
     assert len(found.warnings) == 2 and "gives one answer" in found.warnings[0]
@@ -374,9 +374,9 @@ def test_a_card_shows_domains_constants_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
     metrics = RunFolder(constant[0]).metrics
-    text = "\n".join([*scores(metrics, "start", "end"), *by_domain_table(metrics, "start", "end")])
+    text = "\n".join([*scores_table(metrics, "start", "end"), *by_domain_table(metrics, "start", "end")])
     assert "| best constant answer of each domain" in text and "| domain of test " in text
-    assert any(words.startswith("Warning:") for words in said(metrics))
+    assert any(words.startswith("Warning:") for words in describe_metrics(metrics))
 
 
 def test_an_evaluation_shows_domains_constants_and_warnings(
@@ -390,14 +390,14 @@ def test_an_evaluation_shows_domains_constants_and_warnings(
     (voice,) = result["voices"]
     total = sum(one["utility"] * one["items"] for one in voice["domains"].values())
     assert total / 40 == pytest.approx(voice["utility"])
-    lines = told(result).splitlines()
+    lines = format_result(result).splitlines()
     assert lines[2].startswith("  doors: ") and "100 % (!)" in lines[2]
     assert any(line.startswith("best constant answer of each domain") for line in lines)
     assert any(line.startswith("Warning: in all domains of test, amber") for line in lines)
     older = {**result, "voices": [{k: v for k, v in voice.items() if k not in
                                    ("domains", "one_answer")}]}  # fmt: skip
     older.pop("constant_answers")
-    assert "doors" not in told(older)
+    assert "doors" not in format_result(older)
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +424,7 @@ def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], s
     for one in found.values():
         assert one["test"]["items"] == 40 and set(one["test"]["domains"]) == {"doors", "paths"}
         assert one["gain"] == pytest.approx(reached - one["test"]["utility"])
-    told = over_baselines(state["metrics"])
+    told = compare_with_baselines(state["metrics"])
     assert len(told) == 4 and told[0].startswith("The base model has ")
     assert "best found minus it" in output and "p = " in output
     # The best of the recipes is at least the best expert, each domain's best at least the best.
@@ -463,7 +463,7 @@ def test_an_unknown_baseline_is_refused(
 def test_runs_are_compared_on_the_items_that_both_were_asked(
     baselines: tuple[list[str], dict[str, Any], str],
 ) -> None:
-    from swarm.ui.together import beside
+    from swarm.ui.together import compare_runs
 
     words, _, _ = baselines
     words = [word for word in words if not word.startswith(("baselines=", "name="))]
@@ -471,12 +471,12 @@ def test_runs_are_compared_on_the_items_that_both_were_asked(
     result = searches.run(few)
     assert result.returncode == 0, result.stderr
     search = Path(next(word for word in words if word.startswith("folder=")).split("=", 1)[1])
-    (said,) = beside([search / "run", search / "few"]).tests
+    (said,) = compare_runs([search / "run", search / "few"]).tests
     assert said.startswith("few against run: ")
     assert "12 test items that both were asked" in said
     data = Path(next(word for word in words if word.startswith("task.file=")).split("=", 1)[1])
     content = json.loads(data.read_text())
     content["test"][0]["question"] += " now"
     data.write_text(json.dumps(content))
-    (said,) = beside([search / "run", search / "few"]).tests
+    (said,) = compare_runs([search / "run", search / "few"]).tests
     assert "not tested against each other" in said and "has changed, or task.too_long" in said

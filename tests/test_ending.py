@@ -12,13 +12,13 @@ import searches
 import yaml
 
 from swarm.errors import UserError
-from swarm.evaluation import divided
-from swarm.files import read_packed
-from swarm.report.statistics import over_seeds
-from swarm.store import Store
-from swarm.studies.rerun import alone
+from swarm.evaluation import split_dev_holdout
+from swarm.files import read_gzip_json
+from swarm.report.statistics import interval_over_seeds
+from swarm.store import ScoreCache
+from swarm.studies.rerun import lock_study_folder
 from swarm.tasks import Score
-from swarm.words import caveats, conclusion, label, sentence, told
+from swarm.words import list_caveats, test_conclusion, position_label, describe_position, describe_difference
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_the_search_never_sees_the_kept_part(confirmed: tuple[Path, str]) -> Non
     assert len(searched) == 8 and metrics["confirm"]["items"] == 4
     assert 1 <= len(kept_files) <= 2, "best initial and best found"
     for file in kept_files:
-        assert not searched & {row["id"] for row in read_packed(file)}
+        assert not searched & {row["id"] for row in read_gzip_json(file)}
     assert metrics["confirm"]["ending_searched"] == metrics["ending_best_validation_utility"]
     assert "4 dev items kept" in " ".join(output.split())
 
@@ -65,7 +65,7 @@ def test_kept_items_choose_among_finalists(
     assert saved["coefficients"] == best == state["metrics"]["ending_best_position"]
     asked: dict[str, list[float]] = {}
     for file in (folder / "answers").glob("confirm_*.json.gz"):
-        rows = read_packed(file)
+        rows = read_gzip_json(file)
         asked.setdefault(str(sorted(row["id"] for row in rows)), []).append(len(rows))
     assert sorted(map(sum, asked.values()))[-1] >= 2 * 5, "several finalists met the first items"
     assert "These items chose it" in " ".join(result.stdout.split())
@@ -174,52 +174,52 @@ def analyse(folder: Path) -> "subprocess.CompletedProcess[str]":
 
 def test_a_store_knows_what_its_answers_depend_on(tmp_path: Path) -> None:
     score = Score(0.5, "A", "text", "part", {"x": 1.0})
-    store = Store(tmp_path)
-    store.open({"pool weights": "one"})
-    store.put([0.1, 0.9], "dev", [0, 2], [score, score])
-    assert store.get([0.1, 0.9], "dev", [0, 2]) == [score, score]
-    assert store.get([0.1, 0.9], "test", [0, 2]) is None
-    assert store.get([0.1, 0.9], "dev", [2, 0]) is None
-    assert store.get([0.9, 0.1], "dev", [0, 2]) is None
-    store.open({"pool weights": "other"})
-    assert store.get([0.1, 0.9], "dev", [0, 2]) is None
+    store = ScoreCache(tmp_path)
+    store.set_context({"pool weights": "one"})
+    store.save_scores([0.1, 0.9], "dev", [0, 2], [score, score])
+    assert store.load_scores([0.1, 0.9], "dev", [0, 2]) == [score, score]
+    assert store.load_scores([0.1, 0.9], "test", [0, 2]) is None
+    assert store.load_scores([0.1, 0.9], "dev", [2, 0]) is None
+    assert store.load_scores([0.9, 0.1], "dev", [0, 2]) is None
+    store.set_context({"pool weights": "other"})
+    assert store.load_scores([0.1, 0.9], "dev", [0, 2]) is None
 
 
 def test_dev_is_divided_in_each_part() -> None:
     items = [{"part": part} for part in ["a"] * 10 + ["b"] * 4]
-    searched, kept = divided(items, 0.3, 5)
+    searched, kept = split_dev_holdout(items, 0.3, 5)
     assert sorted(searched + kept) == list(range(14)) and not set(searched) & set(kept)
     assert sum(place < 10 for place in kept) == 3 and sum(place >= 10 for place in kept) == 1
-    assert divided(items, 0.3, 5) == (searched, kept) != divided(items, 0.3, 6)
-    assert divided(items, 0.0, 5) == (list(range(14)), [])
+    assert split_dev_holdout(items, 0.3, 5) == (searched, kept) != split_dev_holdout(items, 0.3, 6)
+    assert split_dev_holdout(items, 0.0, 5) == (list(range(14)), [])
     with pytest.raises(UserError, match=r"confirm=0\.3"):
-        divided([{"part": "a"}], 0.3, 5)
+        split_dev_holdout([{"part": "a"}], 0.3, 5)
 
 
 def test_a_gain_in_plain_words() -> None:
-    line = told(0.035, (0.01, 0.06), 0.004, 1000, "test items", points=True)
+    line = describe_difference(0.035, (0.01, 0.06), 0.004, 1000, "test items", points=True)
     assert line == (
         "The gain of 3.5 points on 1000 test items is distinguishable from chance "
         "(p = 0.004; 95 % interval +1 to +6)."
     )
-    loss = told(-0.02, (-0.3, 0.2), 0.4, 50, "test items", points=False)
+    loss = describe_difference(-0.02, (-0.3, 0.2), 0.4, 50, "test items", points=False)
     assert loss.startswith("The loss of 0.02 on 50 test items is not distinguishable")
 
 
 def test_no_difference_in_plain_words() -> None:
-    assert told(0.0, (0.0, 0.0), 1.0, 3, "test items", True).startswith("No difference: none of 3")
+    assert describe_difference(0.0, (0.0, 0.0), 1.0, 3, "test items", True).startswith("No difference: none of 3")
 
 
 def test_a_recipe_is_named() -> None:
     state = {"rows": [[1.0, 0.0], [0.5, 0.5]], "labels": ["expert", "uniform soup"]}
-    assert label(state, [0.5, 0.5]) == "uniform soup" and label(state, [0.1, 0.9]) is None
-    assert label({}, [0.5, 0.5]) is None
+    assert position_label(state, [0.5, 0.5]) == "uniform soup" and position_label(state, [0.1, 0.9]) is None
+    assert position_label({}, [0.5, 0.5]) is None
 
 
 def test_folders_of_several_searches_and_of_one_are_kept_apart(
     confirmed: tuple[Path, str], tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    with pytest.raises(UserError, match="holds a single search"), alone(confirmed[0]):
+    with pytest.raises(UserError, match="holds a single search"), lock_study_folder(confirmed[0]):
         pass
     (tmp_path / "search" / "run").mkdir(parents=True)
     (tmp_path / "search" / "run" / ".lock").touch()
@@ -234,22 +234,22 @@ def test_nothing_found_is_said() -> None:
         "starting_best_validation_utility": 0.4,
         "test_gain": 0.0,
     }
-    assert "found nothing better" in conclusion(metrics)
-    assert caveats({}) == []
+    assert "found nothing better" in test_conclusion(metrics)
+    assert list_caveats({}) == []
 
 
 def test_a_position_with_groups_in_words() -> None:
     names, position = ("a", "b"), [0.5, 0.5, 1.0, 0.0]
-    assert sentence(names, position, ("low", "high")) == "low: 0.50 a + 0.50 b; high: 1.00 a"
-    assert sentence(names, [0.5, 0.5] * 2, ("low", "high")) == "0.50 a + 0.50 b"
-    assert sentence(names, position * 2, tuple("wxyz")).endswith("(mean of 4 groups)")
+    assert describe_position(names, position, ("low", "high")) == "low: 0.50 a + 0.50 b; high: 1.00 a"
+    assert describe_position(names, [0.5, 0.5] * 2, ("low", "high")) == "0.50 a + 0.50 b"
+    assert describe_position(names, position * 2, tuple("wxyz")).endswith("(mean of 4 groups)")
 
 
 def test_an_interval_over_seeds_and_items() -> None:
     rng = np.random.default_rng(0)
     same = np.repeat(rng.integers(0, 2, (1, 200)), 4, axis=0).astype(float)
     apart = np.stack([np.full(200, value) for value in (0.1, 0.3, 0.5, 0.7)])
-    low, high = over_seeds(same)
+    low, high = interval_over_seeds(same)
     assert low < same.mean() < high and 0.08 < high - low < 0.2, "the items' alone"
-    low, high = over_seeds(apart)
+    low, high = interval_over_seeds(apart)
     assert high - low > 0.25, "the seeds' alone"

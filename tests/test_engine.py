@@ -11,17 +11,17 @@ from peft import PeftModel
 from transformers import AutoTokenizer
 
 from swarm.engine import decode
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.local import Local
+from swarm.engine.local import HFModel
 from swarm.engine.scoring import score_choices
-from swarm.engine.stacked import Stack
-from swarm.engine.tokens import choice_ids, prompt_ids
+from swarm.engine.stacked import BatchedLoraModel
+from swarm.engine.tokens import encode_choice, encode_prompt
 from swarm.errors import UserError
 from swarm.models import Message, Request
 from swarm.pool import Pool
-from swarm.rehearsal import fit
-from swarm.tasks import Play
+from swarm.rehearsal import fit_to_context
+from swarm.tasks import TaskRun
 
 PROMPTS = [
     "please answer with one word",
@@ -45,7 +45,7 @@ def opened(family: tuple[Path, Path], **settings: object) -> tuple[HFEngine, Poo
     base, folder = family
     pool = Pool(folder).open()
     engine = HFEngine(**settings)  # type: ignore[arg-type]
-    engine.open(Base(str(base)), pool, "cpu")
+    engine.open(BaseModel(str(base)), pool, "cpu")
     return engine, pool
 
 
@@ -60,8 +60,8 @@ def test_stacked_logits_are_pefts(family: tuple[Path, Path]) -> None:
     model = tiny.load(base)
     before = tiny.logits(model)
     basis = {name: pool.basis(name) for name in pool.modules}
-    stack = Stack(model, basis, "cpu", torch.float32)
-    stack.set(torch.eye(len(pool.names), dtype=torch.float64))
+    stack = BatchedLoraModel(model, basis, "cpu", torch.float32)
+    stack.set_positions(torch.eye(len(pool.names), dtype=torch.float64))
     with tiny.seeded(0), torch.inference_mode():
         tokens = torch.randint(4, tiny.WORDS, (2, 12))
         rows = model(input_ids=tokens.repeat(len(pool.names), 1)).logits
@@ -69,7 +69,7 @@ def test_stacked_logits_are_pefts(family: tuple[Path, Path]) -> None:
         alone = tiny.logits(PeftModel.from_pretrained(tiny.load(base), folder / name).eval())
         assert (rows[2 * number : 2 * number + 2] - alone).abs().max() < 1e-4
         assert (alone - before).abs().max() > 1e-2, "the expert changes nothing"
-    stack.remove()
+    stack.remove_layers()
     assert torch.equal(tiny.logits(model), before)
 
 
@@ -80,7 +80,7 @@ def test_generates_what_peft_generates(family: tuple[Path, Path], plan: str) -> 
     engine, pool = opened(family, plan=plan)
     positions = np.eye(len(pool.names))
     asked = [[Request(prompt, max_new_tokens=12) for prompt in PROMPTS]] * len(pool.names)
-    answers = engine.answer(positions, asked)
+    answers = engine.generate(positions, asked)
     tokenizer = AutoTokenizer.from_pretrained(base)
     for row, name in zip(answers, pool.names, strict=True):
         alone = PeftModel.from_pretrained(tiny.load(base), folder / name).eval()
@@ -97,7 +97,7 @@ def test_saved_mixture_is_the_one_evaluated(family: tuple[Path, Path], tmp_path:
     base, _ = family
     engine, pool = opened(family)
     mixture = position(pool, 0.7, 0.6, -0.3)
-    answers = engine.answer(mixture, [[Request(p, max_new_tokens=8) for p in PROMPTS]])[0]
+    answers = engine.generate(mixture, [[Request(p, max_new_tokens=8) for p in PROMPTS]])[0]
     pool.save(mixture[0], tmp_path / "best")
     network = PeftModel.from_pretrained(tiny.load(base), tmp_path / "best").eval()
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -113,13 +113,13 @@ def test_shared_prefix_is_read_once_and_changes_nothing(family: tuple[Path, Path
     engine, pool = opened(family, plan="stacked")
     prefix = "a graph has edges. please answer with one word. " * 2
     prompts = [prefix + tail for tail in ("yes or no", "1 2 3 4 5 6 7", "no")]
-    ids = [engine._ids(prompt) for prompt in prompts]
-    assert decode.shared_prefix(ids) >= decode.MINIMUM_PREFIX
+    ids = [engine._prompt_ids(prompt) for prompt in prompts]
+    assert decode.shared_prefix_length(ids) >= decode.MINIMUM_PREFIX
     asked = [[Request(prompt, max_new_tokens=10) for prompt in prompts]] * 2
     positions = np.eye(len(pool.names))[:2]
-    together = engine.answer(positions, asked)
+    together = engine.generate(positions, asked)
     alone = [
-        [engine.answer(positions[p : p + 1], [[request]])[0][0] for request in asked[p]]
+        [engine.generate(positions[p : p + 1], [[request]])[0][0] for request in asked[p]]
         for p in range(2)
     ]
     assert together == alone
@@ -133,7 +133,7 @@ def test_choices_are_scored_as_peft_scores_them(family: tuple[Path, Path], plan:
     engine, pool = opened(family, plan=plan, max_tokens=900)
     choices = [(" (A)", " yes or no", " B", ""), (" 12",), (TEXT,), (" (B)", TEXT[:60])]
     asked = [[Request(p, 0, c) for p, c in zip(PROMPTS, choices, strict=True)]] * len(pool.names)
-    answers = engine.answer(np.eye(len(pool.names)), asked)
+    answers = engine.generate(np.eye(len(pool.names)), asked)
     for name, row in zip(pool.names, answers, strict=True):
         alone = PeftModel.from_pretrained(tiny.load(base), folder / name).eval()
         for request, completion in zip(asked[0], row, strict=True):
@@ -152,7 +152,7 @@ TEXT = " the final answer is 12, because seven friendly birds flew over mountain
 
 def both(engine: HFEngine, prompt: object, choice: str) -> tuple[list[int], list[int]]:
     """The token ids of a prompt and of a choice of it."""
-    return engine._ids(prompt), engine._choices(Request(prompt, 0, (choice,)))[0]  # type: ignore[arg-type]
+    return engine._prompt_ids(prompt), engine._choice_ids(Request(prompt, 0, (choice,)))[0]  # type: ignore[arg-type]
 
 
 def forced(network: object, start: list[int], rest: list[int]) -> list[tuple[float, bool]]:
@@ -167,9 +167,9 @@ def forced(network: object, start: list[int], rest: list[int]) -> list[tuple[flo
 def test_what_greedy_decoding_says_is_greedy(family: tuple[Path, Path]) -> None:
     engine, pool = opened(family)
     mixture = position(pool, 0.5, 0.5)
-    said = engine.answer(mixture, [[Request(p, 6) for p in PROMPTS]])[0]
+    said = engine.generate(mixture, [[Request(p, 6) for p in PROMPTS]])[0]
     asked = [[Request(p, 0, (c.text, " (A)")) for p, c in zip(PROMPTS, said, strict=True)]]
-    again = engine.answer(mixture, asked)[0]
+    again = engine.generate(mixture, asked)[0]
     # A random model's text may be cut into tokens in another way than it was written.
     same = [c for c, s in zip(again, said, strict=True) if c.choice_tokens[0] == s.new_tokens]
     assert same and all(completion.greedy[0] for completion in same)
@@ -181,7 +181,7 @@ def test_scoring_in_small_batches_gives_the_same(family: tuple[Path, Path]) -> N
     small, _ = opened(family, plan="stacked", max_tokens=40)
     asked = [[Request(p, 0, (" (A)", " yes or no", TEXT[:90])) for p in PROMPTS]] * 2
     positions = np.eye(len(pool.names))[:2]
-    rows = [[c.logprobs for row in e.answer(positions, asked) for c in row] for e in (large, small)]
+    rows = [[c.logprobs for row in e.generate(positions, asked) for c in row] for e in (large, small)]
     assert np.allclose(*rows, atol=1e-4)
 
 
@@ -189,26 +189,26 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(family: tuple[Path, Path]) -
     base, _ = family
     engine, pool = opened(family)
     one = position(pool, 1.0)
-    scored = engine.answer(one, [[Request("", 0, (TEXT,))]])[0][0]
+    scored = engine.generate(one, [[Request("", 0, (TEXT,))]])[0][0]
     start, rest = both(engine, "", TEXT)
     assert start == [engine._tokenizer.bos_token_id]
-    engine._stack.set(torch.from_numpy(one))
+    engine._stack.set_positions(torch.from_numpy(one))
     expected = sum(s for s, _ in forced(engine._model, start, rest))
     assert scored.logprobs[0] == pytest.approx(expected, abs=1e-4)
     without = AutoTokenizer.from_pretrained(base)
     without._tokenizer.post_processor = None
-    assert prompt_ids(without, "") == start
+    assert encode_prompt(without, "") == start
     without.bos_token = None
-    assert prompt_ids(without, "") == [without.eos_token_id]
+    assert encode_prompt(without, "") == [without.eos_token_id]
 
 
 def test_a_choice_is_cut_into_tokens_as_after_its_prompt(family: tuple[Path, Path]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(family[0])
     start, whole = tokenizer("the question is").input_ids, tokenizer("the question is 12").input_ids
-    assert choice_ids(tokenizer, "the question is", " 12") == whole[len(start) :]
+    assert encode_choice(tokenizer, "the question is", " 12") == whole[len(start) :]
     # "the qu" and "estion" share a token.
     apart = tokenizer("estion", add_special_tokens=False).input_ids
-    assert choice_ids(tokenizer, "the qu", "estion") == apart
+    assert encode_choice(tokenizer, "the qu", "estion") == apart
 
 
 def test_a_model_with_a_sliding_window_is_scored_alike(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_model_with_a_sliding_window_is_scored_alike(tmp_path: Path) -> None:
     with tiny.seeded(0):
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model = tiny.load(tmp_path)
-    assert not decode.can_share(model)
+    assert not decode.can_share_prefix(model)
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
     choices = [[tokenizer(c, add_special_tokens=False).input_ids for c in (" (A)", TEXT[:80], "")]
                for _ in PROMPTS]  # fmt: skip
@@ -241,19 +241,19 @@ def test_chat_turns_go_through_the_template(family: tuple[Path, Path]) -> None:
     engine, _ = opened(family)
     tokenizer = AutoTokenizer.from_pretrained(base)
     turns = (Message("user", "yes or no"),)
-    text = tokenizer.decode(engine._ids(turns))
+    text = tokenizer.decode(engine._prompt_ids(turns))
     assert "<|user|>\nyes or no" in text and text.endswith("<|assistant|>\n")
 
 
 def test_turns_need_a_chat_template(tiny_llama: Path, tmp_path: Path) -> None:
     plain = tiny.plain(tiny_llama, tmp_path / "plain")
     tokenizer = AutoTokenizer.from_pretrained(plain)
-    assert prompt_ids(tokenizer, "yes or no")
+    assert encode_prompt(tokenizer, "yes or no")
     with pytest.raises(UserError, match=r"plain has no chat template.*task\.chat=false"):
-        prompt_ids(tokenizer, (Message("user", "yes or no"),))
+        encode_prompt(tokenizer, (Message("user", "yes or no"),))
     with pytest.raises(UserError, match="no chat template"):
-        Local(Base(str(plain))).check()
-    Local(Base(str(tiny_llama))).check()
+        HFModel(BaseModel(str(plain))).check()
+    HFModel(BaseModel(str(tiny_llama))).check()
 
 
 class Mixed:
@@ -264,7 +264,7 @@ class Mixed:
     def items(self, split: str) -> list[dict[str, int]]:
         return [{"id": i} for i in range(3)]
 
-    def play(self, items: Sequence[dict[str, int]]) -> Play:
+    def run(self, items: Sequence[dict[str, int]]) -> TaskRun:
         texts = {item["id"]: f"number {item['id']}" for item in items}
         yield [Request((Message("user", t),) if number else t) for number, t in texts.items()]
         return []
@@ -272,9 +272,9 @@ class Mixed:
 
 def test_every_kind_of_prompt_is_tried(tiny_llama: Path, tmp_path: Path) -> None:
     plain = AutoTokenizer.from_pretrained(tiny.plain(tiny_llama, tmp_path / "plain"))
-    fit(Mixed(), AutoTokenizer.from_pretrained(tiny_llama), 512)  # type: ignore[arg-type]
+    fit_to_context(Mixed(), AutoTokenizer.from_pretrained(tiny_llama), 512)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no chat template"):
-        fit(Mixed(), plain, 512)  # type: ignore[arg-type]
+        fit_to_context(Mixed(), plain, 512)  # type: ignore[arg-type]
 
 
 def test_prompts_that_never_come_again_do_not_fill_the_memory(family: tuple[Path, Path]) -> None:
@@ -282,22 +282,22 @@ def test_prompts_that_never_come_again_do_not_fill_the_memory(family: tuple[Path
     engine._tokens.most = 300
     mixture = position(pool, 0.5, 0.5)
     own = [[Request(prompt, 4) for prompt in PROMPTS]]
-    expected = engine.answer(mixture, own)
+    expected = engine.generate(mixture, own)
     largest = 0
     for number in range(40):
         asked = [Request(f"the answer is {number}", 2), Request(f"{number}: ", 0, (" (A)", " 12"))]
-        engine.answer(mixture, [asked])
+        engine.generate(mixture, [asked])
         largest = max(largest, engine._tokens.held)
         kept = sum(map(len, engine._tokens._found.values()))
         assert kept == engine._tokens.held < 400
-    assert largest > 250 and engine.answer(mixture, own) == expected
+    assert largest > 250 and engine.generate(mixture, own) == expected
 
 
 def test_generation_stops_once_decided(family: tuple[Path, Path]) -> None:
     engine, pool = opened(family)
     free = [[Request(prompt, 12) for prompt in PROMPTS]]
     settled = [[Request(prompt, 12, decided=has_three) for prompt in PROMPTS]]
-    long, short = (engine.answer(position(pool, 1.0), asked)[0] for asked in (free, settled))
+    long, short = (engine.generate(position(pool, 1.0), asked)[0] for asked in (free, settled))
     assert sum(c.new_tokens for c in short) < sum(c.new_tokens for c in long)
     for whole, part in zip(long, short, strict=True):
         # A character may still lack some of its bytes.
@@ -313,14 +313,14 @@ def test_a_small_budget_gives_the_same_answers(family: tuple[Path, Path]) -> Non
     small, _ = opened(family, max_tokens=60)
     asked = [[Request(prompt, 8) for prompt in PROMPTS]]
     mixture = position(pool, 0.5, 0.5)
-    texts = [[c.text for c in engine.answer(mixture, asked)[0]] for engine in (large, small)]
+    texts = [[c.text for c in engine.generate(mixture, asked)[0]] for engine in (large, small)]
     assert texts[0] == texts[1]
 
 
 def test_finished_rows_are_dropped_in_equal_blocks() -> None:
-    assert decode.keep([True] * 8, 2) is None
-    assert decode.keep([False, True, False, False, True, True, False, False], 2) == [0, 1, 4, 5]
-    assert decode.keep([True, False, False, False], 1) == [0]
+    assert decode.rows_to_keep([True] * 8, 2) is None
+    assert decode.rows_to_keep([False, True, False, False, True, True, False, False], 2) == [0, 1, 4, 5]
+    assert decode.rows_to_keep([True, False, False, False], 1) == [0]
 
 
 def test_a_pool_of_another_base_is_refused(tiny_qwen2: Path, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_pool_of_another_base_is_refused(tiny_qwen2: Path, tmp_path: Path) -> 
     AutoModelForCausalLM.from_config(config).save_pretrained(wide)
     pool = Pool(tiny.pool(tiny_qwen2, tmp_path / "pool", ("amber", "birch"))).open()
     with pytest.raises(UserError, match="do not fit the base"):
-        HFEngine().open(Base(str(wide)), pool, "cpu")
+        HFEngine().open(BaseModel(str(wide)), pool, "cpu")
 
 
 @pytest.mark.parametrize("wrong", [{"plan": "magic"}, {"max_tokens": 0}])

@@ -11,8 +11,8 @@ import evaluating
 import pytest
 import searches
 
-from swarm.candidates.evaluation import told
-from swarm.candidates.scoring import chosen_device
+from swarm.candidates.evaluation import format_result
+from swarm.candidates.scoring import choose_device
 from swarm.errors import UserError
 
 
@@ -43,7 +43,7 @@ def test_it_prints_and_writes_and_shows_again(given: list[str], tmp_path: Path) 
     assert "mmlu, test, 16 items" in first.stdout and "95 % interval" in first.stdout
     assert f"{result['prompts']} prompts" in first.stdout and result["prompts"] == 32
     again = evaluating.evaluated(arguments)
-    assert again == result and told(again) in first.stdout
+    assert again == result and format_result(again) in first.stdout
     with pytest.raises(UserError, match="candidate, weights differ"):
         evaluating.evaluated([*given, "candidate=base"])
 
@@ -98,8 +98,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 def test_a_device_is_one_that_is_there() -> None:
     import torch
 
-    assert chosen_device("cpu") == "cpu"
+    assert choose_device("cpu") == "cpu"
     if not torch.cuda.is_available():
-        assert chosen_device(None) == "cpu"
+        assert choose_device(None) == "cpu"
         with pytest.raises(UserError, match="no such GPU"):
-            chosen_device("cuda:1")
+            choose_device("cuda:1")

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 import searches
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.evaluation import Cut, Evaluator
+from swarm.evaluation import Batching, Evaluator
 from swarm.executors import Executor, Job, Worker
-from swarm.executors.inline import Inline
-from swarm.executors.processes import Processes
+from swarm.executors.inline import InlineExecutor
+from swarm.executors.processes import ProcessExecutor
 from swarm.models import Request
 from swarm.pool import Pool
-from swarm.tasks import Item, Play, Score
-from swarm.tasks.choice import Choice
+from swarm.tasks import Item, TaskRun, Score
+from swarm.tasks.choice import MultipleChoice
 
 EXECUTORS = {
-    "inline": Inline,
-    "one process": Processes,
-    "three processes": lambda: Processes(workers=3, threads=1),
+    "inline": InlineExecutor,
+    "one process": ProcessExecutor,
+    "three processes": lambda: ProcessExecutor(workers=3, threads=1),
 }
 
 
@@ -39,27 +39,27 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Choice:
+def task(tmp_path_factory: pytest.TempPathFactory) -> MultipleChoice:
     file = searches.choice_file(tmp_path_factory.mktemp("task") / "tiny.json")
-    return Choice("tiny", str(file), scoring="logits")
+    return MultipleChoice("tiny", str(file), scoring="logits")
 
 
 def recipe(base: Path, pool: Path, task: object) -> Worker:
-    return Worker(Base(str(base)), Pool(pool).open(), task, HFEngine())  # type: ignore[arg-type]
+    return Worker(BaseModel(str(base)), Pool(pool).open(), task, HFEngine())  # type: ignore[arg-type]
 
 
 def jobs(count: int = 5, items: int = 12) -> list[Job]:
-    return Cut(particles=1, items=items // 2).jobs(np.eye(5, 4)[:count] + 0.1, "dev", items)
+    return Batching(particles=1, items=items // 2).split_jobs(np.eye(5, 4)[:count] + 0.1, "dev", items)
 
 
 def test_every_job_is_answered_once_and_the_same(
-    executor: Executor, task: Choice, tiny_llama: Path, tiny_pool: Path
+    executor: Executor, task: MultipleChoice, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     executor.open(recipe(tiny_llama, tiny_pool, task))
     asked = jobs()
     results = {r.number: r for r in executor.map(asked)}
     assert sorted(results) == [job.number for job in asked]
-    inline = Inline()
+    inline = InlineExecutor()
     inline.open(recipe(tiny_llama, tiny_pool, task))
     expected = {r.number: r for r in inline.map(asked)}
     assert results == expected
@@ -70,7 +70,7 @@ def test_every_job_is_answered_once_and_the_same(
 
 
 def test_it_can_be_used_again(
-    executor: Executor, task: Choice, tiny_llama: Path, tiny_pool: Path
+    executor: Executor, task: MultipleChoice, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     executor.open(recipe(tiny_llama, tiny_pool, task))
     assert list(executor.map([])) == []
@@ -89,7 +89,7 @@ class Broken:
     def items(self, split: str) -> Sequence[Item]:
         return [{"id": i} for i in range(12)]
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         yield [Request("yes or no", 1) for _ in items]
         if any(item["id"] == self.at for item in items):
             if self.how == "dies":
@@ -126,20 +126,20 @@ def test_the_item_is_looked_for_at_the_position_that_failed_and_no_further(
     tiny_llama: Path, tiny_pool: Path
 ) -> None:
     """Scoring may cost money: of five positions one is played again, up to the wrong item."""
-    job = Cut(particles=5, items=12).jobs(np.eye(5, 4) + 0.1, "dev", 12)[0]
+    job = Batching(particles=5, items=12).split_jobs(np.eye(5, 4) + 0.1, "dev", 12)[0]
     asked: list[list[list[float]]] = []
 
     class Watched(HFEngine):
-        def answer(self, positions: np.ndarray, requests: Any) -> Any:
+        def generate(self, positions: np.ndarray, requests: Any) -> Any:
             asked.append(positions.tolist())
-            return super().answer(positions, requests)
+            return super().generate(positions, requests)
 
     class OfThird(Broken):
         """Goes wrong in the third play, and in all those that follow the job's own."""
 
         plays = 0
 
-        def play(self, items: Sequence[Item]) -> Play:
+        def run(self, items: Sequence[Item]) -> TaskRun:
             self.plays += 1
             wrong = self.plays == 3 or self.plays > 5
             yield [Request("yes or no", 1) for _ in items]
@@ -159,18 +159,18 @@ def test_the_item_is_looked_for_at_the_position_that_failed_and_no_further(
 
 def test_an_error_that_no_single_item_makes_names_none(tiny_llama: Path, tiny_pool: Path) -> None:
     class Crowded(Broken):
-        def play(self, items: Sequence[Item]) -> Play:
+        def run(self, items: Sequence[Item]) -> TaskRun:
             yield [Request("yes or no", 1) for _ in items]
             raise RuntimeError("too many" if len(items) > 1 else "each")
 
-    executor = Inline()
+    executor = InlineExecutor()
     executor.open(recipe(tiny_llama, tiny_pool, Crowded("error", 3)))
     with pytest.raises(UserError, match=r"RuntimeError: too many \(job "):
         list(executor.map(jobs()))
 
 
 def test_a_job_that_kills_three_workers_ends_the_run(tiny_llama: Path, tiny_pool: Path) -> None:
-    executor = Processes(workers=2, threads=1)
+    executor = ProcessExecutor(workers=2, threads=1)
     executor.open(recipe(tiny_llama, tiny_pool, Broken("dies", 7)))
     try:
         with pytest.raises(UserError, match=r"3 workers died .*items 6 to 11"):
@@ -180,9 +180,9 @@ def test_a_job_that_kills_three_workers_ends_the_run(tiny_llama: Path, tiny_pool
 
 
 def test_a_killed_worker_costs_nothing_but_time(
-    task: Choice, tiny_llama: Path, tiny_pool: Path
+    task: MultipleChoice, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    executor = Processes(workers=2, threads=1)
+    executor = ProcessExecutor(workers=2, threads=1)
     executor.open(recipe(tiny_llama, tiny_pool, task))
     expected = {r.number: r for r in executor.map(jobs())}
 
@@ -199,11 +199,11 @@ def test_a_killed_worker_costs_nothing_but_time(
     assert found == again == expected
 
 
-def test_equal_positions_are_played_once(task: Choice, tiny_llama: Path, tiny_pool: Path) -> None:
-    inline = Inline()
+def test_equal_positions_are_played_once(task: MultipleChoice, tiny_llama: Path, tiny_pool: Path) -> None:
+    inline = InlineExecutor()
     inline.open(recipe(tiny_llama, tiny_pool, task))
     seen = []
-    scores = Evaluator(task, inline, Cut(particles=2, items=5)).scores(
+    scores = Evaluator(task, inline, Batching(particles=2, items=5)).score_positions(
         [[1.0, 0, 0, 0], [0, 1.0, 0, 0], [1.0, 0, 0, 0]], "test", seen.append
     )
     assert scores[0] == scores[2] and [len(row) for row in scores] == [16, 16, 16]
@@ -211,7 +211,7 @@ def test_equal_positions_are_played_once(task: Choice, tiny_llama: Path, tiny_po
 
 
 def test_the_cut_covers_everything_once() -> None:
-    found = Cut(particles=2, items=5).jobs(np.eye(3), "dev", 12)
+    found = Batching(particles=2, items=5).split_jobs(np.eye(3), "dev", 12)
     cells = [(p, i) for job in found for p in job.positions for i in job.items]
     assert len(cells) == len(set(cells)) == 36
     assert [job.number for job in found] == list(range(len(found)))
@@ -220,14 +220,14 @@ def test_the_cut_covers_everything_once() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Inline([0, 1]), "gpus"),
-        (lambda: Inline([-1]), "gpus"),
-        (lambda: Inline(["a"]), "gpus"),  # type: ignore[list-item]
-        (lambda: Processes([0, 0]), "once"),
-        (lambda: Processes([97]), "no CUDA device 97"),
-        (lambda: Processes(workers=0), "executor.workers"),
-        (lambda: Cut(particles=0), "job.particles"),
-        (lambda: Cut(items=-3), "job.items"),
+        (lambda: InlineExecutor([0, 1]), "gpus"),
+        (lambda: InlineExecutor([-1]), "gpus"),
+        (lambda: InlineExecutor(["a"]), "gpus"),  # type: ignore[list-item]
+        (lambda: ProcessExecutor([0, 0]), "once"),
+        (lambda: ProcessExecutor([97]), "no CUDA device 97"),
+        (lambda: ProcessExecutor(workers=0), "executor.workers"),
+        (lambda: Batching(particles=0), "job.particles"),
+        (lambda: Batching(items=-3), "job.items"),
     ],
 )
 def test_wrong_settings_are_named(make: object, message: str) -> None:

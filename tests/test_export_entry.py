@@ -21,15 +21,15 @@ from omegaconf import OmegaConf
 
 from swarm.errors import UserError
 from swarm.export import merged
-from swarm.export.__main__ import read
-from swarm.export.command import command
+from swarm.export.__main__ import parse_arguments
+from swarm.export.command import build_command
 from swarm.export.export import Export
-from swarm.export.licences import hub_id, inputs, licence
-from swarm.export.source import Source
-from swarm.manifest import sealed
+from swarm.export.licences import to_hub_id, collect_input_licences, find_licence
+from swarm.export.source import ExportSource
+from swarm.manifest import encode_state
 from swarm.places import conf_folder
-from swarm.search import build
-from swarm.words import sentence
+from swarm.search import build_run
+from swarm.words import describe_position
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def found(tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("found")
     words = searches.arguments(folder, tiny_llama, tiny_pool, "first", optimizer__max_iterations=2)
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        run, config = build(compose("search", words))
+        run, config = build_run(compose("search", words))
     run.search(config)
     return folder / "search" / "first"
 
@@ -68,7 +68,7 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
     )
     card = (mine / "README.md").read_text()
     metrics = json.loads((found / "state.json").read_text())["metrics"]
-    assert sentence(note["experts"], note["coefficients"]) in card
+    assert describe_position(note["experts"], note["coefficients"]) in card
     for key in ("starting", "ending"):
         for name in ("validation_utility", "single_test_accuracy"):
             assert f"{metrics[f'{key}_best_{name}']:.3f} [" in card
@@ -144,7 +144,7 @@ def test_bfloat16_is_the_rounded_float32_sum_in_shards_and_the_base_is_loaded_on
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    monkeypatch.setattr(merged, "SHARD", "30KB")
+    monkeypatch.setattr(merged, "MAX_SHARD_SIZE", "30KB")
     opened = []
     original = AutoModelForCausalLM.from_pretrained
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained",
@@ -228,7 +228,7 @@ def test_a_killed_export_leaves_the_old_one_and_nothing_else(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(merged, "merge", killed)
+        patch.setattr(merged, "merge_adapter", killed)
         Export(str(found), str(target), "merged").write()
     assert searches.tree(target) == before
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
@@ -276,12 +276,12 @@ def test_a_base_that_the_adapter_was_not_made_for_is_one_line(
 
 
 def test_the_command_line_is_read_as_it_is_said(tmp_path: Path) -> None:
-    source, keys = read(["search/first", "to=x", "particle=2", "private=false", "dtype=null"])
+    source, keys = parse_arguments(["search/first", "to=x", "particle=2", "private=false", "dtype=null"])
     assert source == "search/first" and keys["particle"] == 2 and keys["private"] is False
     assert keys["to"] == "x" and keys["dtype"] is None and keys["format"] == "peft"
     for words in ([], ["a", "b"], ["a", "too=x"], ["a", "to=[a"], ["a", "to={a"]):
         with pytest.raises(UserError) as caught:
-            read(words)
+            parse_arguments(words)
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="neither an adapter nor a model"):
         Export(str(tmp_path), "x")
@@ -311,10 +311,10 @@ def test_licences_come_from_cards_and_texts(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "README.md").write_text("---\n: [\n---\n")
     names = ("card", "named", "text", "broken")
-    assert [licence(tmp_path / name) for name in names] == [
+    assert [find_licence(tmp_path / name) for name in names] == [
         "mit", "its-own", "Apache License", "unknown",
     ]  # fmt: skip
-    assert licence(None) == "unknown" and licence(None, tmp_path / "card") == "mit"
+    assert find_licence(None) == "unknown" and find_licence(None, tmp_path / "card") == "mit"
 
 
 def test_front_matter_calls_a_licence_as_the_hub_does_or_not_at_all() -> None:
@@ -325,9 +325,9 @@ def test_front_matter_calls_a_licence_as_the_hub_does_or_not_at_all() -> None:
         "LLAMA 3.1 COMMUNITY LICENSE AGREEMENT": "llama3.1", "Gemma Terms of Use": "gemma",
         "META LLAMA 3 COMMUNITY LICENSE AGREEMENT": "llama3",
     }  # fmt: skip
-    assert {text: hub_id(text) for text in known} == known
+    assert {text: to_hub_id(text) for text in known} == known
     for text in ("unknown", "other", "its-own", "GNU GENERAL PUBLIC LICENSE", "Apache License 1.1"):
-        assert hub_id(text) is None
+        assert to_hub_id(text) is None
 
 
 def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, Any]) -> Path:
@@ -337,7 +337,7 @@ def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, An
         (run / place / "swarm.json").write_text(json.dumps({"validation_utility": 0.5, **note}))
     config = {"task": {"name": "nlgraph_mini"}, **state.pop("config", {})}
     (run / "config.json").write_text(json.dumps(config))
-    (run / "state.json").write_bytes(sealed({"metrics": None, **state}))
+    (run / "state.json").write_bytes(encode_state({"metrics": None, **state}))
     return run
 
 
@@ -381,7 +381,7 @@ def test_rows_that_a_pool_makes_are_licensed_as_what_is_in_them(
     assert found(1, 0, 1, 0, 0, 0) == {**mine, "amber": "Apache License"}
     assert found(0, 0, 0, 0, 0, 1) == {**mine, **both}
     assert found(0, 0, 0, 0, 0.1, 0) == {**mine, "cedar": "ISC", "dune": "unknown"}
-    assert inputs(Source("x", tiny_pool / "amber", note={"tuned_from": "the base"})) == {}
+    assert collect_input_licences(ExportSource("x", tiny_pool / "amber", note={"tuned_from": "the base"})) == {}
     assert found(0, 0, 0, 0, 1, 0, elites=str(tmp_path / "gone")) == {**mine, "elite_0": "unknown"}
 
 
@@ -447,7 +447,7 @@ def test_the_command_of_a_configuration_makes_it_again(words: list[str]) -> None
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = OmegaConf.to_container(compose("search", ["name=x", *words]), resolve=True)
     assert isinstance(config, dict)
-    said = shlex.split(command("search", config))
+    said = shlex.split(build_command("search", config))
     assert said[:3] == ["python", "-m", "swarm.search"] and len(said) < 25
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         assert OmegaConf.to_container(compose("search", said[3:]), resolve=True) == config
@@ -464,13 +464,13 @@ def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) ->
         assert told[1].startswith("the search had not ended (1 iteration done)")
         assert ("; it climbs its signal (logprob), and" in told[1]) is more
         assert f"T{told[1][1:]}." in (tmp_path / "mine" / "README.md").read_text()
-    (run / "state.json").write_bytes(sealed({"rounds": places, "finished": "x"}))
+    (run / "state.json").write_bytes(encode_state({"rounds": places, "finished": "x"}))
     assert len(Export(str(run), str(tmp_path / "mine")).write()) == 2
     assert "had not ended" not in (tmp_path / "mine" / "README.md").read_text()
     with pytest.raises(UserError, match=r"^particle=40: the search has 0 to 1$"):
         Export(str(run), "x", particle=40)
     shutil.rmtree(run / "global_best")
-    (run / "state.json").write_bytes(sealed({"rounds": [], "finished": None}))
+    (run / "state.json").write_bytes(encode_state({"rounds": [], "finished": None}))
     with pytest.raises(UserError, match=r"logprob: no iteration is done yet; wait for the first$"):
         Export(str(run), "x")
 
@@ -493,7 +493,7 @@ def test_weights_that_stood_in_for_the_hub_s_are_named_beside_the_base(
     assert wanted in card and str(stand_in) not in card
     assert "float32 adapter" not in card, "the search's base was bfloat16"
     # What was measured had other weights than those that lie there now.
-    (run / "state.json").write_bytes(sealed({"identity": {"base weights": "of the hub"}}))
+    (run / "state.json").write_bytes(encode_state({"identity": {"base weights": "of the hub"}}))
     Export(str(run), str(tmp_path / "mine"), form).write()
     assert "measured on" not in (tmp_path / "mine" / "README.md").read_text()
 
@@ -501,7 +501,7 @@ def test_weights_that_stood_in_for_the_hub_s_are_named_beside_the_base(
 def test_the_experts_that_ship_have_the_toolkit_s_licence() -> None:
     assert (searches.ROOT / "LICENSE").read_text().split()[:2] == ["Apache", "License"]
     experts = searches.ROOT / "initial_experts"
-    assert licence(experts / "rooms", experts) == "apache-2.0"
+    assert find_licence(experts / "rooms", experts) == "apache-2.0"
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

@@ -8,15 +8,15 @@ import pytest
 from endpoints import endpoint
 
 from swarm.models import Completion, Request
-from swarm.models.failures import NotFound, RequestError, ServerFault, TimedOut, Unreachable
+from swarm.models.failures import NotFound, RequestError, ServerFault, RequestTimeout, ConnectionFailed
 from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
 
 COUNT = 64
 TOLD = {
     "stream cut short": ServerFault,
-    "stream dropped": Unreachable,
-    "stream stalled": TimedOut,
+    "stream dropped": ConnectionFailed,
+    "stream stalled": RequestTimeout,
     "error in the stream": ServerFault,
 }
 
@@ -62,7 +62,7 @@ def test_a_fault_that_stays_ends_after_the_repetitions(caplog: pytest.LogCapture
     caplog.set_level(logging.DEBUG)
     with endpoint(faulty.Faulty([["500"] * 9])) as server:
         model = OpenAI("small", server.url, None, limits=Limits(retries=2))
-        (error,) = model.attempt([Request("What is 0?")])
+        (error,) = model.generate_each([Request("What is 0?")])
     assert isinstance(error, RequestError) and str(error).endswith("broken; asked 3 times")
     assert len(server.asked) == 3
 

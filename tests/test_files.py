@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from swarm.files import read_packed, write_json, write_packed
+from swarm.files import read_gzip_json, write_json, write_gzip_json
 
 
 def test_half_a_surrogate_pair_survives(tmp_path: Path) -> None:
     said = {"text": 'an answer "cut" in 🐦 two: \ud83d\n'}
-    write_packed(tmp_path / "packed", said)
+    write_gzip_json(tmp_path / "packed", said)
     write_json(tmp_path / "plain", said)
-    assert read_packed(tmp_path / "packed") == said
+    assert read_gzip_json(tmp_path / "packed") == said
     assert json.loads((tmp_path / "plain").read_bytes()) == said

@@ -14,16 +14,16 @@ import tiny
 from hydra import compose, initialize_config_dir
 from tunings import tune, words
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.export.source import read as export
-from swarm.finetune.gradient import Progress, Recipe, Trainer, held_loss, mean_loss, order
-from swarm.finetune.tuning import pairs_of
+from swarm.export.source import read_source as export
+from swarm.finetune.gradient import TrainingProgress, TrainingArguments, Trainer, evaluate_loss, mean_loss, batch_indices
+from swarm.finetune.tuning import tokenize_items
 from swarm.manifest import Manifest
 from swarm.places import conf_folder
 from swarm.pool import Pool
-from swarm.search import build
+from swarm.search import build_run
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,11 @@ def tuned(
 
 def pairs(folder: Path, base: Path, end: bool = True) -> tuple[Any, list[Any], list[Any]]:
     """The task of `words`, its dev items, and their pairs; with or without the end token."""
-    from swarm.tasks.choice import Choice
+    from swarm.tasks.choice import MultipleChoice
 
-    task = Choice("mmlu", str(folder / "tiny.json"), scoring="logits")
+    task = MultipleChoice("mmlu", str(folder / "tiny.json"), scoring="logits")
     items = list(task.items("dev"))
-    found = pairs_of(task, items, Base(str(base)).tokenizer(base))
+    found = tokenize_items(task, items, BaseModel(str(base)).load_tokenizer(base))
     return task, items, found if end else [(asked, answer[:-1]) for asked, answer in found]
 
 
@@ -60,11 +60,11 @@ def test_the_held_out_loss_falls_and_the_saved_adapter_is_that_of_the_best_look(
     assert held["examples"] == 9 and held["examples_seen"] == 20 * 8
     assert held["examples_looked_at"] == 5 * 3 and held["prompts_asked"] == 2 * (12 + 16)
     model = PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "search" / "run" / "tuned")
-    from swarm.evaluation import divided
+    from swarm.evaluation import split_dev_holdout
 
     _, items, every = pairs(folder, tiny_llama)
-    _, places = divided(items, 0.25, 42)
-    assert held_loss(model, [every[i] for i in places], 8) == pytest.approx(min(losses), abs=1e-5)
+    _, places = split_dev_holdout(items, 0.25, 42)
+    assert evaluate_loss(model, [every[i] for i in places], 8) == pytest.approx(min(losses), abs=1e-5)
 
 
 def test_the_saved_adapter_answers_in_a_pool_as_the_trained_model_did(
@@ -79,9 +79,9 @@ def test_the_saved_adapter_answers_in_a_pool_as_the_trained_model_did(
     assert pool.names == ["start", "tuned"]
     task, items, every = pairs(folder, tiny_llama, end=False)
     engine = HFEngine()
-    engine.open(Base(str(tiny_llama)), pool, "cpu")
+    engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
     requests = [task.gold_request(item) for item in items]
-    both = engine.answer(np.eye(2), [requests, requests])
+    both = engine.generate(np.eye(2), [requests, requests])
     for number, source in enumerate((tiny_pool / "amber", run / "tuned")):
         model = PeftModel.from_pretrained(tiny.load(tiny_llama), source)
         with torch.inference_mode():
@@ -100,7 +100,7 @@ def test_padding_changes_no_loss(tiny_llama: Path) -> None:
     sums = [loss.item() * count for loss, count in (mean_loss(model, [row]) for row in rows)]
     loss, tokens = mean_loss(model, rows)
     assert tokens == 6 and loss.item() == pytest.approx(sum(sums) / 6, abs=1e-5)
-    assert held_loss(model, rows, 2) == pytest.approx(sum(sums) / 6, abs=1e-5)
+    assert evaluate_loss(model, rows, 2) == pytest.approx(sum(sums) / 6, abs=1e-5)
     import torch
 
     asked, answer = rows[1]
@@ -110,8 +110,8 @@ def test_padding_changes_no_loss(tiny_llama: Path) -> None:
 
 
 def test_every_example_is_learnt_from_equally_often() -> None:
-    recipe = Recipe(batch=3, seed=7)
-    drawn = [place for step in range(14) for place in order(6, recipe, step)]
+    recipe = TrainingArguments(batch=3, seed=7)
+    drawn = [place for step in range(14) for place in batch_indices(6, recipe, step)]
     for start in range(0, 42, 6):
         assert sorted(drawn[start : start + 6]) == list(range(6))
     assert drawn[:6] != drawn[6:12]
@@ -122,7 +122,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     folder, metrics = tuned
-    look = Trainer._look
+    look = Trainer._evaluate
 
     def killed(self: Trainer, step: int, *more: Any) -> None:
         if step == 15:
@@ -131,7 +131,7 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
 
     command = words(tmp_path, tiny_llama, tiny_pool, "run", expert="amber")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_look", killed)
+        patch.setattr(Trainer, "_evaluate", killed)
         tune(command)
     run = tmp_path / "search" / "run"
     assert not (run / "tuned").exists()
@@ -164,7 +164,7 @@ def test_damage_to_the_folder_is_named_or_mended(
     command = [*command, f"folder={tmp_path / 'search'}"]
     run = tmp_path / "search" / "run"
     whole = searches.tree(run)
-    assert set(Manifest(run).read().sums) == set(whole) and not Manifest(run).read().damaged()
+    assert set(Manifest(run).read().sums) == set(whole) and not Manifest(run).read().find_damaged()
     for name, data in whole.items():
         for spoiled in (None, data[: len(data) // 2], data[:-1] + bytes([data[-1] ^ 1])):
             (run / name).unlink()
@@ -188,7 +188,7 @@ def test_a_damaged_training_is_named(
     spoil: bytes | None, tiny_llama: Path, tiny_pool: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    look = Trainer._look
+    look = Trainer._evaluate
 
     def killed(self: Trainer, step: int, *more: Any) -> None:
         if step == 10:
@@ -197,7 +197,7 @@ def test_a_damaged_training_is_named(
 
     command = words(tmp_path, tiny_llama, tiny_pool, "run", expert="amber")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_look", killed)
+        patch.setattr(Trainer, "_evaluate", killed)
         tune(command)
     file = tmp_path / "search" / "run" / "training.safetensors"
     data = file.read_bytes()
@@ -217,11 +217,11 @@ def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
 
     start = tiny.expert(tiny_llama, tmp_path / "start", lora_dropout=0.3)
     rows = [([1, 40 + i, 41], [50 + i, 2]) for i in range(8)]
-    look = Trainer._look
+    look = Trainer._evaluate
 
     def trainer(name: str) -> Trainer:
         model = PeftModel.from_pretrained(tiny.load(tiny_llama), start, is_trainable=True)
-        return Trainer(model, Recipe(6, batch=2, every=2), tmp_path / name, lambda line: None)
+        return Trainer(model, TrainingArguments(6, batch=2, every=2), tmp_path / name, lambda line: None)
 
     def killed(self: Trainer, step: int, *more: Any) -> None:
         if step == 4:
@@ -231,12 +231,12 @@ def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
     whole = trainer("whole")
     progress = whole.train(rows[:5], rows[5:])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_look", killed)
+        patch.setattr(Trainer, "_evaluate", killed)
         trainer("killed").train(rows[:5], rows[5:])
     again = trainer("killed")
     assert again.train(rows[:5], rows[5:]).looks == progress.looks
     assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
-    assert held_loss(whole.model, rows, 3) == pytest.approx(held_loss(whole.model, rows, 3), abs=0)
+    assert evaluate_loss(whole.model, rows, 3) == pytest.approx(evaluate_loss(whole.model, rows, 3), abs=0)
 
 
 def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
@@ -266,7 +266,7 @@ def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_look", killed)
+        patch.setattr(Trainer, "_evaluate", killed)
         tune([*command, "expert=birch"])
     run = tmp_path / "search" / "run"
     assert (run / "start").is_dir()
@@ -288,9 +288,9 @@ def test_training_that_only_harms_is_stopped_and_the_start_is_kept(
     assert "test_gain" not in metrics
     later = [held for step, _, held in metrics["looks"] if step > metrics["step"]]
     assert len(later) == 2
-    progress = Progress()
-    assert progress.look(0, None, 2.0) and not progress.look(1, 1.0, 2.0)
-    assert progress.look(2, 1.0, 1.5) and progress.stale() == 0 and progress.best == 2
+    progress = TrainingProgress()
+    assert progress.record_evaluation(0, None, 2.0) and not progress.record_evaluation(1, 1.0, 2.0)
+    assert progress.record_evaluation(2, 1.0, 1.5) and progress.count_stale() == 0 and progress.best == 2
 
 
 def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
@@ -352,7 +352,7 @@ def test_a_run_without_a_test_is_said_to_be_not_compared(
         first = searches.arguments(tmp_path, tiny_llama, tiny_pool, "first",
                                    optimizer__max_iterations=1, test=test)  # fmt: skip
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            run, config = build(compose("search", first))
+            run, config = build_run(compose("search", first))
         run.search(config)
         tune(words(tmp_path, tiny_llama, tiny_pool, "tuned", run=run.record.folder, steps=1))
         told = capsys.readouterr().out

@@ -7,16 +7,16 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.optimizers.bayes import BayesianSearch
-from swarm.optimizers.cma_es import CovarianceSearch
+from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.de import DifferentialEvolution
-from swarm.optimizers.nes import NaturalEvolution, shaped_by_rank
+from swarm.optimizers.nes import NaturalEvolution, shape_by_rank
 from swarm.optimizers.random_search import RandomSearch
-from swarm.optimizers.starts import static_starts, utility_starts
+from swarm.optimizers.starts import static_start_positions, utility_start_positions
 
 UTILITIES = np.array([0.2, 0.5, np.nan, 0.4, 0.3])
 STARTING = [
-    {"kind": CovarianceSearch, "sum_to_one": False},
-    {"kind": CovarianceSearch, "sum_to_one": False, "separable": True},
+    {"kind": CMAES, "sum_to_one": False},
+    {"kind": CMAES, "sum_to_one": False, "separable": True},
     {"kind": NaturalEvolution},
     {"kind": BayesianSearch, "sum_to_one": False, "sampler": "tpe"},
 ]
@@ -35,24 +35,24 @@ def step(optimizer: Any, utility: Any) -> np.ndarray:
 
 
 def test_static_recipes_at_each_scale() -> None:
-    labels, rows = static_starts(5, 2, scales=(1.0, 2.0))
+    labels, rows = static_start_positions(5, 2, scales=(1.0, 2.0))
     assert labels == ["uniform soup", "task arithmetic 0.3", "uniform soup x 2",
                       "task arithmetic 0.3 x 2"]  # fmt: skip
     np.testing.assert_allclose(rows, np.repeat([[0.2], [0.3], [0.4], [0.6]], 10, axis=1))
-    labels, rows = static_starts(5, among=2)
+    labels, rows = static_start_positions(5, among=2)
     np.testing.assert_allclose(rows[0], [0.5, 0.5, 0, 0, 0])
-    labels, rows = static_starts(5, scales=(1.0, 1.5))  # 1.5 / 5 is 0.3 again
+    labels, rows = static_start_positions(5, scales=(1.0, 1.5))  # 1.5 / 5 is 0.3 again
     assert labels == ["uniform soup", "task arithmetic 0.3", "task arithmetic 0.3 x 1.5"]
 
 
 def test_recipes_of_utilities_leave_out_who_has_none() -> None:
-    labels, rows = utility_starts(UTILITIES, 5, scales=(1.0, 1.5), best=(2, 3, 4))
+    labels, rows = utility_start_positions(UTILITIES, 5, scales=(1.0, 1.5), best=(2, 3, 4))
     assert labels[:3] == ["weighted soup", "soup of the best 2", "soup of the best 3"]
     assert labels[3] == "weighted soup x 1.5" and len(labels) == 6
     np.testing.assert_allclose(rows[0], [0, 0.5, 0, 1 / 3, 1 / 6])
     np.testing.assert_allclose(rows[1], [0, 0.5, 0, 0.5, 0])
     np.testing.assert_allclose(rows[3:], 1.5 * rows[:3])
-    labels, rows = utility_starts(np.full(5, np.nan), 5, 3)
+    labels, rows = utility_start_positions(np.full(5, np.nan), 5, 3)
     assert (labels, rows.shape) == ([], (0, 15))
 
 
@@ -60,7 +60,7 @@ def test_recipes_of_utilities_leave_out_who_has_none() -> None:
 def test_it_begins_with_the_recipes_and_goes_on_from_the_best(options: dict[str, Any]) -> None:
     """The utility is highest at a scaled soup: all that follows lies around it."""
     optimizer = made(**options)
-    wanted = utility_starts(np.arange(5.0), 5, scales=(1.5,))[1][0]
+    wanted = utility_start_positions(np.arange(5.0), 5, scales=(1.5,))[1][0]
     scores = [*np.arange(5.0), *np.full(100, np.nan)]
 
     def utility(rows: np.ndarray) -> np.ndarray:
@@ -69,12 +69,12 @@ def test_it_begins_with_the_recipes_and_goes_on_from_the_best(options: dict[str,
         return np.where(np.isfinite(experts), experts - 9, found)
 
     seen = np.empty((0, 5))
-    while optimizer.iteration == 0 or optimizer.starting:
+    while optimizer.iteration == 0 or optimizer.is_starting:
         seen = np.vstack([seen, step(optimizer, utility)])
         optimizer.ask()
     static, learnt = (
-        static_starts(5, scales=(1.0, 1.5))[1],
-        utility_starts(np.arange(5.0), 5, scales=(1.0, 1.5))[1],
+        static_start_positions(5, scales=(1.0, 1.5))[1],
+        utility_start_positions(np.arange(5.0), 5, scales=(1.0, 1.5))[1],
     )
     for row in [*static, *learnt]:
         assert (np.abs(seen - row).max(axis=1) < 1e-12).any()
@@ -83,10 +83,10 @@ def test_it_begins_with_the_recipes_and_goes_on_from_the_best(options: dict[str,
 
 
 def test_a_step_beyond_the_start_is_around_the_best_recipe() -> None:
-    for kind in (CovarianceSearch, NaturalEvolution):
+    for kind in (CMAES, NaturalEvolution):
         optimizer = made(kind, particles=60, sum_to_one=False)
         step(optimizer, lambda rows: -np.abs(rows.sum(axis=1) - 2.25))  # task arithmetic 0.3 x 1.5
-        while optimizer.ask() is not None and optimizer.starting:
+        while optimizer.ask() is not None and optimizer.is_starting:
             step(optimizer, lambda rows: -np.abs(rows.sum(axis=1) - 2.25))
         rows = optimizer.ask()[optimizer.evaluate]
         np.testing.assert_allclose(rows.mean(axis=0), 0.45, atol=0.06)
@@ -95,10 +95,10 @@ def test_a_step_beyond_the_start_is_around_the_best_recipe() -> None:
 
 def test_scales_need_free_sums() -> None:
     with pytest.raises(UserError, match=r"optimizer.start_scales=\[1.5\]: .*sum_to_one=false"):
-        CovarianceSearch(start_scales=[1.5])
+        CMAES(start_scales=[1.5])
     with pytest.raises(UserError, match=r"optimizer.start_scales=-1: must be a number above 0"):
         NaturalEvolution(start_scales=[-1])
-    assert not made(NaturalEvolution, start_scales=[]).scales
+    assert not made(NaturalEvolution, start_scales=[]).active_scales
 
 
 def test_the_two_of_a_pair_lie_opposite_each_other() -> None:
@@ -126,22 +126,22 @@ def test_a_pair_teaches_only_if_both_were_measured() -> None:
 
 
 def test_utilities_by_rank() -> None:
-    weights = shaped_by_rank(np.array([3.0, 1.0, 2.0, 0.0]))
+    weights = shape_by_rank(np.array([3.0, 1.0, 2.0, 0.0]))
     # ln 3 - ln 1 and ln 3 - ln 2, divided by their sum, less a quarter.
     first, second = np.log(3), np.log(1.5)
     whole = first + second
     np.testing.assert_allclose(
         weights, np.array([first / whole, 0.0, second / whole, 0.0]) - 0.25, atol=1e-15
     )
-    tied = shaped_by_rank(np.array([1.0, 1.0, 0.0, 0.0]))
+    tied = shape_by_rank(np.array([1.0, 1.0, 0.0, 0.0]))
     np.testing.assert_allclose(tied, [0.25, 0.25, -0.25, -0.25])
-    np.testing.assert_allclose(shaped_by_rank(np.ones(5)), 0, atol=1e-15)
+    np.testing.assert_allclose(shape_by_rank(np.ones(5)), 0, atol=1e-15)
 
 
 def test_the_strategy_goes_uphill_and_narrows() -> None:
     optimizer = made(NaturalEvolution, particles=13, max_iterations=60)
     target = np.array([0.9, 0.5, -0.2, 0.2, 0.1])
-    while optimizer.done() is None:
+    while optimizer.stop_reason() is None:
         step(optimizer, lambda rows: -((rows - target) ** 2).sum(axis=1))
     np.testing.assert_allclose(optimizer.mean, target, atol=0.02)
     assert optimizer.sigma.max() < 0.05
@@ -159,7 +159,7 @@ def test_a_gaussian_process_refuses_many_dimensions() -> None:
 def test_differential_evolution_begins_with_scaled_recipes_where_sums_are_free() -> None:
     search = made(DifferentialEvolution, particles=30, sum_to_one=False)
     rows = search.ask()
-    np.testing.assert_array_equal(rows[5 : 5 + 7], static_starts(5)[1])
+    np.testing.assert_array_equal(rows[5 : 5 + 7], static_start_positions(5)[1])
     assert np.ptp(rows[12:].sum(axis=1)) > 0.5
     step(search, lambda rows: -np.abs(rows.sum(axis=1) - 1.7))
     for _ in range(20):

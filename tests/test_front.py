@@ -12,9 +12,9 @@ import test_report
 
 from swarm.errors import UserError
 from swarm.export.export import Export
-from swarm.front import Front, hypervolume, non_dominated
-from swarm.report.write import report, write
-from swarm.ui.seen import course
+from swarm.front import ParetoFront, compute_hypervolume, find_non_dominated
+from swarm.report.write import build_report, write_report
+from swarm.ui.seen import load_run_series
 
 
 def sheet(folder: Path) -> dict[str, Any]:
@@ -29,15 +29,15 @@ def state(folder: Path) -> dict[str, Any]:
 
 def test_a_front_is_what_nothing_dominates() -> None:
     values = np.random.default_rng(0).integers(0, 6, size=(60, 3)).astype(float)
-    for row, found in zip(values, non_dominated(values), strict=True):
+    for row, found in zip(values, find_non_dominated(values), strict=True):
         better = ((values >= row).all(axis=1) & (values > row).any(axis=1)).any()
         assert found == (not better)
     violations = np.where(values[:, 0] > 3, 0.5, 0.0)
-    kept = non_dominated(values, violations)
+    kept = find_non_dominated(values, violations)
     assert (violations[kept] == 0).all()
-    np.testing.assert_array_equal(kept[violations == 0], non_dominated(values[violations == 0]))
+    np.testing.assert_array_equal(kept[violations == 0], find_non_dominated(values[violations == 0]))
     # None meets them: those that miss them by the least.
-    assert list(non_dominated(values[:3], np.array([2.0, 1.0, 3.0]))) == [False, True, False]
+    assert list(find_non_dominated(values[:3], np.array([2.0, 1.0, 3.0]))) == [False, True, False]
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3, 4])
@@ -48,7 +48,7 @@ def test_the_hypervolume_is_that_of_pymoo(objectives: int) -> None:
     for count in (0, 1, 2, 12):
         values = draw.normal(size=(count, objectives)).round(1)
         reference = draw.normal(size=objectives) - 0.7
-        mine = hypervolume(values, reference)
+        mine = compute_hypervolume(values, reference)
         if objectives == 1:
             assert mine == pytest.approx(max([0.0, *(values - reference).ravel()]))
             continue
@@ -80,35 +80,35 @@ def made(
 def test_points_are_numbered_and_equal_ones_count_once() -> None:
     first = [[0.2, 0.8], [0.6, 0.1], [0.1, 0.1], None]
     second = [[0.6, 0.4], [0.6, 0.4], [0.1, 0.9], [0.5, 0.3]]
-    front = Front.of(made([first, second]))
+    front = ParetoFront.from_state(made([first, second]))
     assert front is not None
-    assert front.points == [(1, 0), (0, 0), (1, 2)]
-    assert len(front.places) == 7
+    assert front.front_indices == [(1, 0), (0, 0), (1, 2)]
+    assert len(front.measured_indices) == 7
     # Beyond (.2, .1), the worst of the two experts.
-    assert front.hypervolumes == pytest.approx([0.0, 0.4 * 0.3])
-    assert front.spread(2) == [0, 2] and front.spread(9) == [0, 1, 2]
-    assert Front.of({**made([first]), "objectives": None}) is None
+    assert front.hypervolume_history == pytest.approx([0.0, 0.4 * 0.3])
+    assert front.evenly_spaced_points(2) == [0, 2] and front.evenly_spaced_points(9) == [0, 1, 2]
+    assert ParetoFront.from_state({**made([first]), "objectives": None}) is None
 
 
 def test_constraints_decide_before_the_utility() -> None:
     first = [[0.2, 0.8], [0.9, 0.1], [0.1, 0.5]]
     second = [[0.9, 0.4], [0.4, 0.5], [0.3, 0.6]]
 
-    def front(**optimizer: Any) -> Front:
-        found = Front.of(made([first, second], **optimizer))
+    def front(**optimizer: Any) -> ParetoFront:
+        found = ParetoFront.from_state(made([first, second], **optimizer))
         assert found is not None
         return found
 
     free = front()
-    assert free.best() == (1, 0) and free.best(2) == (0, 0)
+    assert free.best_index() == (1, 0) and free.best_index(2) == (0, 0)
     bound = front(constraints={"B": "base"})
-    assert bound.bounds == {"B": 0.5}
-    assert bound.points == [(1, 1), (1, 2), (0, 0)] and bound.best() == (0, 0)
+    assert bound.constraint_bounds == {"B": 0.5}
+    assert bound.front_indices == [(1, 1), (1, 2), (0, 0)] and bound.best_index() == (0, 0)
     only = front(constraints={"B": 0.45}, objectives=["A"])
-    assert only.points == [(1, 1)] and only.reference.tolist() == [0.2]
+    assert only.front_indices == [(1, 1)] and only.reference_point.tolist() == [0.2]
     never = front(constraints={"B": 0.95, "A": 0.3})
-    assert never.best() == (0, 0), "it misses both bounds by the least: .15 + .1"
-    assert never.hypervolumes == [0.0, 0.0]
+    assert never.best_index() == (0, 0), "it misses both bounds by the least: .15 + .1"
+    assert never.hypervolume_history == [0.0, 0.0]
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +164,9 @@ def test_a_search_keeps_its_front(found: Path) -> None:
 
 
 def test_the_report_and_the_page_show_the_front(found: Path) -> None:
-    text = "\n".join(path.read_text() for path in write(found) if path.suffix == ".md")
+    text = "\n".join(path.read_text() for path in write_report(found) if path.suffix == ".md")
     assert "## Front of the objectives" in text and "Constraint: B at least" in text
-    section = test_report.section(report(found), "front")
+    section = test_report.section(build_report(found), "front")
     charts = {one.key: one for one in section.blocks if isinstance(one, test_report.Chart)}
     scatter, table = charts["front_0_1"], section.blocks[2]
     points = sheet(found)["points"]
@@ -177,7 +177,7 @@ def test_the_report_and_the_page_show_the_front(found: Path) -> None:
     html = (found / "report.html").read_text()
     test_report.Document(html)
     assert 'id="front"' in html and "point 1" in html
-    shown = course(found)
+    shown = load_run_series(found)
     assert shown.points is not None and shown.points.rows == table.rows
     assert shown.front["series"][-1]["name"] == "front on dev"
     assert json.loads(json.dumps(shown.front)) == shown.front
@@ -227,7 +227,7 @@ def test_a_swarm_on_a_mixture_has_a_front_too(
     folder = tmp_path / "search" / "run"
     assert len(sheet(folder)["points"]) >= 2
     assert not any("test_parts" in point for point in sheet(folder)["points"])
-    assert test_report.section(report(folder), "front")
+    assert test_report.section(build_report(folder), "front")
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig
 
 from swarm.engine import checkpoint
-from swarm.engine.base import Base
-from swarm.engine.full import FullEngine
-from swarm.engine.full_models import FullModels
+from swarm.engine.base import BaseModel
+from swarm.engine.full import FullWeightsEngine
+from swarm.engine.full_models import FullModelPool
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import TokenEngine
-from swarm.engine.panel import Panel
+from swarm.engine.mixture import TokenEnsembleEngine
+from swarm.engine.panel import ModelEnsemble
 from swarm.errors import UserError
 from swarm.models import Request
 from swarm.pool import Pool
-from swarm.tasks.choice import Choice
+from swarm.tasks.choice import MultipleChoice
 
 MIXED = (0.5, 0.8, -0.3)
 
@@ -56,21 +56,21 @@ def copies(trio: list[Path], tmp_path: Path) -> list[Path]:
     return [Path(shutil.copytree(model, tmp_path / model.name)) for model in trio]
 
 
-def pool_of(models: Sequence[Path], dtype: str = "auto", **settings: Any) -> FullModels:
-    return FullModels(list(map(str, models)), Base(str(models[0]), dtype=dtype), **settings).open()
+def pool_of(models: Sequence[Path], dtype: str = "auto", **settings: Any) -> FullModelPool:
+    return FullModelPool(list(map(str, models)), BaseModel(str(models[0]), dtype=dtype), **settings).open()
 
 
-def opened(pool: FullModels) -> FullEngine:
-    engine = FullEngine()
+def opened(pool: FullModelPool) -> FullWeightsEngine:
+    engine = FullWeightsEngine()
     pool.check()
     engine.check(pool.base, pool)
     engine.open(pool.base, pool, "cpu")
     return engine
 
 
-def become(engine: FullEngine, position: Sequence[float]) -> Any:
+def become(engine: FullWeightsEngine, position: Sequence[float]) -> Any:
     """The engine's model, at a position."""
-    engine._stack.set(torch.tensor([list(position)], dtype=torch.float64))
+    engine._stack.set_positions(torch.tensor([list(position)], dtype=torch.float64))
     return engine._model
 
 
@@ -102,7 +102,7 @@ def test_one_alone_is_that_model_bit_for_bit(kind: str, tmp_path: Path) -> None:
 def test_a_position_is_the_sum_of_all_weights_rounded_once(
     trio: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "PART", 500)  # so that the tiny tensors are cut, too
+    monkeypatch.setattr(checkpoint, "CHUNK_NUMBERS", 500)  # so that the tiny tensors are cut, too
     ours, *others = (tiny.load(model).state_dict() for model in trio)
     for dtype in ("float32", "bfloat16", "float16"):
         network = become(opened(pool_of(trio, dtype)), MIXED)
@@ -119,7 +119,7 @@ def test_a_position_answers_as_its_own_generate(trio: list[Path], tmp_path: Path
     engine, tokenizer = opened(pool), AutoTokenizer.from_pretrained(trio[0])
     prompts = ("the question is which of the answers is right", "a graph of 5 nodes")
     positions = np.array([MIXED, (0.0, 1.0, 0.0), (0.2, 0.3, 0.5)])
-    rows = engine.answer(positions, [[Request(prompt, 8) for prompt in prompts]] * 3)
+    rows = engine.generate(positions, [[Request(prompt, 8) for prompt in prompts]] * 3)
     assert len({completion.text for row in rows for completion in row}) > 3
     for number, row in enumerate(rows):
         pool.save(positions[number], tmp_path / "saved")
@@ -136,19 +136,19 @@ def test_the_position_that_is_there_is_not_read_again(
     trio: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, filled = opened(pool_of(trio)), []
-    fill = FullModels.fill
+    fill = FullModelPool.fill_tensor
 
-    def counted(self: FullModels, into: Any, name: str, vector: Sequence[float]) -> None:
+    def counted(self: FullModelPool, into: Any, name: str, vector: Sequence[float]) -> None:
         filled.append(name)
         fill(self, into, name, vector)
 
-    monkeypatch.setattr(FullModels, "fill", counted)
+    monkeypatch.setattr(FullModelPool, "fill_tensor", counted)
     asked = [Request("yes or no", 2)]
-    engine.answer(np.array([MIXED]), [asked])
+    engine.generate(np.array([MIXED]), [asked])
     once = len(filled)
-    engine.answer(np.array([MIXED]), [asked])
+    engine.generate(np.array([MIXED]), [asked])
     assert len(filled) == once > 0
-    engine.answer(np.array([MIXED, np.eye(3)[0]]), [asked, asked])
+    engine.generate(np.array([MIXED, np.eye(3)[0]]), [asked, asked])
     assert len(filled) == 2 * once
 
 
@@ -157,15 +157,15 @@ def test_an_interrupted_rewrite_is_done_again(
 ) -> None:
     engine = opened(pool_of(trio))
     wanted = tiny.logits(become(engine, MIXED))
-    part = FullModels._part
+    part = FullModelPool._mix_rows
 
-    def stops(self: FullModels, name: str, *more: Any) -> Any:
+    def stops(self: FullModelPool, name: str, *more: Any) -> Any:
         if name == "model.norm.weight":
             raise KeyboardInterrupt
         return part(self, name, *more)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(FullModels, "_part", stops)
+        patch.setattr(FullModelPool, "_mix_rows", stops)
         become(engine, np.eye(3)[1])
     assert torch.equal(tiny.logits(become(engine, MIXED)), wanted)
 
@@ -179,7 +179,7 @@ def test_the_saved_model_is_the_one_that_was_evaluated(trio: list[Path], tmp_pat
     assert torch.equal(tiny.logits(network.eval()), wanted)
     shards = sorted(folder.glob("*.safetensors"))
     assert len(shards) > 2 and all(file.stat().st_size < 44_000 for file in shards)
-    index = json.loads((folder / checkpoint.INDEX).read_text())
+    index = json.loads((folder / checkpoint.INDEX_FILE).read_text())
     assert set(index["weight_map"].values()) == {file.name for file in shards}
     assert AutoTokenizer.from_pretrained(folder)("yes").input_ids
     assert json.loads((folder / "generation_config.json").read_text())
@@ -319,7 +319,7 @@ def test_what_cannot_be_mixed_is_named(
 
 
 def test_shards_have_to_be_there_and_hold_what_the_index_says(copies: list[Path]) -> None:
-    path = copies[1] / checkpoint.INDEX
+    path = copies[1] / checkpoint.INDEX_FILE
     index = json.loads(path.read_text())
     index["weight_map"]["model.more"] = index["weight_map"]["model.norm.weight"]
     path.write_text(json.dumps(index))
@@ -338,14 +338,14 @@ def test_the_base_has_to_be_of_the_same_architecture(
 ) -> None:
     models = list(map(str, trio))
     with pytest.raises(UserError, match="tiny-gemma is another architecture"):
-        FullEngine().check(Base(str(tiny_gemma)), FullModels(models, Base(str(tiny_gemma))))
+        FullWeightsEngine().check(BaseModel(str(tiny_gemma)), FullModelPool(models, BaseModel(str(tiny_gemma))))
     wide = tmp_path / "wide"
     shutil.copytree(trio[0], wide)
     tiny.load(trio[0]).save_pretrained(wide)
     set_config(vocab_size=400)(wide)
-    pool = FullModels([str(wide), models[0]])
+    pool = FullModelPool([str(wide), models[0]])
     with pytest.raises(UserError, match=r"embed_tokens\.weight has shape \[308, 32\] in .*wide"):
-        FullEngine().check(pool.base, FullModels([str(wide), str(wide / ".." / "wide")], pool.base))
+        FullWeightsEngine().check(pool.base, FullModelPool([str(wide), str(wide / ".." / "wide")], pool.base))
 
 
 def test_what_transformers_holds_otherwise_is_refused(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_what_transformers_holds_otherwise_is_refused(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_config(config).save_pretrained(model)
     pool = pool_of(models)
     with pytest.raises(UserError, match=r"one has no tensor model\.layers\.0.*stored cannot be"):
-        FullEngine().check(pool.base, pool)
+        FullWeightsEngine().check(pool.base, pool)
 
 
 def test_a_models_folder_and_another_ones_files_are_not_replaced(
@@ -428,14 +428,14 @@ def test_a_search_saves_the_best_as_a_model(
     assert np.array_equal(np.array(first["positions"])[:3], np.eye(3))
     assert len({u for entry in state["rounds"] for u in entry["utilities"]}) > 2
     assert result.stdout.splitlines()[-1] == f"best model: {folder / 'global_best'}"
-    task = Choice("tiny", str(place / "tiny.json"), scoring="logits")
+    task = MultipleChoice("tiny", str(place / "tiny.json"), scoring="logits")
     best = folder / "global_best"
     engine = HFEngine("swap")
-    engine.load(Base(str(best)), "cpu", {}, "")
+    engine.load_base(BaseModel(str(best)), "cpu", {}, "")
 
     class Saved:
         def generate(self, requests: Sequence[Request]) -> Any:
-            return engine.answer(np.zeros((1, 0)), [requests])[0]
+            return engine.generate(np.zeros((1, 0)), [requests])[0]
 
     scores = playing.played(task, task.items("dev"), Saved())
     facts = json.loads((best / "swarm.json").read_text())
@@ -450,7 +450,7 @@ def test_personal_bests_are_noted_and_can_be_made(
     folder = done[0] / "search" / "run" / "particle_4" / "personal_best"
     assert sorted(one.name for one in folder.iterdir()) == ["answers_dev.jsonl", "swarm.json"]
     note = json.loads((folder / "swarm.json").read_text())
-    FullModels(note["models"]).save(note["coefficients"], tmp_path / "mine")
+    FullModelPool(note["models"]).save(note["coefficients"], tmp_path / "mine")
     network = become(opened(pool_of(trio)), note["coefficients"])
     assert torch.equal(tiny.logits(tiny.load(tmp_path / "mine")), tiny.logits(network))
 
@@ -502,18 +502,18 @@ def test_what_does_not_go_together_is_named(
     for given, said in ((None, "two or more"), (models[:1], "two or more"),
                         ([models[0]] * 2, "more than once")):  # fmt: skip
         with pytest.raises(UserError, match=f"pool.models.*{said}"):
-            FullModels(given)
+            FullModelPool(given)
     for size in (0, -1, True, float("inf"), "2"):
         with pytest.raises(UserError, match=r"pool\.shard_gigabytes="):
-            FullModels(models, shard_gigabytes=size)  # type: ignore[arg-type]
+            FullModelPool(models, shard_gigabytes=size)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"tiny-gemma is another architecture than .*ash"):
-        FullModels([models[0], str(tiny_gemma)]).check()
-    base = Base(models[0])
+        FullModelPool([models[0], str(tiny_gemma)]).check()
+    base = BaseModel(models[0])
     for engine, pool, said in (
-        (HFEngine(), FullModels(models), "engine=hf mixes adapters"),
-        (TokenEngine(), FullModels(models), "engine=token mixes whole models"),
-        (FullEngine(), Panel(models), "engine=full mixes the weights of whole models"),
-        (FullEngine(), Pool(tiny_pool), "engine=full .* for adapters choose engine=hf"),
+        (HFEngine(), FullModelPool(models), "engine=hf mixes adapters"),
+        (TokenEnsembleEngine(), FullModelPool(models), "engine=token mixes whole models"),
+        (FullWeightsEngine(), ModelEnsemble(models), "engine=full mixes the weights of whole models"),
+        (FullWeightsEngine(), Pool(tiny_pool), "engine=full .* for adapters choose engine=hf"),
     ):
         with pytest.raises(UserError, match=said):
             engine.check(base, pool.open())

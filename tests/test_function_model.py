@@ -8,37 +8,37 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Message, Request, attempt, stream
-from swarm.models.function import Function
-from swarm.models.stops import until
+from swarm.models import Completion, Delta, Message, Request, generate_each, stream
+from swarm.models.function import FunctionModel
+from swarm.models.stops import stream_until_stop
 
 
 def raising(prompt: str) -> str:
     raise KeyError("no such\ncity")
 
 
-def one(model: Function, prompt: str = "hi", **more: object) -> Completion:
+def one(model: FunctionModel, prompt: str = "hi", **more: object) -> Completion:
     return model.generate([Request(prompt, **more)])[0]  # type: ignore[arg-type]
 
 
 def test_it_is_called_with_the_prompt_and_gives_a_text_a_completion_or_pieces() -> None:
     heard: list[object] = []
     turns = (Message("system", "s"), Message("user", "u"))
-    assert Function(lambda p: heard.append(p) or "x").generate([Request(turns), Request("u")])
+    assert FunctionModel(lambda p: heard.append(p) or "x").generate([Request(turns), Request("u")])
     assert heard == [turns, "u"]
     whole = Completion("t", reasoning="because", new_tokens=7, cost=0.5)
-    assert one(Function(lambda p: whole)) == whole
-    assert list(stream(Function(lambda p: iter(["a", "b", "c"])), Request("hi"))) == [
+    assert one(FunctionModel(lambda p: whole)) == whole
+    assert list(stream(FunctionModel(lambda p: iter(["a", "b", "c"])), Request("hi"))) == [
         Delta("a"), Delta("b"), Delta("c"),
     ]  # fmt: skip
-    assert one(Function(str.upper)).model == "function/str.upper"
+    assert one(FunctionModel(str.upper)).model == "function/str.upper"
 
 
 def test_a_dotted_name_is_imported_when_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    named = Function("late_module:Voice.speak")
+    named = FunctionModel("late_module:Voice.speak")
     with pytest.raises(UserError, match=r"late_module cannot be imported from .*No module named"):
         named.check()
     (tmp_path / "late_module.py").write_text(
@@ -47,15 +47,15 @@ def test_a_dotted_name_is_imported_when_it_is_used(
     named.check()
     assert one(named, "abc").text == "cba"
     with pytest.raises(UserError, match=r"late_module has no function Voice.sing"):
-        Function("late_module:Voice.sing").check()
+        FunctionModel("late_module:Voice.sing").check()
     (tmp_path / "broken_module.py").write_text("\nimport nothing_of_the_kind\n")
     with pytest.raises(UserError, match=r"broken_module cannot be .*\(broken_module.py line 2\)"):
-        Function("broken_module:f").check()
+        FunctionModel("broken_module:f").check()
     for wrong in ("nothing", "module:", ":f", None):
         with pytest.raises(UserError, match=r"must be package.module:name"):
-            Function(wrong)  # type: ignore[arg-type]
+            FunctionModel(wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="concurrency=0"):
-        Function(str.upper, concurrency=0)
+        FunctionModel(str.upper, concurrency=0)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_dotted_name_is_imported_when_it_is_used(
     ],
 )
 def test_what_goes_wrong_is_one_line_in_its_place(function: object, words: str) -> None:
-    (error,) = attempt(Function(function), [Request("hi")])  # type: ignore[arg-type]
+    (error,) = generate_each(FunctionModel(function), [Request("hi")])  # type: ignore[arg-type]
     assert isinstance(error, UserError) and "\n" not in str(error)
     with pytest.raises(UserError, match=words):
         raise error
@@ -89,7 +89,7 @@ def test_no_more_threads_than_allowed_and_all_of_those() -> None:
 
     for allowed in (1, 3):
         peak[0] = 0
-        model = Function(slow, allowed)
+        model = FunctionModel(slow, allowed)
         callers = [
             threading.Thread(target=model.generate, args=([Request(f"{n}") for n in range(6)],))
             for _ in range(3)
@@ -109,10 +109,10 @@ def test_a_timeout_gives_a_call_up_and_the_next_one_goes_on() -> None:
             release.wait(120)
         return prompt
 
-    model = Function(stuck)
+    model = FunctionModel(stuck)
     begun = time.monotonic()
     requests = [Request("a", timeout=60), Request("stuck", timeout=0.1), Request("b", timeout=60)]
-    first, failed, last = attempt(model, requests)
+    first, failed, last = generate_each(model, requests)
     assert time.monotonic() - begun < 60
     assert (first, last) == (Completion("a"), Completion("b"))
     assert str(failed) == f"{model.who}: no answer within 0.1 s (timeout)"
@@ -127,7 +127,7 @@ def test_the_first_failure_ends_the_rest() -> None:
         raise ValueError("no")
 
     with pytest.raises(UserError, match="ValueError: no"):
-        Function(function).generate([Request(f"{n}") for n in range(5)])
+        FunctionModel(function).generate([Request(f"{n}") for n in range(5)])
     assert asked == ["0"]
 
 
@@ -142,7 +142,7 @@ def test_a_stream_that_is_closed_ends_the_function() -> None:
         finally:
             ended.set()
 
-    talk = stream(Function(endless), Request("hi"))
+    talk = stream(FunctionModel(endless), Request("hi"))
     assert next(talk) == Delta("more ")
     talk.close()
     assert ended.wait(5)
@@ -151,7 +151,7 @@ def test_a_stream_that_is_closed_ends_the_function() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_a_text_ends_at_the_first_stop_however_it_is_cut_into_pieces(size: int) -> None:
     text = "one\nThe end. two END three"
-    model = Function(lambda p: iter([text[n : n + size] for n in range(0, len(text), size)]))
+    model = FunctionModel(lambda p: iter([text[n : n + size] for n in range(0, len(text), size)]))
     for stops, left in (
         (("END", "\nThe end?"), "one\nThe end. two "),
         (("\nThe end.",), "one"),
@@ -170,7 +170,7 @@ def test_stops_leave_thoughts_and_costs_as_they_are() -> None:
         yield Delta("unsaid")
         return Completion("said STOP unsaidunsaid", new_tokens=9, cost=1.0, reasoning="r")
 
-    cut, said = until(talk(), ("STOP",)), []
+    cut, said = stream_until_stop(talk(), ("STOP",)), []
     while True:
         try:
             said.append(next(cut))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swarm.optimizers.genome import Genome, ranked
+from swarm.optimizers.genome import Genome, rank_fitness
 
 TARGET = np.array([0.5, 0.3, 0.2, 0.0])
 
@@ -97,8 +97,8 @@ def test_only_ranks_count(scale) -> None:
 
 def test_ranks() -> None:
     utilities = np.array([0.2, np.nan, 0.5, 0.2, -1.0])
-    np.testing.assert_array_equal(ranked(utilities), [2.5, 1.0, 4.0, 2.5, 1.0])
-    np.testing.assert_array_equal(ranked(np.full(3, np.nan)), [1.0, 1.0, 1.0])
+    np.testing.assert_array_equal(rank_fitness(utilities), [2.5, 1.0, 4.0, 2.5, 1.0])
+    np.testing.assert_array_equal(rank_fitness(np.full(3, np.nan)), [1.0, 1.0, 1.0])
 
 
 def test_a_lost_evaluation_leaves_a_member_where_it_was() -> None:

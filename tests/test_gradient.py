@@ -13,15 +13,15 @@ import searches
 import tiny
 import torch
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.models import Example, Request
-from swarm.optimizers import Wanted
+from swarm.optimizers import LossRequest
 from swarm.optimizers.descent import Descent
 from swarm.pool import Pool
-from swarm.tasks.choice import Choice
-from swarm.tasks.match import Match
+from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.match import ExactMatch
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.perplexity import Perplexity
 
@@ -38,7 +38,7 @@ EXAMPLES = [
 def opened(base: Path, folder: Path, **how: Any) -> tuple[HFEngine, Pool]:
     pool = Pool(folder, **how).open()
     engine = HFEngine()
-    engine.open(Base(str(base)), pool, "cpu")
+    engine.open(BaseModel(str(base)), pool, "cpu")
     return engine, pool
 
 
@@ -95,11 +95,11 @@ def test_the_loss_is_that_of_merged_weights(
     engine, pool = opened(tiny_llama, mixed_pool, **way)
     position = drawn(pool)
     for example in EXAMPLES:
-        found = engine.gradient(position, [example], slope=False)
+        found = engine.compute_gradient(position, [example], slope=False)
         assert found.loss == pytest.approx(loss(tiny_llama, pool, position, example), abs=1e-3)
         assert not found.slope.any()
-    whole = engine.gradient(position, EXAMPLES)
-    alone = [engine.gradient(position, [example]).loss for example in EXAMPLES]
+    whole = engine.compute_gradient(position, EXAMPLES)
+    alone = [engine.compute_gradient(position, [example]).loss for example in EXAMPLES]
     assert whole.loss == pytest.approx(sum(alone), abs=1e-4)
 
 
@@ -110,14 +110,14 @@ def test_the_slope_is_the_losses_difference(
     """Central differences of a float32 loss agree to about three digits."""
     engine, pool = opened(tiny_llama, mixed_pool, **way)
     position = drawn(pool)
-    slope = engine.gradient(position, EXAMPLES).slope
+    slope = engine.compute_gradient(position, EXAMPLES).slope
     assert slope.shape == position.shape
     width, rough = 3e-3, []
     for place in range(len(position)):
         step = np.zeros(len(position))
         step[place] = width
         up, down = (
-            engine.gradient(x, EXAMPLES, False).loss for x in (position + step, position - step)
+            engine.compute_gradient(x, EXAMPLES, False).loss for x in (position + step, position - step)
         )
         rough.append((up - down) / (2 * width))
     assert np.abs(slope).max() > 0.1
@@ -127,11 +127,11 @@ def test_the_slope_is_the_losses_difference(
 def test_batches_and_checkpointing_change_nothing(tiny_llama: Path, tiny_pool: Path) -> None:
     engine, pool = opened(tiny_llama, tiny_pool, space="delta")
     position = drawn(pool)
-    whole = engine.gradient(position, EXAMPLES * 2)
+    whole = engine.compute_gradient(position, EXAMPLES * 2)
     engine._budget = 40
-    parts = engine.gradient(position, EXAMPLES * 2)
+    parts = engine.compute_gradient(position, EXAMPLES * 2)
     engine.checkpointing = True
-    recomputed = engine.gradient(position, EXAMPLES * 2)
+    recomputed = engine.compute_gradient(position, EXAMPLES * 2)
     for other in (parts, recomputed):
         assert other.loss == pytest.approx(whole.loss, rel=1e-5)
         np.testing.assert_allclose(other.slope, whole.slope, rtol=1e-4, atol=1e-5)
@@ -141,20 +141,20 @@ def test_answers_after_a_gradient_are_as_before(tiny_llama: Path, tiny_pool: Pat
     engine, pool = opened(tiny_llama, tiny_pool, space="delta")
     position = drawn(pool)[None]
     asked = [[Request("the answer is", 8), Request("a", 0, (" b", " c"))]]
-    before = engine.answer(position, asked)
-    engine.gradient(position[0] + 1, EXAMPLES)
-    assert engine.answer(position, asked) == before
+    before = engine.generate(position, asked)
+    engine.compute_gradient(position[0] + 1, EXAMPLES)
+    assert engine.generate(position, asked) == before
 
 
 def test_examples_of_tasks(tmp_path: Path) -> None:
-    choice = Choice("tiny", str(searches.choice_file(tmp_path / "tiny.json")))
+    choice = MultipleChoice("tiny", str(searches.choice_file(tmp_path / "tiny.json")))
     item = choice.items("dev")[0]
-    (example,) = choice.examples([item])
+    (example,) = choice.gold_examples([item])
     assert example.prompt.endswith("The answer is")
     assert example.choices == (" A", " B", " C", " D", " E")
     assert example.choices[example.gold] == f" {item['answer']}" and not example.units
-    texts = Choice("tiny", choice.data.file, scoring="text", template="{question}")
-    (example,) = texts.examples([item])
+    texts = MultipleChoice("tiny", choice.data.file, scoring="text", template="{question}")
+    (example,) = texts.gold_examples([item])
     assert example.prompt == item["question"]
     assert example.choices == tuple(f" {text}" for text in item["choices"].values())
     assert list(item["choices"])[example.gold] == item["answer"]
@@ -164,14 +164,14 @@ def test_examples_of_tasks(tmp_path: Path) -> None:
         {split: [{"id": n, "question": f"{split} {n} and 1?\nAnswer:", "answer": str(n + 1)}
                  for n in range(4)] for split in ("dev", "test")}
     ))  # fmt: skip
-    match = Match("numbers", str(tmp_path / "numbers.json"))
-    (example,) = match.examples([match.items("dev")[1]])
+    match = ExactMatch("numbers", str(tmp_path / "numbers.json"))
+    (example,) = match.gold_examples([match.items("dev")[1]])
     assert (example.prompt, example.choices) == ("dev 1 and 1?\nAnswer:", (" 2",))
 
     both = Mixture("both", {"few": match, "many": choice}, "weights", {"few": 3, "many": 1})
     items = both.items("dev")
     by_part: dict[str, float] = {}
-    for one, made in zip(items, both.examples(items), strict=True):
+    for one, made in zip(items, both.gold_examples(items), strict=True):
         by_part[one["part"]] = by_part.get(one["part"], 0.0) + made.weight / len(items)
     assert by_part == pytest.approx({"few": 0.75, "many": 0.25})
 
@@ -183,11 +183,11 @@ def test_the_loss_of_a_text_is_minus_its_utility(
     task = Perplexity(file=str(tmp_path / "text.txt"), window=60, context=30)
     engine, pool = opened(tiny_llama, tiny_pool, space="delta")
     position, items = drawn(pool), task.items("dev")
-    play = task.play(items)
-    (said,) = engine.answer(position[None], [next(play)])
+    play = task.run(items)
+    (said,) = engine.generate(position[None], [next(play)])
     with pytest.raises(StopIteration) as end:
         play.send(said)
-    found = engine.gradient(position, task.examples(items)).loss / len(items)
+    found = engine.compute_gradient(position, task.gold_examples(items)).loss / len(items)
     assert found == pytest.approx(-task.utility(end.value.value), rel=1e-4)
 
 
@@ -196,23 +196,23 @@ def test_the_likeliest_text_has_the_greatest_share(
 ) -> None:
     """The answer that is read and the loss agree: n losses, each with another choice as gold."""
     file = str(searches.choice_file(tmp_path / "tiny.json"))
-    task = Choice("tiny", file, scoring="text")
+    task = MultipleChoice("tiny", file, scoring="text")
     engine, pool = opened(tiny_llama, tiny_pool, space="delta")
     position, items = drawn(pool), task.items("dev")[:4]
-    play = task.play(items)
-    (said,) = engine.answer(position[None], [next(play)])
+    play = task.run(items)
+    (said,) = engine.generate(position[None], [next(play)])
     with pytest.raises(StopIteration) as end:
         play.send(said)
-    for example, item, score in zip(task.examples(items), items, end.value.value, strict=True):
+    for example, item, score in zip(task.gold_examples(items), items, end.value.value, strict=True):
         losses = [
-            engine.gradient(position, [replace(example, gold=gold)], False).loss
+            engine.compute_gradient(position, [replace(example, gold=gold)], False).loss
             for gold in range(len(example.choices))
         ]
         assert sum(math.exp(-loss) for loss in losses) == pytest.approx(1, abs=1e-5)
         assert score.answer == list(item["choices"])[int(np.argmin(losses))]
 
 
-def answers(wanted: Sequence[Wanted]) -> list[Any]:
+def answers(wanted: Sequence[LossRequest]) -> list[Any]:
     """Of a bowl around (1, 0, 0, 0)."""
     found = []
     for one in wanted:

@@ -12,15 +12,15 @@ import tiny
 from harnessed import CHOICE, FORCED, GENERATE, LOWER, STEREOTYPE, tasks_folder
 from playing import Knowing, Mistaken, Silent, Unscored, played, write
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.executors.worker import Meter, play_together
+from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models import Completion
 from swarm.pool import Pool
 from swarm.tasks import Task, documents
-from swarm.tasks.harness import Harness, lm_eval
-from swarm.tasks.instances import before_any
+from swarm.tasks.harness import LMEvalTask, lm_eval
+from swarm.tasks.instances import cut_at_stops
 from swarm.tasks.mixture import Mixture
 
 pytest.importorskip("lm_eval")
@@ -39,8 +39,8 @@ def pool(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def utilities(task: Task, base: Path, pool: Path, split: str) -> list[float]:
     """Our utilities of two experts."""
     engine, experts = HFEngine(plan="stacked"), Pool(pool).open()
-    engine.open(Base(str(base)), experts, "cpu")
-    scores = play_together(task, engine, np.eye(2), task.items(split), Meter())
+    engine.open(BaseModel(str(base)), experts, "cpu")
+    scores = run_tasks_lockstep(task, engine, np.eye(2), task.items(split), JobUsage())
     return [task.utility(row) for row in scores]
 
 
@@ -64,7 +64,7 @@ def theirs(name: str, folder: str, base: Path, expert: Path, **more: Any) -> dic
 def test_multiple_choice_is_theirs(tmp_path: Path, base: Path, pool: Path, shots: int) -> None:
     folder = tasks_folder(tmp_path / "mine", CHOICE, "letters", shots=shots)
     for metric in ("acc", "acc_norm"):
-        task = Harness("mine", "letters", folder, metric=metric)
+        task = LMEvalTask("mine", "letters", folder, metric=metric)
         expected = [theirs("letters", folder, base, pool / n)[f"{metric},none"]
                     for n in ("amber", "birch")]  # fmt: skip
         assert utilities(task, base, pool, "test") == pytest.approx(expected)
@@ -76,7 +76,7 @@ def test_generation_is_theirs(tmp_path: Path, base: Path, pool: Path) -> None:
     folder = tasks_folder(tmp_path / "mine", GENERATE, "words")
     expected = [theirs("words", folder, base, pool / name) for name in ("amber", "birch")]
     for metric, key in ((None, "first"), ("exact_match,whole", "whole")):
-        task = Harness("mine", "words", folder, metric=metric)
+        task = LMEvalTask("mine", "words", folder, metric=metric)
         wanted = [found[f"exact_match,{key}"] for found in expected]
         assert utilities(task, base, pool, "test") == pytest.approx(wanted)
     assert any(found["exact_match,first"] > 0 for found in expected)
@@ -86,7 +86,7 @@ def test_generation_is_theirs(tmp_path: Path, base: Path, pool: Path) -> None:
 def test_forced_texts_are_theirs(tmp_path: Path, base: Path, pool: Path) -> None:
     """The documents are shorter than a window, so that theirs and ours is the same text."""
     folder = tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
-    ours = utilities(Harness("mine", "whole", folder), base, pool, "test")
+    ours = utilities(LMEvalTask("mine", "whole", folder), base, pool, "test")
     # By default their text begins with two <bos>, of which the second is scored.
     found = theirs("whole", folder, base, pool / "amber", add_bos_token=False)
     expected = found["bits_per_byte,none"]
@@ -94,10 +94,10 @@ def test_forced_texts_are_theirs(tmp_path: Path, base: Path, pool: Path) -> None
     assert -ours[0] == pytest.approx(expected, rel=2e-3) and ours[0] != ours[1]
     folder = tasks_folder(tmp_path / "mine", FORCED, "said", kind="loglikelihood", text="no ")
     said = theirs("said", folder, base, pool / "amber")
-    task = Harness("mine", "said", folder)
+    task = LMEvalTask("mine", "said", folder)
     assert utilities(task, base, pool, "test")[0] == said["acc,none"]
     with pytest.raises(UserError, match=r"metric=perplexity.*acc"):
-        Harness("mine", "said", folder, metric="perplexity").items("dev")
+        LMEvalTask("mine", "said", folder, metric="perplexity").items("dev")
 
 
 def test_dev_is_another_split_than_test(tmp_path: Path) -> None:
@@ -110,26 +110,26 @@ def test_dev_is_another_split_than_test(tmp_path: Path) -> None:
     ):
         name = "_".join(splits)
         folder = tasks_folder(tmp_path / "mine", CHOICE, name, splits)
-        task = Harness("mine", name, folder)
+        task = LMEvalTask("mine", name, folder)
         dev, test = task.items("dev"), task.items("test")
         assert (len(dev), len(test)) == counts
         questions = [item["doc"]["question"] for item in (*dev, *test)]
         assert len(set(questions)) == len(questions)
         if len(splits) == 1:
-            other = Harness("mine", name, folder, seed=1).items("dev")
+            other = LMEvalTask("mine", name, folder, seed=1).items("dev")
             assert [i["doc"] for i in other] != [i["doc"] for i in dev]
-        limited = Harness("mine", name, folder, dev_limit=3)
+        limited = LMEvalTask("mine", name, folder, dev_limit=3)
         assert limited.items("dev") == dev[:3] and limited.items("test") == test
 
 
 def test_no_dev_document_is_among_its_own_examples(tmp_path: Path) -> None:
     """Examples come from the training split, which is dev here; a draw of 6 of 8 would hit."""
     folder = tasks_folder(tmp_path / "mine", CHOICE, "shown", {"train": 8, "test": 12}, shots=6)
-    task = Harness("mine", "shown", folder)
+    task = LMEvalTask("mine", "shown", folder)
     for item in task.items("dev"):
         assert item["prompt"].count(item["doc"]["question"]) == 1
         assert item["prompt"].count("which of the answers") == 7
-    fewer = Harness("mine", "shown", folder, num_fewshot=1).items("dev")[0]
+    fewer = LMEvalTask("mine", "shown", folder, num_fewshot=1).items("dev")[0]
     assert fewer["prompt"].count("which of the answers") == 2
 
 
@@ -138,7 +138,7 @@ def test_models_that_know_and_that_do_not(tmp_path: Path) -> None:
     tasks_folder(tmp_path / "mine", GENERATE, "words", first=1000)
     both = lm_eval("both", ["letters", "words"], include_path=folder)
     assert isinstance(both, Mixture) and both.votes is False
-    for task in (Harness("mine", "letters", folder), both):
+    for task in (LMEvalTask("mine", "letters", folder), both):
         again = pickle.loads(pickle.dumps(task))
         for items in (task.items("dev"), again.items("test")):
             right, wrong = (played(again, items, m(items)) for m in (Knowing, Mistaken))
@@ -146,7 +146,7 @@ def test_models_that_know_and_that_do_not(tmp_path: Path) -> None:
             assert all(
                 task.grade(i, s.answer) == s.value for i, s in zip(items, right, strict=True)
             )
-    letters = Harness("mine", "letters", folder)
+    letters = LMEvalTask("mine", "letters", folder)
     nothing = [Completion("", (float("nan"),) * 4)]
     scores = played(letters, letters.items("dev")[:1], Saying(nothing))
     assert scores[0].value == 0.0 and scores[0].answer is None
@@ -158,16 +158,16 @@ def test_a_lost_document_weighs_no_more_than_the_worst(tmp_path: Path) -> None:
     """Of metrics of which lower is better; those of an unknown worst value are not taken."""
     folder = tasks_folder(tmp_path / "mine", LOWER, "lower")
     (tmp_path / "mine" / "lower_metric.py").write_text(STEREOTYPE)
-    task = Harness("mine", "lower", folder)
+    task = LMEvalTask("mine", "lower", folder)
     items = task.items("dev")[:4]
     said = [Completion("", (-2.0, -1.0, -3.0, -4.0))] * 3 + [Completion("", (float("nan"),) * 4)]
     scores = played(task, items, Saying(said))
     assert [score.value for score in scores] == [-0.25] * 3 + [-1.0]
     assert scores[3].answer is None and scores[0].measures["likelihood_diff"] == 9.0
     with pytest.raises(UserError, match=r"metric=likelihood_diff.*known worst value: pct_ster"):
-        Harness("mine", "lower", folder, metric="likelihood_diff").items("dev")
+        LMEvalTask("mine", "lower", folder, metric="likelihood_diff").items("dev")
     whole = tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
-    task = Harness("mine", "whole", whole)
+    task = LMEvalTask("mine", "whole", whole)
     item = task.items("dev")[0]
     assert played(task, [item], Saying([Completion("", (float("nan"),))]))[0].value == -8.0
     with pytest.raises(UserError, match="combine=harmonic: whole can come to less than 0"):
@@ -189,7 +189,7 @@ def test_a_task_without_a_split_is_one_line() -> None:
         has_validation_docs = has_training_docs = has_test_docs
 
     with pytest.raises(UserError, match=r"task.tasks=bare: it has no split"):
-        documents.of_split(Bare(), "dev", 0)
+        documents.split_documents(Bare(), "dev", 0)
 
 
 class Saying:
@@ -204,12 +204,12 @@ class Saying:
 
 def test_texts_end_at_a_stop(tmp_path: Path) -> None:
     folder = tasks_folder(tmp_path / "mine", GENERATE, "words")
-    task = Harness("mine", "words", folder)
+    task = LMEvalTask("mine", "words", folder)
     (item, *_) = task.items("dev")
-    (request,) = next(task.play([item]))
+    (request,) = next(task.run([item]))
     assert request.max_new_tokens == 12 and request.decided is not None
     assert [request.decided(text) for text in ("", "out B", "the")] == [False, True, True]
-    assert before_any("one two\n\nthree", ["\n\n", "two", ""]) == "one "
+    assert cut_at_stops("one two\n\nthree", ["\n\n", "two", ""]) == "one "
     silent = played(task, [item], Silent())[0]
     assert silent.value == 0.0 and silent.answer is None
     item = next(i for i in task.items("test") if i["answer"] == "a")
@@ -220,20 +220,20 @@ def test_texts_end_at_a_stop(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tasks_folder(tmp_path / "mine", CHOICE, "letters")
     for task, message in (
-        (Harness("mine", "letters", folder, metric="mcc"), r"metric=mcc.*acc, acc_norm"),
-        (Harness("mine", "letters", folder, metric="acc,strict"), "filters are none"),
-        (Harness("mine", "letters", str(tmp_path / "nowhere")), "no such folder"),
+        (LMEvalTask("mine", "letters", folder, metric="mcc"), r"metric=mcc.*acc, acc_norm"),
+        (LMEvalTask("mine", "letters", folder, metric="acc,strict"), "filters are none"),
+        (LMEvalTask("mine", "letters", str(tmp_path / "nowhere")), "no such folder"),
     ):
         with pytest.raises(UserError, match=message):
             task.items("dev")
     (tmp_path / "mine" / "letters_train.jsonl").unlink()
     with pytest.raises(UserError, match=r"task.tasks=letters: lm-eval cannot load"):
-        Harness("mine", "letters", folder).items("dev")
+        LMEvalTask("mine", "letters", folder).items("dev")
     for wrong in ({"tasks": []}, {"tasks": "arc_easy"}, {"num_fewshot": -1}, {"seed": True}):
         with pytest.raises(UserError, match=next(iter(wrong))):
             lm_eval(**wrong)  # type: ignore[arg-type]
     monkeypatch.setattr("swarm.tasks.documents.find_spec", lambda name: None)
-    task = Harness("mine", "letters", folder)
+    task = LMEvalTask("mine", "letters", folder)
     for ask in (task.check, lambda: task.items("dev")):
         with pytest.raises(UserError, match="pip install"):
             ask()

@@ -9,32 +9,32 @@ import numpy as np
 import pytest
 
 from swarm.errors import UserError
-from swarm.optimizers import Divided
+from swarm.optimizers import SupportsGroupHierarchy
 from swarm.optimizers.bayes import BayesianSearch
-from swarm.optimizers.cma_es import CovarianceSearch
+from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.de import DifferentialEvolution
 from swarm.optimizers.genome import Genome
-from swarm.optimizers.hierarchical import Hierarchical
+from swarm.optimizers.hierarchical import HierarchicalOptimizer
 from swarm.optimizers.lorahub import LoraHub
-from swarm.optimizers.multi_objective import Nsga2
+from swarm.optimizers.multi_objective import NSGA2Search
 from swarm.optimizers.nes import NaturalEvolution
 from swarm.optimizers.pso import GradientDescent, ParticleSwarm
 from swarm.optimizers.random_search import RandomSearch
-from swarm.optimizers.recipes import StaticRecipes
+from swarm.optimizers.recipes import StaticMerges
 from swarm.pool import Pool
 
 EXPERTS, GROUPS = 4, 6
 DIVISIONS = {"global": [0] * 6, "kind": [0, 1, 0, 1, 0, 1], "per_module": [*range(6)]}
 INNER: dict[str, Callable[[], Any]] = {
     "nes": NaturalEvolution,
-    "cmaes": CovarianceSearch,
-    "separable": lambda: CovarianceSearch(separable=True, sum_to_one=False),
+    "cmaes": CMAES,
+    "separable": lambda: CMAES(separable=True, sum_to_one=False),
     "de": lambda: DifferentialEvolution(particles=8),
     "pso": lambda: ParticleSwarm(particles=8, soups=0),
     "genome": lambda: Genome(particles=8),
     "random": lambda: RandomSearch(particles=8),
     "lorahub": LoraHub,
-    "recipes": StaticRecipes,
+    "recipes": StaticMerges,
     "bayes": lambda: BayesianSearch(sampler="tpe"),
 }
 TARGET = np.random.default_rng(0).normal(0.4, 0.3, size=GROUPS * EXPERTS)
@@ -46,13 +46,13 @@ def parents(name: str) -> list[int]:
     return DIVISIONS[name]
 
 
-def made(inner: Any = None, positions: int | None = None, **options: Any) -> Hierarchical:
-    search = Hierarchical(optimizer=inner, **options)
-    search.divide(parents, positions)
+def made(inner: Any = None, positions: int | None = None, **options: Any) -> HierarchicalOptimizer:
+    search = HierarchicalOptimizer(optimizer=inner, **options)
+    search.set_group_hierarchy(parents, positions)
     return search
 
 
-def begun(inner: Any = None, positions: int | None = None, **options: Any) -> Hierarchical:
+def begun(inner: Any = None, positions: int | None = None, **options: Any) -> HierarchicalOptimizer:
     search = made(inner, positions, **options)
     search.start(EXPERTS, 0, GROUPS)
     return search
@@ -71,7 +71,7 @@ def step(search: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", INNER)
 def test_positions_have_the_groups_of_their_stage(name: str) -> None:
     search, seen = begun(INNER[name](), max_iterations=20), set()
-    while search.done() is None:
+    while search.stop_reason() is None:
         rows = search.ask().reshape(-1, GROUPS, EXPERTS)
         for place in DIVISIONS[[*DIVISIONS][search.stage]]:
             alike = [
@@ -87,7 +87,7 @@ def test_positions_have_the_groups_of_their_stage(name: str) -> None:
 def test_a_finer_stage_begins_with_the_experts_and_the_best_so_far(name: str) -> None:
     search, best, highest = begun(INNER[name](), max_iterations=20), None, -np.inf
     experts, stage = np.tile(np.eye(EXPERTS), GROUPS), 0
-    while search.done() is None:
+    while search.stop_reason() is None:
         rows = search.ask()
         if search.stage > stage:
             stage = search.stage
@@ -118,7 +118,7 @@ def test_sums_stay_at_one_where_the_inner_optimizer_keeps_them(name: str) -> Non
     if not getattr(INNER[name](), "sum_to_one", name not in ("lorahub", "recipes")):
         pytest.skip("sums are free")
     search = begun(INNER[name](), max_iterations=20)
-    while search.done() is None:
+    while search.stop_reason() is None:
         rows = step(search).reshape(-1, GROUPS, EXPERTS)
         np.testing.assert_allclose(rows.sum(axis=2), 1.0, atol=1e-9)
 
@@ -126,18 +126,18 @@ def test_sums_stay_at_one_where_the_inner_optimizer_keeps_them(name: str) -> Non
 @pytest.mark.parametrize("name", INNER)
 def test_it_goes_on_from_its_state_in_every_stage(name: str) -> None:
     straight, resumed = (begun(INNER[name](), max_iterations=12) for _ in range(2))
-    while straight.done() is None:
+    while straight.stop_reason() is None:
         for moment in range(2):
-            state = json.loads(json.dumps(resumed.state(), allow_nan=False))
+            state = json.loads(json.dumps(resumed.state_dict(), allow_nan=False))
             resumed = made(INNER[name](), max_iterations=12)
-            resumed.load(state)
+            resumed.load_state_dict(state)
             if moment:
                 break
             np.testing.assert_array_equal(resumed.ask(), straight.ask())
             np.testing.assert_array_equal(resumed.evaluate, straight.evaluate)
         step(straight)
         step(resumed)
-        assert resumed.state() == straight.state() and resumed.done() == straight.done()
+        assert resumed.state_dict() == straight.state_dict() and resumed.stop_reason() == straight.stop_reason()
     assert straight.stage == 2
 
 
@@ -157,8 +157,8 @@ def test_stages_end_with_their_share_of_the_positions_that_a_run_can_pay() -> No
 
 
 def test_an_inner_end_begins_the_next_stage() -> None:
-    search, stages = begun(StaticRecipes(), max_iterations=60), []
-    while (reason := search.done()) is None:
+    search, stages = begun(StaticMerges(), max_iterations=60), []
+    while (reason := search.stop_reason()) is None:
         step(search)
         stages.append(search.stage)
     assert stages.count(0) < 12 and {0, 1, 2} == set(stages)
@@ -166,8 +166,8 @@ def test_an_inner_end_begins_the_next_stage() -> None:
 
 
 def test_a_division_that_divides_nothing_is_left_out() -> None:
-    search = Hierarchical(groups=("global", "attention_mlp", "per_module"))
-    search.divide(lambda name: DIVISIONS.get(name, [0] * 6), None)
+    search = HierarchicalOptimizer(groups=("global", "attention_mlp", "per_module"))
+    search.set_group_hierarchy(lambda name: DIVISIONS.get(name, [0] * 6), None)
     search.start(EXPERTS, 0, GROUPS)
     assert [level.name for level in search.levels] == ["attention_mlp", "per_module"]
     assert search.levels[0].share == pytest.approx(0.7)
@@ -179,26 +179,26 @@ def test_what_does_not_fit_is_one_line() -> None:
     ):
         made(groups=("global", "kind"), shares=(1, 1))
     with pytest.raises(UserError, match=r"optimizer.shares=\[1\]: must be 3"):
-        Hierarchical(shares=[1])
+        HierarchicalOptimizer(shares=[1])
     with pytest.raises(UserError, match=r"optimizer.particles=4 .* allowed: 5 or more"):
         begun(particles=4)
     with pytest.raises(UserError, match="30 dimensions"):
         begun(BayesianSearch(sum_to_one=False, most_dimensions=8), groups=("global", "per_module"),
               shares=(1, 1), particles=5)  # fmt: skip
     with pytest.raises(UserError, match=r"optimizer.optimizer=gradient: needs gradients"):
-        Hierarchical(optimizer=GradientDescent())
+        HierarchicalOptimizer(optimizer=GradientDescent())
     with pytest.raises(UserError, match=r"optimizer.optimizer=nsga2: .* a front has none"):
-        Hierarchical(optimizer=Nsga2())
+        HierarchicalOptimizer(optimizer=NSGA2Search())
     with pytest.raises(UserError, match="must be another optimizer"):
-        Hierarchical(optimizer=Hierarchical())
+        HierarchicalOptimizer(optimizer=HierarchicalOptimizer())
 
 
 def test_the_pool_knows_the_divisions(tiny_pool: Path) -> None:
     pool = Pool(tiny_pool, space="delta", groups="per_module").open()
-    assert isinstance(Hierarchical(), Divided)
-    search = Hierarchical()
-    search.divide(pool.parents, None)
+    assert isinstance(HierarchicalOptimizer(), SupportsGroupHierarchy)
+    search = HierarchicalOptimizer()
+    search.set_group_hierarchy(pool.parents, None)
     search.start(len(pool.names), 0, len(pool.groups))
     assert [level.groups for level in search.levels] == [1, 3, len(pool.groups)]
     with pytest.raises(UserError, match=r"set pool.groups=per_module"):
-        Hierarchical().divide(Pool(tiny_pool).open().parents, None)
+        HierarchicalOptimizer().set_group_hierarchy(Pool(tiny_pool).open().parents, None)

@@ -18,7 +18,7 @@ import pytest
 from endpoints import Asked, Endpoint, Rationed, Reply, endpoint, in_turn
 
 from swarm.errors import UserError
-from swarm.models.asking import Asking, Call
+from swarm.models.asking import RetryingClient, Call
 from swarm.models.failures import (
     AccessDenied,
     BadRequest,
@@ -26,13 +26,13 @@ from swarm.models.failures import (
     RateLimited,
     RequestError,
     ServerFault,
-    TimedOut,
-    Unreachable,
-    seconds,
+    RequestTimeout,
+    ConnectionFailed,
+    parse_retry_after,
 )
-from swarm.models.http import Client
-from swarm.models.pace import Limits, Pace, Throttle, Turns
-from swarm.models.post import reason
+from swarm.models.http import HttpClient
+from swarm.models.pace import Limits, Pacer, AdaptiveThrottle, RateLimiter
+from swarm.models.post import describe_connection_error
 
 KEY = "sk-very-secret-0123456789"
 
@@ -41,9 +41,9 @@ def echo(asked: Asked) -> Reply:
     return Reply({"said": asked.body["n"]})
 
 
-def client(server: Endpoint | str, key: str | None = None, **limits: Any) -> Client:
+def client(server: Endpoint | str, key: str | None = None, **limits: Any) -> HttpClient:
     url = server if isinstance(server, str) else server.url
-    return Client("Echo", url, key, Limits(**limits))
+    return HttpClient("Echo", url, key, Limits(**limits))
 
 
 def numbers(count: int) -> list[Call]:
@@ -61,15 +61,15 @@ def test_answers_come_in_order_and_no_more_at_once_than_allowed() -> None:
 
     with endpoint(slow) as server:
         mine = client(server, concurrency=5)
-        assert mine.gather(numbers(60), said) == list(range(60))
+        assert mine.run_calls(numbers(60), said) == list(range(60))
         assert 2 <= server.peak <= 5
-        assert mine.gather([], said) == []
+        assert mine.run_calls([], said) == []
 
 
 def test_threads_share_the_limit() -> None:
     with endpoint(lambda asked: Reply({"said": 1}, wait=0.03)) as server:
         mine = client(server, concurrency=3)
-        threads = [threading.Thread(target=mine.gather, args=(numbers(6), said)) for _ in range(4)]
+        threads = [threading.Thread(target=mine.run_calls, args=(numbers(6), said)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -82,15 +82,15 @@ def test_it_works_beside_a_running_event_loop_and_after_a_fork() -> None:
         mine = client(server)
 
         async def notebook() -> list[int]:
-            return mine.gather(numbers(3), said)
+            return mine.run_calls(numbers(3), said)
 
         assert asyncio.run(notebook()) == [0, 1, 2]
         child = os.fork()
         if child == 0:
-            os._exit(0 if mine.gather(numbers(3), said) == [0, 1, 2] else 1)
+            os._exit(0 if mine.run_calls(numbers(3), said) == [0, 1, 2] else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert mine.gather(numbers(3), said) == [0, 1, 2]
-        assert pickle.loads(pickle.dumps(mine)).gather(numbers(2), said) == [0, 1]
+        assert mine.run_calls(numbers(3), said) == [0, 1, 2]
+        assert pickle.loads(pickle.dumps(mine)).run_calls(numbers(2), said) == [0, 1]
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 529])
@@ -98,7 +98,7 @@ def test_what_may_pass_is_asked_again(status: int) -> None:
     failing = Reply({"error": {"message": "busy"}}, status)
     with endpoint(in_turn(failing, Reply({"said": "well"}))) as server:
         mine = client(server, retries=2)
-        assert mine.gather(numbers(1), said) == ["well"]
+        assert mine.run_calls(numbers(1), said) == ["well"]
         assert len(server.asked) == 2 and mine.repeated == 1
 
 
@@ -109,22 +109,22 @@ def test_what_may_pass_is_asked_again(status: int) -> None:
 )  # fmt: skip
 def test_lost_connections_and_wrong_answers_are_asked_again(broken: Reply) -> None:
     with endpoint(in_turn(broken, Reply({"said": "well"}))) as server:
-        assert client(server, retries=1).gather(numbers(1), said) == ["well"]
+        assert client(server, retries=1).run_calls(numbers(1), said) == ["well"]
     with endpoint(in_turn(broken)) as server:
-        kind = Unreachable if broken.drop else ServerFault
+        kind = ConnectionFailed if broken.drop else ServerFault
         with pytest.raises(kind, match=r"^Echo \(http.*asked 2 times$"):
-            client(server, retries=1).gather(numbers(1), said)
+            client(server, retries=1).run_calls(numbers(1), said)
 
 
 def test_waits_grow_and_are_spread() -> None:
-    mine = Asking("Echo", Turns(Limits()), said, None)
+    mine = RetryingClient("Echo", RateLimiter(Limits()), said, None)
     fault = ServerFault("busy")
     for attempt, most in enumerate((0.5, 1.0, 2.0, 4.0, 8.0, 16.0)):
-        waits = [mine._wait(fault, attempt) for _ in range(50)]
+        waits = [mine._retry_delay(fault, attempt) for _ in range(50)]
         assert all(w is not None and most / 2 <= w <= most for w in waits)
         assert len(set(waits)) > 10
-    assert mine._wait(fault, 6) is None
-    assert mine._wait(BadRequest("wrong"), 0) is None
+    assert mine._retry_delay(fault, 6) is None
+    assert mine._retry_delay(BadRequest("wrong"), 0) is None
 
 
 def test_retry_after_is_heeded_by_all_requests() -> None:
@@ -140,12 +140,12 @@ def test_retry_after_is_heeded_by_all_requests() -> None:
 
     with endpoint(answer) as server:
         mine = client(server, concurrency=2, retries=1)
-        assert mine.gather(numbers(4), said) == [0, 1, 2, 3]
+        assert mine.run_calls(numbers(4), said) == [0, 1, 2, 3]
         times = [asked.time for asked in server.asked]
         assert len(times) == 5 and all(later - times[0] >= 0.99 for later in times[2:])
         began = time.monotonic()
-        mine.throttle.hold_back(0.5)
-        mine.gather(numbers(1), said)
+        mine.throttle.pause_for(0.5)
+        mine.run_calls(numbers(1), said)
         assert time.monotonic() - began >= 0.49
 
 
@@ -153,31 +153,31 @@ def test_a_wait_that_is_too_long_ends_it_at_once() -> None:
     reply = Reply({"error": {"message": "daily quota"}}, 429, {"Retry-After": "7200"})
     with endpoint(in_turn(reply)) as server:
         with pytest.raises(RateLimited, match="daily quota; it asks to wait 7200 s"):
-            client(server).gather(numbers(1), said)
+            client(server).run_calls(numbers(1), said)
         assert len(server.asked) == 1
 
 
 def test_retry_after_may_be_a_date() -> None:
     later = email.utils.formatdate(time.time() + 3000, usegmt=True)
-    assert 2900 < (seconds(later) or 0) <= 3000
-    assert seconds("1.5") == 1.5 and seconds("-3") == 0.0
-    assert seconds(email.utils.formatdate(0, usegmt=True)) == 0.0
-    assert [seconds(wrong) for wrong in ("", "soon", "nan", "inf", "99 Foo 12345678")] == [None] * 5
+    assert 2900 < (parse_retry_after(later) or 0) <= 3000
+    assert parse_retry_after("1.5") == 1.5 and parse_retry_after("-3") == 0.0
+    assert parse_retry_after(email.utils.formatdate(0, usegmt=True)) == 0.0
+    assert [parse_retry_after(wrong) for wrong in ("", "soon", "nan", "inf", "99 Foo 12345678")] == [None] * 5
 
 
 def test_a_stalled_server_meets_the_timeout() -> None:
     with endpoint(lambda asked: Reply({"said": 1}, wait=120)) as server:
         began = time.monotonic()
-        with pytest.raises(TimedOut, match=r"no answer within 0.3 s \(limits.timeout\)"):
-            client(server, timeout=0.3, retries=1).gather(numbers(3), said)
+        with pytest.raises(RequestTimeout, match=r"no answer within 0.3 s \(limits.timeout\)"):
+            client(server, timeout=0.3, retries=1).run_calls(numbers(3), said)
         assert time.monotonic() - began < 60
 
 
 def test_nobody_there() -> None:
     with endpoint(echo) as server:
         url = server.url
-    with pytest.raises(Unreachable, match=r"^Echo \(http://127.*the connection failed: ") as caught:
-        client(url, retries=0).gather(numbers(1), said)
+    with pytest.raises(ConnectionFailed, match=r"^Echo \(http://127.*the connection failed: ") as caught:
+        client(url, retries=0).run_calls(numbers(1), said)
     assert "\n" not in str(caught.value)
 
 
@@ -203,7 +203,7 @@ def test_what_will_not_pass_is_not_asked_again(
     )
     with endpoint(in_turn(reply)) as server:
         with pytest.raises(kind, match=words) as caught:
-            client(server, "ECHO_KEY").gather(numbers(1), said)
+            client(server, "ECHO_KEY").run_calls(numbers(1), said)
         assert type(caught.value) is kind and isinstance(caught.value, UserError)
         assert len(server.asked) == 1 and str(caught.value).isprintable()
         again = pickle.loads(pickle.dumps(caught.value))
@@ -214,7 +214,7 @@ def test_no_quota_left_is_not_waited_for() -> None:
     reply = Reply({"error": {"message": "pay first", "code": "insufficient_quota"}}, 429)
     with endpoint(in_turn(reply)) as server:
         with pytest.raises(RateLimited, match=r"pay first$"):
-            client(server).gather(numbers(1), said)
+            client(server).run_calls(numbers(1), said)
         assert len(server.asked) == 1
 
 
@@ -224,7 +224,7 @@ def test_the_first_failure_for_good_ends_the_others() -> None:
 
     with endpoint(answer) as server:
         with pytest.raises(AccessDenied):
-            client(server, concurrency=4).gather(numbers(200), said)
+            client(server, concurrency=4).run_calls(numbers(200), said)
         time.sleep(0.2)
         assert len(server.asked) < 20
 
@@ -234,17 +234,17 @@ def test_a_single_refused_call_can_be_let_pass() -> None:
         return Reply({"error": "not this one"}, 400) if asked.body["n"] == 1 else echo(asked)
 
     with endpoint(answer) as server:
-        assert client(server).gather(numbers(3), said, lambda n, e: f"{n}!") == [0, "1!", 2]
+        assert client(server).run_calls(numbers(3), said, lambda n, e: f"{n}!") == [0, "1!", 2]
         with pytest.raises(BadRequest, match="not this one"):
-            client(server).gather(numbers(3), said)
+            client(server).run_calls(numbers(3), said)
 
 
 def test_requests_are_sent_at_the_pace_that_is_set() -> None:
     with endpoint(echo) as server:
         mine = client(server, requests_per_minute=1200)
         began = time.monotonic()
-        mine.gather(numbers(6), said)
-        mine.gather(numbers(5), said)
+        mine.run_calls(numbers(6), said)
+        mine.run_calls(numbers(5), said)
         times = sorted(asked.time for asked in server.asked)
     assert len(times) == 11
     early = [n for n, at in enumerate(times) if at < began + n * 0.05 - 0.001]
@@ -252,14 +252,14 @@ def test_requests_are_sent_at_the_pace_that_is_set() -> None:
 
 
 def test_a_pace_takes_corrections() -> None:
-    pace = Pace(60)
+    pace = Pacer(60)
     now = time.monotonic()
-    first = pace.book(10)
+    first = pace.reserve_slot(10)
     assert now <= first <= time.monotonic()
-    assert pace.book(1) == pytest.approx(first + 10, abs=0.01)
-    pace.correct(-8)
-    assert pace.book(1) == pytest.approx(first + 3, abs=0.01)
-    assert [Pace(None).book(1000) - time.monotonic() < 0.01 for _ in range(3)] == [True] * 3
+    assert pace.reserve_slot(1) == pytest.approx(first + 10, abs=0.01)
+    pace.adjust_reservation(-8)
+    assert pace.reserve_slot(1) == pytest.approx(first + 3, abs=0.01)
+    assert [Pacer(None).reserve_slot(1000) - time.monotonic() < 0.01 for _ in range(3)] == [True] * 3
 
 
 def test_the_key_is_sent_and_shown_to_nobody(
@@ -274,17 +274,17 @@ def test_the_key_is_sent_and_shown_to_nobody(
     with endpoint(telltale) as server:
         mine = client(server, "ECHO_KEY")
         with pytest.raises(AccessDenied, match=r"bad key Bearer \*\*\*") as caught:
-            mine.gather(numbers(1), said)
+            mine.run_calls(numbers(1), said)
         assert server.asked[0].headers["Authorization"] == f"Bearer {KEY}"
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value.content)
     everything = shown + caplog.text + repr(vars(mine)) + str(pickle.dumps((mine, caught.value)))
     assert KEY not in everything
     elsewhere = Reply({}, 301, {"Location": f"http://elsewhere/?key={KEY}"})
     with endpoint(in_turn(elsewhere)) as server, pytest.raises(BadRequest) as caught:
-        client(server, "ECHO_KEY").gather(numbers(1), said)
+        client(server, "ECHO_KEY").run_calls(numbers(1), said)
     assert "http://elsewhere/?key=***" in str(caught.value)
     with endpoint(lambda asked: Reply({"said": asked.headers["Authorization"]})) as server:
-        assert client(server, "ECHO_KEY").gather(numbers(1), said) == ["Bearer ***"]
+        assert client(server, "ECHO_KEY").run_calls(numbers(1), said) == ["Bearer ***"]
 
 
 def test_a_missing_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,12 +304,12 @@ def test_secrets_in_the_configuration_are_refused_and_not_repeated() -> None:
         assert KEY not in str(caught.value)
     for name in (KEY, "AIzaSyExample", "", 5):
         with pytest.raises(UserError, match="name of an environment variable") as caught:
-            Client("Echo", "https://host/v1", name)  # type: ignore[arg-type]
+            HttpClient("Echo", "https://host/v1", name)  # type: ignore[arg-type]
         assert not name or str(name) not in str(caught.value)
     for wrong in ("host/v1", "ftp://host", "http://", None, "https://[::1/v1", "https://:80/v1",
                   "http://host:99999999", "http://host:0/v1", "http://host:port/v1"):  # fmt: skip
         with pytest.raises(UserError, match=r"http://.*a port from 1 to 65535"):
-            Client("Echo", wrong, None)  # type: ignore[arg-type]
+            HttpClient("Echo", wrong, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -328,11 +328,11 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
     with endpoint(echo) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
-        assert client("http://somewhere.invalid/v1").gather(numbers(1), said) == [0]
+        assert client("http://somewhere.invalid/v1").run_calls(numbers(1), said) == [0]
         assert proxy.asked[0].path == "http://somewhere.invalid/v1"
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         with endpoint(echo) as direct:
-            assert client(direct).gather(numbers(1), said) == [0]
+            assert client(direct).run_calls(numbers(1), said) == [0]
             assert len(direct.asked) == 1
 
 
@@ -352,17 +352,17 @@ def test_the_password_of_a_proxy_is_shown_to_nobody(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("https_proxy", url.replace("://", f"://me:{KEY}@"))
         mine.check()
         words = r"the proxy says 407 Proxy Authentication Required$"
-        with pytest.raises(Unreachable, match=words) as caught:
-            mine.gather(numbers(1), said)
+        with pytest.raises(ConnectionFailed, match=words) as caught:
+            mine.run_calls(numbers(1), said)
     assert KEY not in "".join(traceback.format_exception(caught.value))
     for wrong in (f"me:{KEY}@host:8", f"http://me:{KEY}@host:no", f"http://me:{KEY}@[::1",
                   f"http://me:{KEY}@", f"http://me:{KEY}@host:99999999"):  # fmt: skip
         monkeypatch.setenv("https_proxy", wrong)
-        for ask in (mine.check, lambda: mine.gather(numbers(1), said)):
+        for ask in (mine.check, lambda: mine.run_calls(numbers(1), said)):
             with pytest.raises(UserError, match="variable https_proxy: has to begin") as told:
                 ask()
             assert KEY not in "".join(traceback.format_exception(told.value))
-        assert KEY not in reason(aiohttp.InvalidURL(wrong))
+        assert KEY not in describe_connection_error(aiohttp.InvalidURL(wrong))
 
 
 def test_an_interrupt_ends_what_is_under_way() -> None:
@@ -377,7 +377,7 @@ def test_an_interrupt_ends_what_is_under_way() -> None:
     with endpoint(answer) as server:
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            client(server, concurrency=2).gather(numbers(50), said)
+            client(server, concurrency=2).run_calls(numbers(50), said)
         assert time.monotonic() - began < 20
         time.sleep(1.5)
         assert len(server.asked) <= 4
@@ -390,7 +390,7 @@ def test_a_rate_limit_loses_nothing(after: str | None) -> None:
     with endpoint(limited) as server:
         mine = client(server, concurrency=64, retries=0)
         began = time.monotonic()
-        assert mine.gather(numbers(240), said) == list(range(240))
+        assert mine.run_calls(numbers(240), said) == list(range(240))
         taken = time.monotonic() - began
     assert taken < 10 * 240 / 40, "the pace is far below what the endpoint accepts"
     assert limited.refused < 160, "it was pressed on"
@@ -405,7 +405,7 @@ def test_a_retry_after_date_is_heeded() -> None:
         return Reply({"error": "slow down"}, 429, {"Retry-After": later})
 
     with endpoint(answer) as server:
-        assert client(server).gather(numbers(1), said) == [0]
+        assert client(server).run_calls(numbers(1), said) == [0]
         first, second = (asked.time for asked in server.asked)
         assert 0.9 < second - first < 30
 
@@ -414,7 +414,7 @@ def test_a_rate_limit_that_never_ends_is_an_error() -> None:
     with endpoint(in_turn(Reply({"error": "slow down"}, 429))) as server:
         mine = client(server, rate_limit_timeout=2.0, retries=6, concurrency=4)
         began = time.monotonic()
-        found = mine.attempt(numbers(4), said)
+        found = mine.run_each_call(numbers(4), said)
         assert 0.9 < time.monotonic() - began < 20 and len(server.asked) < 40
     words = r"slow down; not repeated beyond 2 s \(limits.rate_limit_timeout\)(; asked \d+ times)?$"
     for error in found:
@@ -430,7 +430,7 @@ def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> No
 
     with endpoint(answer) as server:
         mine = client(server, rate_limit_timeout=1.0, concurrency=4)
-        found = mine.attempt(numbers(30), said)
+        found = mine.run_each_call(numbers(30), said)
     assert [n for n, one in enumerate(found) if isinstance(one, RateLimited)] == [7]
     assert [one for one in found if not isinstance(one, UserError)] == [
         n for n in range(30) if n != 7
@@ -441,12 +441,12 @@ def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
     limited = Rationed(20.0, None, echo, per="model")
     with endpoint(limited) as server:
         shared = client(server, concurrency=32)
-        mine = {name: shared.named(name) for name in ("slow", "quick")}
+        mine = {name: shared.for_model(name) for name in ("slow", "quick")}
         done = {}
 
         def ask(name: str, count: int) -> None:
             calls = [Call({"n": n, "model": name}) for n in range(count)]
-            done[name] = mine[name].gather(calls, said)
+            done[name] = mine[name].run_calls(calls, said)
 
         threads = [threading.Thread(target=ask, args=one) for one in (("slow", 60), ("quick", 10))]
         for thread in threads:
@@ -455,7 +455,7 @@ def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
             thread.join()
         assert done == {"slow": list(range(60)), "quick": list(range(10))}
         assert mine["slow"].throttle.rate and mine["quick"].throttle.rate is None
-        assert shared.named("slow").throttle is mine["slow"].throttle
+        assert shared.for_model("slow").throttle is mine["slow"].throttle
 
 
 def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:
@@ -468,15 +468,15 @@ def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:
 
     with endpoint(told) as server:
         shared = client(server, concurrency=2)
-        slow, quick = shared.named("slow"), shared.named("quick")
+        slow, quick = shared.for_model("slow"), shared.for_model("quick")
         calls = [Call({"n": n, "model": "slow"}) for n in range(2)]
         for _ in range(2):
-            threading.Thread(target=slow.attempt, args=(calls, said), daemon=True).start()
-            while not slow.throttle.quiet > 0:
+            threading.Thread(target=slow.run_each_call, args=(calls, said), daemon=True).start()
+            while not slow.throttle.remaining_pause > 0:
                 time.sleep(0.01)
         time.sleep(0.2)  # the second two are in line
         began = time.monotonic()
-        found = quick.gather([Call({"n": n, "model": "quick"}) for n in range(8)], said)
+        found = quick.run_calls([Call({"n": n, "model": "quick"}) for n in range(8)], said)
         assert found == list(range(8)) and time.monotonic() - began < 2
 
 
@@ -484,13 +484,13 @@ def test_a_refusal_after_a_lull_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) 
     """Answers slower than the window say nothing of what the server accepts."""
     now = 1000.0
     monkeypatch.setattr("swarm.models.pace.time.monotonic", lambda: now)
-    throttle = Throttle()
+    throttle = AdaptiveThrottle()
     for _ in range(10):
-        throttle.send()
-    throttle.refuse(now, None)
+        throttle.record_send()
+    throttle.record_refusal(now, None)
     for _ in range(40):
         now += 0.1
-        throttle.accept(throttle.send())
+        throttle.record_success(throttle.record_send())
     rate, now = throttle.rate, now + 60.0
-    throttle.refuse(throttle.send(), None)
+    throttle.record_refusal(throttle.record_send(), None)
     assert rate is not None and throttle.rate == pytest.approx(0.95 * rate)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import searches
 
-from swarm.engine.base import Base
-from swarm.files import content_hash
-from swarm.record import Record
+from swarm.engine.base import BaseModel
+from swarm.files import hash_file_cached
+from swarm.record import RunRecord
 from swarm.scorers.function import FunctionTask, source_digest
 
 FUNCTIONS = """\
@@ -70,11 +70,11 @@ def test_the_fingerprint_follows_what_decides_an_answer(
     change: Any, tiny_llama: Path, tmp_path: Path
 ) -> None:
     base = Path(shutil.copytree(tiny_llama, tmp_path / "base"))
-    before = Base(str(base)).fingerprint()
+    before = BaseModel(str(base)).fingerprint()
     (base / "README.md").write_text("A model.")
-    assert Base(str(base)).fingerprint() == before
+    assert BaseModel(str(base)).fingerprint() == before
     change(base)
-    assert Base(str(base)).fingerprint() != before
+    assert BaseModel(str(base)).fingerprint() != before
 
 
 @pytest.fixture
@@ -87,23 +87,23 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"0" * (2 << 20))
-    first = content_hash(file)
+    first = hash_file_cached(file)
     assert not cache.exists(), "a file that was just written may change within the clock's tick"
     # Its inode's time cannot be set back, so the clock is what moves.
     moved = pytest.MonkeyPatch()
-    moved.setattr("swarm.files.SETTLED_S", -1.0)
-    assert content_hash(file) == first
+    moved.setattr("swarm.files.MIN_FILE_AGE_S", -1.0)
+    assert hash_file_cached(file) == first
     (kept,) = cache.iterdir()
     assert kept.read_text() == first
     kept.write_text("f" * 64)
-    assert content_hash(file) == "f" * 64, "it is read from the cache"
+    assert hash_file_cached(file) == "f" * 64, "it is read from the cache"
     about = file.stat()
     with file.open("r+b") as stream:
         stream.write(b"1")
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert content_hash(file) not in (first, "f" * 64), "changed in place, and its time put back"
+    assert hash_file_cached(file) not in (first, "f" * 64), "changed in place, and its time put back"
     kept.write_text("no hash")
-    assert len(content_hash(file)) == 64
+    assert len(hash_file_cached(file)) == 64
     moved.undo()
 
 
@@ -128,7 +128,7 @@ def told(folder: Path) -> str:
     importlib.invalidate_caches()
     linecache.clearcache()
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
-    return FunctionTask("own", "functions.score").scorer.sources()["function source"]
+    return FunctionTask("own", "functions.score").scorer.source_digests()["function source"]
 
 
 @pytest.mark.parametrize(
@@ -215,13 +215,13 @@ def test_the_versions_are_recorded(tmp_path: Path, tiny_llama: Path, tiny_pool: 
 
 
 def test_a_resume_under_other_versions_says_so_once(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run")
-    record.open({"task": "x"}, ["amber"])
-    assert record.note_versions({"torch": "2.8", "transformers": "5.0"}) == ""
-    assert record.note_versions({"torch": "2.8", "transformers": "5.0"}) == ""
-    said = record.note_versions({"torch": "2.9", "transformers": "5.0"})
+    record = RunRecord(tmp_path / "run")
+    record.open_or_resume({"task": "x"}, ["amber"])
+    assert record.record_versions({"torch": "2.8", "transformers": "5.0"}) == ""
+    assert record.record_versions({"torch": "2.8", "transformers": "5.0"}) == ""
+    said = record.record_versions({"torch": "2.9", "transformers": "5.0"})
     assert said == "torch 2.8 before, 2.9 now"
-    assert record.note_versions({"torch": "2.9", "transformers": "5.0"}) == ""
+    assert record.record_versions({"torch": "2.9", "transformers": "5.0"}) == ""
     assert [one["packages"]["torch"] for one in record.state["versions"]] == ["2.8", "2.9"]
 
 

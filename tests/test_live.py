@@ -18,14 +18,14 @@ import pytest
 import searches
 from rich.console import Console
 
-from swarm.evaluation import as_rows
-from swarm.executors import Result
-from swarm.live import Progress, View, spent_line
-from swarm.live.picture import particles, picture, sparkline
-from swarm.record import Record
+from swarm.evaluation import scores_to_records
+from swarm.executors import JobResult
+from swarm.live import SearchProgress, LiveView, scoring_cost_line
+from swarm.live.picture import render_particles, render_progress, draw_sparkline
+from swarm.record import RunRecord
 from swarm.tasks import Score
-from swarm.verdict import spent
-from swarm.words import conclusion, sentence
+from swarm.verdict import sum_scoring_costs
+from swarm.words import test_conclusion, describe_position
 
 LINES = 24
 Search = Callable[..., list[str]]
@@ -109,24 +109,24 @@ def test_a_pipe_gets_a_line_an_iteration(small: Search) -> None:
     assert "\x1b" not in done.stdout + done.stderr and "prompts/s" in lines[0]
 
 
-def halfway(particles: int, iterations: int) -> Progress:
+def halfway(particles: int, iterations: int) -> SearchProgress:
     """A search in the midst of an iteration, with lost and saved evaluations."""
-    progress = Progress(50)
+    progress = SearchProgress(50)
     for number in range(iterations):
-        progress.begin(f"iteration {number}", number, particles, 100)
+        progress.start_evaluation(f"iteration {number}", number, particles, 100)
         known: list[float | None] = [0.3 + 0.01 * (i * 7 % 10 + number) for i in range(particles)]
         known[-1] = None if number else 0.1
-        progress.end({"utilities": known, "prompts_asked": 80, "prompts_saved": 15,
+        progress.end_iteration({"utilities": known, "prompts_asked": 80, "prompts_saved": 15,
                       "prompts_shared": 3, "items_scored": [25, 60, None]})  # fmt: skip
-    progress.begin(f"iteration {iterations}", iterations, particles, 100)
-    progress.watch(Result(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
+    progress.start_evaluation(f"iteration {iterations}", iterations, particles, 100)
+    progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
     return progress
 
 
 @pytest.mark.parametrize("particles", [5, 20, 100])
 @pytest.mark.parametrize(("width", "height"), [(40, 8), (80, 24), (200, 24), (200, 60)])
 def test_the_picture_keeps_to_the_terminal(width: int, height: int, particles: int) -> None:
-    lines = picture(halfway(particles, 40), width, height).plain.split("\n")
+    lines = render_progress(halfway(particles, 40), width, height).plain.split("\n")
     assert len(lines) <= height and max(map(len, lines)) <= width
     shown = sum(len(re.findall(r"\d (?:[▁-█·]+ )?(?:0\.\d{3}|  -  )", line)) for line in lines)
     left = re.fullmatch(r"and (\d+) more particles", lines[-1])
@@ -135,7 +135,7 @@ def test_the_picture_keeps_to_the_terminal(width: int, height: int, particles: i
 
 
 def test_more_columns_hold_more_particles_in_a_line() -> None:
-    narrow, wide = (particles(halfway(20, 9), width, 20) for width in (80, 200))
+    narrow, wide = (render_particles(halfway(20, 9), width, 20) for width in (80, 200))
     assert len(narrow) == 7 and len(wide) == 3
     assert "".join(line.plain.split()[1] for line in narrow[:1]) in wide[0].plain
 
@@ -143,49 +143,49 @@ def test_more_columns_hold_more_particles_in_a_line() -> None:
 def test_the_picture_says_what_is_saved_and_written() -> None:
     progress = halfway(5, 2)
     progress.writing = "new bests"
-    text = picture(progress, 100, 20).plain
+    text = render_progress(progress, 100, 20).plain
     # Put: 77 in each of 2 rounds; 15 saved by racing, 5 met before, 3 shared.
     assert "saved 46 of 200 prompts (racing 30, known 10, shared 6)  writing new bests" in text
     assert "bettered by 0.010 in iteration 1" in text
 
 
 def test_the_picture_in_ascii() -> None:
-    assert picture(halfway(5, 3), 80, 20, blocks=False).plain.isascii()
+    assert render_progress(halfway(5, 3), 80, 20, blocks=False).plain.isascii()
 
 
 def test_the_heights_are_those_of_the_numbers() -> None:
-    assert sparkline([0.0, 0.5, None, 1.0], (0.0, 1.0)) == "▁▅·█"
-    assert sparkline([0.3, 0.3], (0.3, 0.3)) == "▁▁"
+    assert draw_sparkline([0.0, 0.5, None, 1.0], (0.0, 1.0)) == "▁▅·█"
+    assert draw_sparkline([0.3, 0.3], (0.3, 0.3)) == "▁▁"
 
 
 def test_the_time_left_is_that_of_the_last_iterations() -> None:
     clock = 0.0
-    progress = Progress(4, lambda: clock)
+    progress = SearchProgress(4, lambda: clock)
     assert progress.seconds_left() is None
     for number, seconds in enumerate([60, 10, 12]):
-        progress.begin(f"iteration {number}", number, 2, 50)
+        progress.start_evaluation(f"iteration {number}", number, 2, 50)
         clock += seconds / 2
-        progress.watch(Result(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
+        progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
         if number == 0:
             assert progress.seconds_left() == 30 + 4 * 60 and progress.prompts_per_second == 50 / 30
         clock += seconds / 2
-        progress.end({"utilities": [0.5, 0.5]})
+        progress.end_iteration({"utilities": [0.5, 0.5]})
     assert progress.seconds_left() == 2 * 11
-    progress.begin("test", 3, 1, 100)
+    progress.start_evaluation("test", 3, 1, 100)
     clock += 5
-    progress.watch(Result(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
+    progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 50], prompts=50, tokens=500))
     assert progress.seconds_left() == 5
 
 
 def test_what_an_iteration_says() -> None:
     out = io.StringIO()
-    progress = Progress(10)
-    view = View(progress, Console(file=out, width=100))
+    progress = SearchProgress(10)
+    view = LiveView(progress, Console(file=out, width=100))
     with view:
-        progress.begin("iteration 0", 0, 2, 3)
-        progress.watch(Result(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
-        progress.end({"utilities": [0.25, None, 0.5]})
-        view.end()
+        progress.start_evaluation("iteration 0", 0, 2, 3)
+        progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
+        progress.end_iteration({"utilities": [0.25, None, 0.5]})
+        view.print_iteration()
     line = out.getvalue()
     assert "best 0.500" in line and "0.250 to 0.500" in line and "prompts/s" in line
     assert "at most" in line and "\x1b" not in line
@@ -193,8 +193,8 @@ def test_what_an_iteration_says() -> None:
 
 def test_a_position_reads_as_a_sentence() -> None:
     names = ["cot", "lima", "sharegpt", "oasst"]
-    assert sentence(names, [0.41, 0.33, -0.08, 0.001]) == "0.41 cot + 0.33 lima - 0.08 sharegpt"
-    assert sentence(names, [-1.2, 0.0, 0.2, 0.0]) == "- 1.20 cot + 0.20 sharegpt"
+    assert describe_position(names, [0.41, 0.33, -0.08, 0.001]) == "0.41 cot + 0.33 lima - 0.08 sharegpt"
+    assert describe_position(names, [-1.2, 0.0, 0.2, 0.0]) == "- 1.20 cot + 0.20 sharegpt"
 
 
 def judgement(text: str, cost: float) -> Score:
@@ -203,32 +203,32 @@ def judgement(text: str, cost: float) -> Score:
 
 def test_what_scoring_took_is_summed_and_said(tmp_path: Path) -> None:
     """Texts that come again, in the same round or later, are kept apart; dev and test are not."""
-    record = Record(tmp_path / "run")
-    record.open({}, ["amber", "birch"])
+    record = RunRecord(tmp_path / "run")
+    record.open_or_resume({}, ["amber", "birch"])
     items = [{"id": 0}, {"id": 1}]
     rounds = [
         {0: [judgement("a", 1.0), judgement("b", 2.0)], 1: [judgement("a", 1.0)]},
         {1: [judgement("a", 1.0), judgement("c", 4.0)]},
     ]
     for scores in rounds:
-        rows = {i: as_rows(items[: len(mine)], mine) for i, mine in scores.items()}
-        record.add_round(np.eye(2), np.array([0.5, 0.5]), rows, {}, {})
-    record.keep_answers(
-        "test", [1.0, 0.0], "0", as_rows(items, [judgement("a", 8.0), judgement("a", 16.0)])
+        rows = {i: scores_to_records(items[: len(mine)], mine) for i, mine in scores.items()}
+        record.add_iteration(np.eye(2), np.array([0.5, 0.5]), rows, {}, {})
+    record.save_answers(
+        "test", [1.0, 0.0], "0", scores_to_records(items, [judgement("a", 8.0), judgement("a", 16.0)])
     )
-    assert spent(record) == {
+    assert sum_scoring_costs(record) == {
         "judge_tokens": {"first": 50.0, "again": 20.0},
         "judge_cost": {"first": 31.0, "again": 2.0},
     }
-    assert "judge_tokens 50 + 20, judge_cost 31 + 2 (" in spent_line(spent(record))
+    assert "judge_tokens 50 + 20, judge_cost 31 + 2 (" in scoring_cost_line(sum_scoring_costs(record))
 
 
 def test_a_search_without_a_judge_says_nothing_of_it(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run")
-    record.open({}, ["amber", "birch"])
+    record = RunRecord(tmp_path / "run")
+    record.open_or_resume({}, ["amber", "birch"])
     scores = [Score(1.0, "A", "A", measures={"length": 3.0})]
-    record.add_round(np.eye(2), np.ones(2), {0: as_rows([{"id": 0}], scores)}, {}, {})
-    assert spent(record) == {}
+    record.add_iteration(np.eye(2), np.ones(2), {0: scores_to_records([{"id": 0}], scores)}, {}, {})
+    assert sum_scoring_costs(record) == {}
 
 
 @pytest.mark.parametrize(
@@ -251,4 +251,4 @@ def test_the_conclusion_claims_no_more_than_was_measured(
         "starting_best_validation_utility": 0.5,
         "ending_best_validation_utility": dev,
     }
-    assert words in conclusion(metrics) and f"p = {p:.3g}" in conclusion(metrics)
+    assert words in test_conclusion(metrics) and f"p = {p:.3g}" in test_conclusion(metrics)

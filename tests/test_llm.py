@@ -15,8 +15,8 @@ import pytest
 import talkers
 
 from swarm.errors import UserError
-from swarm.models import Delta, Message, Request, attempt, stream
-from swarm.models.failures import RateLimited, TimedOut
+from swarm.models import Delta, Message, Request, generate_each, stream
+from swarm.models.failures import RateLimited, RequestTimeout
 from swarm.models.llm import LLM
 
 TURNS = (
@@ -121,7 +121,7 @@ def test_old_and_new_plugins_hear_the_whole_conversation() -> None:
     for name in ("talker", "old"):
         assert LLM(name).generate([Request(TURNS)])[0].text == expected
         assert LLM(name).generate([Request("plain")])[0].text == "user: plain"
-    (error,) = attempt(LLM("talker"), [Request(TURNS[:3])])
+    (error,) = generate_each(LLM("talker"), [Request(TURNS[:3])])
     assert str(error) == "llm/talker: the last turn has to be the user's"
 
 
@@ -144,7 +144,7 @@ def test_keys_are_llms_and_stay_there(
         LLM("keyed").check()
     monkeypatch.setenv("TALKER_KEY", talkers.KEY)
     LLM("keyed").check()
-    (error,) = attempt(LLM("keyed"), [Request("hi")])
+    (error,) = generate_each(LLM("keyed"), [Request("hi")])
     assert str(error) == "llm/keyed: the key *** is not liked"
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert talkers.KEY not in caplog.text
@@ -174,9 +174,9 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_that_need_no_key_are_asked_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert LLM("talker")._at_once() == 1
-    assert LLM("keyed")._at_once() == 8
-    assert LLM("talker", concurrency=3)._at_once() == 3
+    assert LLM("talker")._concurrency_limit() == 1
+    assert LLM("keyed")._concurrency_limit() == 8
+    assert LLM("talker", concurrency=3)._concurrency_limit() == 3
 
 
 @pytest.mark.parametrize("headers", [{}, {"Retry-After-Ms": "60"}])
@@ -185,7 +185,7 @@ def test_a_rate_limit_is_waited_for(headers: dict[str, str]) -> None:
     model: Any = llm.get_model("rationed")
     model.headers = headers
     asked = LLM("rationed", concurrency=8)
-    said = attempt(asked, [Request(str(n)) for n in range(40)])
+    said = generate_each(asked, [Request(str(n)) for n in range(40)])
     assert [getattr(one, "text", one) for one in said] == [f"so: {n}" for n in range(40)]
     assert model.refused and asked.throttle.rate is not None
     assert model.refused < 40, "the rate fell"
@@ -195,9 +195,9 @@ def test_a_rate_limit_ends_with_the_timeout_and_at_a_quota() -> None:
     model: Any = llm.get_model("rationed")
     model.free = time.monotonic() + 60
     began = time.monotonic()
-    (said,) = attempt(LLM("rationed"), [Request("hi", timeout=0.7)])
-    assert isinstance(said, TimedOut) and time.monotonic() - began < 2
+    (said,) = generate_each(LLM("rationed"), [Request("hi", timeout=0.7)])
+    assert isinstance(said, RequestTimeout) and time.monotonic() - began < 2
     model.code, refused = "insufficient_quota", model.refused
-    (said,) = attempt(LLM("rationed"), [Request("hi")])
+    (said,) = generate_each(LLM("rationed"), [Request("hi")])
     assert isinstance(said, RateLimited) and model.refused == refused + 1
     assert "slow down" in str(said)

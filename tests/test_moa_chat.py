@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
-from swarm.moa.chat import COMMANDS, Chat
-from swarm.moa.reading import Said, message
-from swarm.moa.session import Manner, Session
+from swarm.moa.chat import COMMANDS, TerminalChat
+from swarm.moa.reading import UserInput, read_input
+from swarm.moa.session import ChatOptions, ChatSession
 from swarm.models import Completion, Delta, Request, Stream
-from swarm.printing import Remarks, harmless
+from swarm.printing import WarningCollector, escape_control_chars
 
 STRANGE = "[/INST] a[i] = [bold]x[/bold] :smile: {y} %s \\n"
 
@@ -56,15 +56,15 @@ def stopped(request: Request) -> str:
     raise KeyboardInterrupt
 
 
-def session(*proposers: Says, last: Says, manner: Manner | None = None, **options: int) -> Session:
-    slots = [Slot(model, f"p{number}") for number, model in enumerate(proposers, 1)]
-    mixture = MixtureOfAgents(slots, Slot(last, "last"), **options)
-    made = Session(mixture, manner or Manner(0.7, 64), io.StringIO(), io.StringIO(), Remarks())
+def session(*proposers: Says, last: Says, manner: ChatOptions | None = None, **options: int) -> ChatSession:
+    slots = [AgentSpec(model, f"p{number}") for number, model in enumerate(proposers, 1)]
+    mixture = MixtureOfAgents(slots, AgentSpec(last, "last"), **options)
+    made = ChatSession(mixture, manner or ChatOptions(0.7, 64), io.StringIO(), io.StringIO(), WarningCollector())
     logging.getLogger("swarm").addHandler(made.remarks)
     return made
 
 
-def said(made: Session) -> tuple[str, str]:
+def said(made: ChatSession) -> tuple[str, str]:
     """What went to standard output and to standard error."""
     assert isinstance(made.answers, io.StringIO) and isinstance(made.notes, io.StringIO)
     return made.answers.getvalue(), made.notes.getvalue()
@@ -83,13 +83,13 @@ def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
     return ask
 
 
-def talk(made: Session, *lines: str | type[BaseException]) -> int:
-    return Chat(made, typed(*lines), ["layer 1: p1", "layer 2: last"]).talk()
+def talk(made: ChatSession, *lines: str | type[BaseException]) -> int:
+    return TerminalChat(made, typed(*lines), ["layer 1: p1", "layer 2: last"]).run_loop()
 
 
 def test_the_answer_alone_goes_to_standard_output() -> None:
     made = session(always("one"), Says(broken), last=always("both"))
-    made.ask("?")
+    made.answer_question("?")
     out, err = said(made)
     assert out == "both\n"
     first, second, warning = err.splitlines()
@@ -114,14 +114,14 @@ def test_text_of_models_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_pieces_are_made_harmless_as_the_whole_is() -> None:
     text = "a\x1b[0m\r\nb\x00\x85"
-    assert "".join(map(harmless, text)) == harmless(text)
+    assert "".join(map(escape_control_chars, text)) == escape_control_chars(text)
 
 
 def test_a_conversation_is_carried_on_with_its_answers_alone() -> None:
     first, last = always("proposal"), always("answer")
-    made = session(first, last=last, manner=Manner(0.2, 9, seed=5, system="Be brief."))
-    made.ask("one")
-    made.ask("two")
+    made = session(first, last=last, manner=ChatOptions(0.2, 9, seed=5, system="Be brief."))
+    made.answer_question("one")
+    made.answer_question("two")
     asked = first.asked[1]
     assert isinstance(asked.prompt, tuple)
     assert [tuple(turn) for turn in asked.prompt] == [
@@ -133,9 +133,9 @@ def test_a_conversation_is_carried_on_with_its_answers_alone() -> None:
 
 def test_without_turns_every_question_stands_alone() -> None:
     first = always("proposal")
-    made = session(first, last=always("answer"), manner=Manner(0.7, 9, multi_turn=False))
-    made.ask("one")
-    made.ask("two")
+    made = session(first, last=always("answer"), manner=ChatOptions(0.7, 9, multi_turn=False))
+    made.answer_question("one")
+    made.answer_question("two")
     assert [len(asked.prompt) for asked in first.asked] == [1, 1]
 
 
@@ -143,7 +143,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_says_so() -> None:
     first = always("proposal")
     made = session(first, last=always("a" * 400), context=500)
     for number in range(8):
-        made.ask(f"question {number} " + "b" * 200)
+        made.answer_question(f"question {number} " + "b" * 200)
     prompt = first.asked[-1].prompt
     assert len(prompt) < 15 and prompt[-1].content.startswith("question 7")
     assert "question 6" in prompt[-3].content
@@ -192,7 +192,7 @@ def test_what_is_logged_is_told_once_with_the_answer() -> None:
         return "fine"
 
     made = session(Says(answer), Says(answer), last=always("all"))
-    made.ask("?")
+    made.answer_question("?")
     assert said(made)[1].count("warning: it is ␛[1m another model") == 1
     assert made.turns[0].warnings == ["it is \x1b[1m another model"]
 
@@ -285,7 +285,7 @@ def test_a_session_is_saved_and_no_file_of_others_is_touched(tmp_path: Path) -> 
 
 def test_slashes_quotes_and_backslashes() -> None:
     first = always("proposal")
-    made = session(first, last=always("answer"), manner=Manner(0.7, 9, multi_turn=False))
+    made = session(first, last=always("answer"), manner=ChatOptions(0.7, 9, multi_turn=False))
     talk(made, "//etc", '"""', "exit", "", '  /x"""', '"""one"""', "a \\", "b", "")
     assert [one.prompt[0].content for one in first.asked] == [
         "/etc",
@@ -297,14 +297,14 @@ def test_slashes_quotes_and_backslashes() -> None:
 
 def test_the_end_in_the_middle_of_lines_leaves() -> None:
     with pytest.raises(EOFError):
-        message(typed('"""', "a"))
-    assert message(typed(" a ")) == Said("a")
+        read_input(typed('"""', "a"))
+    assert read_input(typed(" a ")) == UserInput("a")
 
 
 def test_json_is_one_object_with_everything() -> None:
-    manner = Manner(0.7, 9, json=True)
+    manner = ChatOptions(0.7, 9, json=True)
     made = session(always("first", cost=0.5), Says(broken), last=always("a\x1b[i]"), manner=manner)
-    made.ask("why?")
+    made.answer_question("why?")
     out, _ = said(made)
     assert out.count("\n") == 1 and "\x1b" not in out
     told = json.loads(out)
@@ -323,14 +323,14 @@ def test_json_is_one_object_with_everything() -> None:
 
 
 def test_without_streaming_the_text_is_the_same_and_quiet_says_nothing() -> None:
-    manner = Manner(0.7, 9, streamed=False, quiet=True)
+    manner = ChatOptions(0.7, 9, streamed=False, quiet=True)
     made = session(always("first"), last=always("one\ntwo\n"), manner=manner)
-    made.ask("why?")
+    made.answer_question("why?")
     assert said(made) == ("one\ntwo\n", "")
 
 
-@pytest.mark.parametrize("manner", [Manner(0.7, 64, streamed=False), Manner(0.7, 64, json=True)])
-def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: Manner) -> None:
+@pytest.mark.parametrize("manner", [ChatOptions(0.7, 64, streamed=False), ChatOptions(0.7, 64, json=True)])
+def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: ChatOptions) -> None:
     """A last answer that breaks off is then answered by the fallback."""
 
     class Breaks(Says):
@@ -342,9 +342,9 @@ def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: Manner) ->
             raise UserError("the answer broke off")
 
     last, instead = Breaks(lambda request: ""), always("whole")
-    mixture = MixtureOfAgents([], Slot(last, "last"), fallback=Slot(instead, "instead"), layers=1)
-    made = Session(mixture, manner, io.StringIO(), io.StringIO(), Remarks())
-    made.ask("why?")
+    mixture = MixtureOfAgents([], AgentSpec(last, "last"), fallback=AgentSpec(instead, "instead"), layers=1)
+    made = ChatSession(mixture, manner, io.StringIO(), io.StringIO(), WarningCollector())
+    made.answer_question("why?")
     assert "whole" in said(made)[0] and "half an" not in said(made)[0]
 
 
@@ -364,20 +364,20 @@ def test_the_tokens_of_a_stopped_answer_are_counted() -> None:
 
 
 def test_a_price_of_nothing_is_a_price_and_what_is_unpriced_is_said() -> None:
-    def at(priced: bool | None, cost: float) -> Slot:
+    def at(priced: bool | None, cost: float) -> AgentSpec:
         class Priced(Says):
             def generate(self, requests: Sequence[Request]) -> list[Completion]:
                 return [Completion("so", cost=cost, priced=priced) for _ in requests]
 
             stream = None  # type: ignore[assignment]
 
-        return Slot(Priced(lambda request: ""), f"{priced} {cost}")
+        return AgentSpec(Priced(lambda request: ""), f"{priced} {cost}")
 
-    def told(*slots: Slot) -> dict[str, object]:
+    def told(*slots: AgentSpec) -> dict[str, object]:
         mixture = MixtureOfAgents(list(slots[:-1]), slots[-1])
-        manner = Manner(0.7, 64, json=True)
-        made = Session(mixture, manner, io.StringIO(), io.StringIO(), Remarks())
-        made.ask("why?")
+        manner = ChatOptions(0.7, 64, json=True)
+        made = ChatSession(mixture, manner, io.StringIO(), io.StringIO(), WarningCollector())
+        made.answer_question("why?")
         return json.loads(said(made)[0])
 
     free = told(at(True, 0.0), at(True, 0.0))
@@ -392,5 +392,5 @@ def test_bidirectional_controls_reach_no_terminal() -> None:
     """They would show a text in another order than it has."""
     controls = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     made = session(last=always(f"a{controls}b"), layers=1)
-    made.ask("why?")
+    made.answer_question("why?")
     assert said(made)[0] == f"a{len(controls) * chr(0xFFFD)}b\n"

@@ -21,8 +21,8 @@ import searches
 from endpoints import DONE, Asked, Endpoint, Reply, chat, endpoint, event, piece, streamed
 
 from swarm.moa.__main__ import main
-from swarm.moa.arguments import read
-from swarm.moa.settings import settings
+from swarm.moa.arguments import parse_arguments
+from swarm.moa.settings import build_settings
 
 KEY = "sk-very-secret-0123456789"
 STRANGE = "[/INST] a[i] [bold]"
@@ -76,26 +76,26 @@ SWITCHES = ("no_cache", "no_multi_turn", "json", "no_stream", "quiet", "list")
 @pytest.mark.parametrize("name", [*VALUES, *SWITCHES])
 def test_every_option_in_both_spellings(name: str) -> None:
     value = [VALUES[name]] if name in VALUES else []
-    found = [read([f"--{one}", *value]) for one in (name, name.replace("_", "-"))]
+    found = [parse_arguments([f"--{one}", *value]) for one in (name, name.replace("_", "-"))]
     if value:
-        found += [read([f"--{name.replace('_', '-')}={value[0]}"])]
-    assert found[0] != read([]) and all(one == found[0] for one in found)
+        found += [parse_arguments([f"--{name.replace('_', '-')}={value[0]}"])]
+    assert found[0] != parse_arguments([]) and all(one == found[0] for one in found)
 
 
 def test_the_tables_of_options_are_whole() -> None:
-    from swarm.moa.arguments import parser
+    from swarm.moa.arguments import build_parser
 
-    known = {word.lstrip("-") for word in parser()._option_string_actions} - {"h", "help"}
+    known = {word.lstrip("-") for word in build_parser()._option_string_actions} - {"h", "help"}
     assert known == {*VALUES, *SWITCHES}
 
 
 def test_lists_and_truth_values() -> None:
-    assert read(["--reference_models", "a,b", "--reference-models", "c"]).reference_models == [
+    assert parse_arguments(["--reference_models", "a,b", "--reference-models", "c"]).reference_models == [
         "a,b", "c",
     ]  # fmt: skip
-    assert read(["--multi-turn", "question"]).question == "question"
-    assert read(["--rounds", "2", "--layers", "3"]).rounds == 2
-    assert read(["--", "--strange-question"]).question == "--strange-question"
+    assert parse_arguments(["--multi-turn", "question"]).question == "question"
+    assert parse_arguments(["--rounds", "2", "--layers", "3"]).rounds == 2
+    assert parse_arguments(["--", "--strange-question"]).question == "--strange-question"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_mistakes_are_told_in_one_line(
 
 
 def wanted(*words: str) -> Any:
-    return settings(read(words), {})
+    return build_settings(parse_arguments(words), {})
 
 
 def test_without_flags_the_key_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,8 +388,8 @@ def test_remote_proposers_need_an_aggregator(
     said = capsys.readouterr().err
     assert "--aggregator: name the model" in said and "of one;" in said
     assert not loopback.asked
-    given = read(["--reference_models", "local/rooms", "hi"])
-    assert settings(given, {}).mixture["aggregator"]["model"] == "local/base"
+    given = parse_arguments(["--reference_models", "local/rooms", "hi"])
+    assert build_settings(given, {}).mixture["aggregator"]["model"] == "local/base"
 
 
 @pytest.mark.parametrize("preset", ["together", "lite", "paper"])

@@ -10,21 +10,21 @@ import endpoints
 import pytest
 import talkers
 
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.consortium import Consortium
 from swarm.collab.moa import MixtureOfAgents
-from swarm.engine.base import Base
-from swarm.engine.local import Local
+from swarm.engine.base import BaseModel
+from swarm.engine.local import HFModel
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Model, Request, attempt, stream
+from swarm.models import Completion, Message, Model, Request, generate_each, stream
 from swarm.models.cache import Cache
-from swarm.models.cached import Cached
-from swarm.models.function import Function
+from swarm.models.cached import CachedModel
+from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
-from swarm.models.trace import Trace, Traced
+from swarm.models.trace import Trace, TracingModel
 from swarm.roster import Roster
-from swarm.roster.voice import Voice
+from swarm.roster.voice import SharedLocalModel
 
 
 @dataclass
@@ -54,16 +54,16 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def mixture(model: Model) -> MixtureOfAgents:
     """Two proposers and an aggregator that are one model."""
-    return MixtureOfAgents([Slot(model, "a"), Slot(model, "b")], Slot(model, "end"))
+    return MixtureOfAgents([AgentSpec(model, "a"), AgentSpec(model, "b")], AgentSpec(model, "end"))
 
 
 def consortium(model: Model) -> Consortium:
     """Two members and an arbiter that are one model, which knows of no verdict."""
-    return Consortium([Slot(model, "a"), Slot(model, "b")], Slot(model, "end"))
+    return Consortium([AgentSpec(model, "a"), AgentSpec(model, "b")], AgentSpec(model, "end"))
 
 
 def local(base: Path) -> Case:
-    model = Local(Base(str(base)), "cpu")
+    model = HFModel(BaseModel(str(base)), "cpu")
     model.open("cpu")
     return Case(model, by_rule=False)
 
@@ -74,13 +74,13 @@ KINDS: dict[str, Callable[..., Case]] = {
         OpenAI("talker", url, None, temperature=None, cache=Cache(file))
     ),
     "llm": lambda **_: Case(LLM("talker")),
-    "llm cached": lambda file, **_: Case(Cached(LLM("talker"), Cache(file), ("llm",), "talker")),
-    "function": lambda **_: Case(Function("talkers:function")),
-    "generator": lambda **_: Case(Function(talkers.pieces, concurrency=4)),
-    "mixture": lambda **_: Case(mixture(Function("talkers:function")), by_rule=False),
-    "consortium": lambda **_: Case(consortium(Function("talkers:function")), by_rule=False),
+    "llm cached": lambda file, **_: Case(CachedModel(LLM("talker"), Cache(file), ("llm",), "talker")),
+    "function": lambda **_: Case(FunctionModel("talkers:function")),
+    "generator": lambda **_: Case(FunctionModel(talkers.pieces, concurrency=4)),
+    "mixture": lambda **_: Case(mixture(FunctionModel("talkers:function")), by_rule=False),
+    "consortium": lambda **_: Case(consortium(FunctionModel("talkers:function")), by_rule=False),
     "traced": lambda folder, **_: Case(
-        Traced(Function("talkers:function"), "talker", Trace(folder / "trace.jsonl"))
+        TracingModel(FunctionModel("talkers:function"), "talker", Trace(folder / "trace.jsonl"))
     ),
     "local": lambda base, folder, **_: Case(
         Roster(base=str(base), pool=folder, device="cpu").model("local/base"), by_rule=False
@@ -111,7 +111,7 @@ def test_order_is_kept_and_a_batch_is_its_requests(case: Case) -> None:
 
 
 def test_nothing_asked_is_nothing_answered(case: Case) -> None:
-    assert case.model.generate([]) == [] and attempt(case.model, []) == []
+    assert case.model.generate([]) == [] and generate_each(case.model, []) == []
 
 
 def test_a_system_turn_is_heard(case: Case) -> None:
@@ -139,10 +139,10 @@ def test_earlier_turns_are_heard(case: Case) -> None:
 
 
 def test_a_failure_stays_in_its_place(case: Case) -> None:
-    if isinstance(case.model, Local | Voice):
+    if isinstance(case.model, HFModel | SharedLocalModel):
         pytest.skip("a model of weights answers everything")
     bad = Request("fail")
-    first, failed, last = attempt(case.model, [Request("one"), bad, Request("two")])
+    first, failed, last = generate_each(case.model, [Request("one"), bad, Request("two")])
     assert isinstance(failed, UserError) and "\n" not in str(failed)
     assert isinstance(first, Completion) and isinstance(last, Completion)
     assert [first, last] == case.model.generate([Request("one"), Request("two")])
@@ -173,13 +173,13 @@ def test_the_pieces_of_a_stream_are_the_answer(case: Case) -> None:
 
 def test_it_goes_to_another_process(case: Case) -> None:
     again = pickle.loads(pickle.dumps(case.model))
-    if not isinstance(again, Local):
+    if not isinstance(again, HFModel):
         assert again.generate([Request("hi", 5)]) == case.model.generate([Request("hi", 5)])
 
 
 def test_odd_texts_come_through(case: Case) -> None:
     (answer,) = case.model.generate([Request(talkers.ODD, 40)])
-    if not isinstance(case.model, Local | Voice):
+    if not isinstance(case.model, HFModel | SharedLocalModel):
         assert talkers.ODD in answer.text
 
 

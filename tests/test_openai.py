@@ -17,7 +17,7 @@ import pytest
 from endpoints import Asked, Endpoint, Reply, chat, endpoint, in_turn
 
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request, Token, attempt
+from swarm.models import Completion, Message, Request, Token, generate_each
 from swarm.models.cache import Cache
 from swarm.models.chat import chat_url
 from swarm.models.failures import (
@@ -26,9 +26,9 @@ from swarm.models.failures import (
     NotFound,
     RateLimited,
     ServerFault,
-    TimedOut,
+    RequestTimeout,
 )
-from swarm.models.http import Client
+from swarm.models.http import HttpClient
 from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
 
@@ -250,7 +250,7 @@ def test_answers_that_cannot_be_kept_are_told(tmp_path: Path) -> None:
             mine = model(server, cache=Cache(str(file)))
             mine.generate([Request(f"first, to {ask}")])
             if ask == "attempt":
-                found = mine.attempt([Request("a"), Request("b")])
+                found = mine.generate_each([Request("a"), Request("b")])
                 assert ["no such table" in str(error) for error in found] == [True] * 2
                 continue
             with pytest.raises(UserError, match="cannot be used: no such table"):
@@ -370,7 +370,7 @@ def test_an_answer_without_its_log_probabilities_is_asked_for_again(
         again = model(server, cache=cache).generate([Request("b", top_logprobs=2)])
         assert again[0].tokens and not again[0].cached
         # What an earlier version has kept.
-        [wanted] = mine.wanted([Request("d", top_logprobs=2)])
+        [wanted] = mine.list_pending_samples([Request("d", top_logprobs=2)])
         cache.put(wanted.key, {"text": "a!", "prompt_tokens": 1, "new_tokens": 1})
         assert mine.generate([Request("d", top_logprobs=2)])[0].tokens
 
@@ -469,16 +469,16 @@ def test_answers_and_errors_side_by_side(tmp_path: Path) -> None:
              Request("c", 0, ("A", "B")), Request("a")]  # fmt: skip
     with endpoint(answer) as server:
         mine = model(server, **keep)
-        found = mine.attempt(asked)
+        found = mine.generate_each(asked)
         assert [getattr(f, "text", type(f)) for f in found] == [
             "you said a", BadRequest, "you said b", ServerFault, BadRequest, UserError, "you said a"
         ]  # fmt: skip
         assert len(server.asked) == 4
-        again = attempt(mine, asked)
+        again = generate_each(mine, asked)
         assert [str(f) for f in again if isinstance(f, UserError)] == [
             str(f) for f in found if isinstance(f, UserError)
         ]
-        assert len(server.asked) == 6 and mine.attempt([]) == []
+        assert len(server.asked) == 6 and mine.generate_each([]) == []
 
 
 @pytest.mark.parametrize(
@@ -494,22 +494,22 @@ def test_what_holds_for_all_requests_is_asked_once(reply: Reply, kind: type[Exce
     asked = [Request(f"{n}") for n in range(30)]
     with endpoint(in_turn(chat("well"), reply)) as server:
         mine = model(server, limits=Limits(concurrency=2))
-        found = mine.attempt(asked)
+        found = mine.generate_each(asked)
         assert isinstance(found[0], Completion) or isinstance(found[1], Completion)
         assert [type(f) for f in found[2:]] == [kind] * 28 and len(server.asked) <= 4
     with endpoint(in_turn(Reply({"error": "busy"}, 500), reply)) as server:
-        found = model(server, limits=Limits(concurrency=1, retries=3)).attempt(asked)
+        found = model(server, limits=Limits(concurrency=1, retries=3)).generate_each(asked)
         assert [type(f) for f in found] == [kind] * 30 and len(server.asked) == 2
 
 
 def test_nothing_can_be_asked_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
     with endpoint(echo) as server:
-        lost = model(server, api_key_env="MY_KEY").attempt([Request("a")] * 2)
+        lost = model(server, api_key_env="MY_KEY").generate_each([Request("a")] * 2)
         assert all("MY_KEY is not set" in str(error) for error in lost) and len(lost) == 2
         (tmp_path / "file").write_text("x")
         wrong = model(server, cache=Cache(str(tmp_path / "file" / "a.sqlite")))
-        assert all("cannot be used" in str(e) for e in wrong.attempt([Request("a")] * 2))
+        assert all("cannot be used" in str(e) for e in wrong.generate_each([Request("a")] * 2))
         assert server.asked == []
 
 
@@ -520,27 +520,27 @@ def test_an_answer_has_a_time_limit_with_all_its_repetitions(
     busy = Reply({"error": "busy"}, 503)
     with endpoint(in_turn(busy)) as server:
         began = time.monotonic()
-        (late,) = model(server).attempt([Request("a", timeout=3.0)])
+        (late,) = model(server).generate_each([Request("a", timeout=3.0)])
         assert time.monotonic() - began < 30 and len(server.asked) >= 2
         words = r"^small .* no answer within 3 s; asked \d times, and told at last: .*503 .*busy$"
-        assert isinstance(late, TimedOut) and re.match(words, str(late))
+        assert isinstance(late, RequestTimeout) and re.match(words, str(late))
         server.answer = in_turn(Reply({"error": "later"}, 429, {"Retry-After": "60"}))
         began = time.monotonic()
-        with pytest.raises(TimedOut, match="asks to wait 60 s"):
+        with pytest.raises(RequestTimeout, match="asks to wait 60 s"):
             model(server).generate([Request("a", timeout=50.0)])
         assert time.monotonic() - began < 40
         late = {"a": 60.0}
         server.answer = lambda asked: Reply(
             chat("well").body, wait=late.get(asked.body["messages"][0]["content"], 0.0)
         )
-        stalled, well = model(server).attempt([Request("a", timeout=0.3), Request("b")])
+        stalled, well = model(server).generate_each([Request("a", timeout=0.3), Request("b")])
         assert str(stalled).endswith("no answer within 0.3 s") and isinstance(well, Completion)
 
 
 def test_our_own_limits_do_not_count_as_waiting() -> None:
     with endpoint(echo) as server:
         mine = model(server, limits=Limits(requests_per_minute=20))
-        found = mine.attempt([Request(f"{n}", timeout=2.9) for n in range(2)])
+        found = mine.generate_each([Request(f"{n}", timeout=2.9) for n in range(2)])
     assert [type(f) for f in found] == [Completion] * 2
     assert all(f.seconds < 2.9 for f in found if isinstance(f, Completion))
 
@@ -552,7 +552,7 @@ def test_models_of_one_endpoint_share_its_limits() -> None:
         return Reply(chat("well").body, wait=0.03)
 
     with endpoint(answer) as server:
-        client = Client("home", chat_url(server.url), None, Limits(concurrency=3))
+        client = HttpClient("home", chat_url(server.url), None, Limits(concurrency=3))
         direct = [OpenAI(name, client=client) for name in ("small", "big", "huge")]
         for models in (direct, pickle.loads(pickle.dumps(direct))):
             asked = [Request(f"{n}") for n in range(6)]

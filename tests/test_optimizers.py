@@ -14,8 +14,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from swarm.errors import UserError
-from swarm.front import hypervolume, non_dominated
-from swarm.optimizers import Differentiating, MultiObjective, Raceable, Wanted
+from swarm.front import compute_hypervolume, find_non_dominated
+from swarm.optimizers import SupportsGradients, MultiObjectiveOptimizer, SupportsEarlyStopping, LossRequest
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
 """Optimizers with other options than those of their file in conf/optimizer."""
@@ -171,7 +171,7 @@ class Noisy:
     slope: np.ndarray
 
 
-def measured(wanted: Wanted, objective: Objective) -> Noisy:
+def measured(wanted: LossRequest, objective: Objective) -> Noisy:
     """Minus the objective, by central differences, off by a little that its items decide."""
     x, width = wanted.position, 1e-3
     objective = getattr(objective, "exact", objective)
@@ -183,7 +183,7 @@ def measured(wanted: Wanted, objective: Objective) -> Noisy:
 
 def descend(optimizer: Any, objective: Objective, items: int = 80) -> int:
     """Answer what an optimizer wants of derivatives; gives the prompt-equivalents."""
-    if not isinstance(optimizer, Differentiating) or optimizer.needs_gradients is None:
+    if not isinstance(optimizer, SupportsGradients) or optimizer.needs_gradients is None:
         return 0
     descent, answers, cost = optimizer.descend(items), None, 0
     while True:
@@ -191,7 +191,7 @@ def descend(optimizer: Any, objective: Objective, items: int = 80) -> int:
             wanted = descent.send(answers)
         except StopIteration:
             return cost
-        cost += sum(one.cost for one in wanted)
+        cost += sum(one.prompt_cost for one in wanted)
         answers = [measured(one, objective) for one in wanted]
 
 
@@ -208,7 +208,7 @@ def step(optimizer: Any, objective: Objective) -> np.ndarray:
 def search(optimizer: Any, objective: Objective, budget: int) -> tuple[float, int]:
     """The best utility within the budget, and after how many evaluations the search ended."""
     best, spent = -np.inf, 0
-    while optimizer.done() is None and spent < budget:
+    while optimizer.stop_reason() is None and spent < budget:
         utilities = step(optimizer, objective)
         best, spent = np.nanmax([best, *utilities]), spent + np.isfinite(utilities).sum()
     return float(best), int(spent)
@@ -223,7 +223,7 @@ def searches_of_bowls(file: Path) -> list[tuple[float, int]]:
 
 
 def saved(optimizer: Any) -> Any:
-    return json.loads(json.dumps(optimizer.state(), allow_nan=False))
+    return json.loads(json.dumps(optimizer.state_dict(), allow_nan=False))
 
 
 @each
@@ -242,7 +242,7 @@ def test_ask(file: Path) -> None:
             assert optimizer.evaluate.all()
             if claims(file).starts_with_experts:
                 np.testing.assert_array_equal(positions[:EXPERTS], np.eye(EXPERTS))
-        assert optimizer.done() is None
+        assert optimizer.stop_reason() is None
         np.testing.assert_array_equal(optimizer.ask(), copy)
         step(optimizer, bowl(0))
 
@@ -317,7 +317,7 @@ def test_bears_noise_and_missing_utilities(file: Path) -> None:
 def test_ends_where_nothing_differs(file: Path, utility: float) -> None:
     optimizer = begun(file, experts=3)
     for _ in range(10_000):
-        if (reason := optimizer.done()) is not None:
+        if (reason := optimizer.stop_reason()) is not None:
             assert isinstance(reason, str) and reason
             return
         assert np.isfinite(optimizer.ask()).all()
@@ -330,7 +330,7 @@ def test_says_how_many_iterations_it_takes_at_most(file: Path) -> None:
     optimizer = begun(file)
     assert isinstance(optimizer.max_iterations, int)
     told = 0
-    while optimizer.done() is None:
+    while optimizer.stop_reason() is None:
         # Always something new, so that nothing but their number ends it.
         step(optimizer, lambda rows, told=told: bowl(0)(rows) + told)
         told += 1
@@ -370,14 +370,14 @@ def go_on(file: Path, quick: bool, groups: int = 1) -> None:
         np.testing.assert_array_equal(resumed.evaluate, straight.evaluate)
         state = saved(resumed)
         resumed = made(file, quick)
-        resumed.load(state)  # between ask and tell
+        resumed.load_state_dict(state)  # between ask and tell
         step(straight, bowl(0, groups))
         step(resumed, bowl(0, groups))
-        assert resumed.done() == straight.done()
+        assert resumed.stop_reason() == straight.stop_reason()
         state = saved(resumed)
         assert state == saved(straight)
         resumed = made(file, quick)
-        resumed.load(state)  # between tell and ask
+        resumed.load_state_dict(state)  # between tell and ask
 
 
 @each_as_it_is
@@ -414,8 +414,8 @@ def test_positions_of_groups(file: Path, groups: int, experts: int) -> None:
 @each
 def test_refuses_the_state_of_other_groups(file: Path) -> None:
     with pytest.raises(UserError, match=r"^pool.groups: .*1.*2.*$"):
-        begun(file, groups=1).load(saved(begun(file, groups=2)))
-    made(file).load(saved(begun(file, groups=2)))  # never started, it takes what there is
+        begun(file, groups=1).load_state_dict(saved(begun(file, groups=2)))
+    made(file).load_state_dict(saved(begun(file, groups=2)))  # never started, it takes what there is
 
 
 @each
@@ -447,11 +447,11 @@ def same_options(one: Any, other: Any) -> None:
 @each
 def test_refuses_the_state_of_another(file: Path) -> None:
     with pytest.raises(UserError, match="'another'"):
-        made(file).load({"optimizer": "another"})
+        made(file).load_state_dict({"optimizer": "another"})
     longer = begun(file)
     longer.particles = len(longer.ask()) + 1
     with pytest.raises(UserError, match=r"optimizer.particles"):
-        longer.load(begun(file).state())
+        longer.load_state_dict(begun(file).state_dict())
 
 
 @each
@@ -474,7 +474,7 @@ def test_says_what_is_wrong_with_its_options(
 
 @each
 def test_is_raced_only_where_it_may_be(file: Path) -> None:
-    assert isinstance(begun(file), Raceable) == claims(file).raced
+    assert isinstance(begun(file), SupportsEarlyStopping) == claims(file).raced
 
 
 @each
@@ -487,7 +487,7 @@ def test_is_told_once_an_ask(file: Path) -> None:
         optimizer.tell(np.zeros(len(optimizer.evaluate)))
 
 
-SEVERAL = [file for file in FILES if isinstance(begun(file), MultiObjective)]
+SEVERAL = [file for file in FILES if isinstance(begun(file), MultiObjectiveOptimizer)]
 each_of_several = pytest.mark.parametrize(
     "front_file", SEVERAL, ids=[file.stem for file in SEVERAL]
 )
@@ -521,21 +521,21 @@ def covered(values: np.ndarray) -> float:
     reference = two_bowls()(np.eye(EXPERTS)).min(axis=0)
     ends = np.stack([target(1).ravel(), target(2).ravel()])
     line = two_bowls()(np.linspace(0, 1, 200)[:, None] @ (ends[1:] - ends[:1]) + ends[:1])
-    return hypervolume(values, reference) / hypervolume(line, reference)
+    return compute_hypervolume(values, reference) / compute_hypervolume(line, reference)
 
 
 @each_of_several
 def test_covers_the_front_of_two_bowls(front_file: Path) -> None:
     for seed in range(3):
         optimizer, found = several(front_file, seed=seed), []
-        while optimizer.done() is None:
+        while optimizer.stop_reason() is None:
             found.append(step_of_several(optimizer, lost=0.1))
         values = np.concatenate(found)
         values = values[np.isfinite(values).all(axis=1)]
         # As many mixtures at random cover .87 to .92.
         rows = np.random.default_rng(seed).dirichlet(np.ones(EXPERTS), size=len(values))
         assert covered(values) > max(0.97, covered(two_bowls()(rows)))
-        assert non_dominated(values).sum() >= 20
+        assert find_non_dominated(values).sum() >= 20
 
 
 @each_of_several
@@ -549,13 +549,13 @@ def test_several_objectives_go_on_from_a_state(
         np.testing.assert_array_equal(resumed.ask(), straight.ask())
         state = saved(resumed)
         resumed = instantiate(OmegaConf.load(front_file), **options, _convert_="all")
-        resumed.load(state)  # between ask and tell
+        resumed.load_state_dict(state)  # between ask and tell
         step_of_several(straight, groups, lost=0.2)
         step_of_several(resumed, groups, lost=0.2)
         state = saved(resumed)
         assert state == saved(straight)
         resumed = instantiate(OmegaConf.load(front_file), **options, _convert_="all")
-        resumed.load(state)  # between tell and ask
+        resumed.load_state_dict(state)  # between tell and ask
 
 
 @each_of_several

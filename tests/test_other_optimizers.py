@@ -9,7 +9,7 @@ import pytest
 import searches
 
 from swarm.errors import UserError
-from swarm.optimizers import Raceable
+from swarm.optimizers import SupportsEarlyStopping
 from swarm.optimizers.bayes import BayesianSearch
 from swarm.optimizers.de import DifferentialEvolution
 from swarm.optimizers.pso import ParticleSwarm
@@ -38,10 +38,10 @@ def test_a_batch_of_the_whole_swarm_is_the_plain_swarm() -> None:
     paper = {"soups": 0, "active": None, "descent": None}
     plain = begun(ParticleSwarm(particles=8, patience=4, max_iterations=60, **paper))
     whole = begun(AsynchronousSwarm(particles=8, patience=4, max_iterations=60, batch=8))
-    while plain.done() is None:
+    while plain.stop_reason() is None:
         np.testing.assert_array_equal(step(plain), step(whole))
         np.testing.assert_array_equal(plain.evaluate, whole.evaluate)
-    assert plain.done() == whole.done()
+    assert plain.stop_reason() == whole.stop_reason()
 
 
 def test_particles_move_in_turn_and_the_others_stand() -> None:
@@ -70,7 +70,7 @@ def test_a_find_steers_the_very_next_move() -> None:
 def test_rounds_of_the_asynchronous_swarm_count_as_iterations_do() -> None:
     swarm = begun(AsynchronousSwarm(particles=8, batch=2, patience=3, minimum_step_length=0.0))
     asks = 0
-    while swarm.done() is None:
+    while swarm.stop_reason() is None:
         step(swarm, lambda rows: np.zeros(len(rows)))
         asks += 1
     assert asks - 1 == 3 * 4  # patience in rounds of four batches
@@ -80,13 +80,13 @@ def test_rounds_of_the_asynchronous_swarm_count_as_iterations_do() -> None:
 
 def test_the_asynchronous_swarm_may_be_raced() -> None:
     swarm = begun(AsynchronousSwarm(particles=6, batch=2))
-    assert isinstance(swarm, Raceable)
+    assert isinstance(swarm, SupportsEarlyStopping)
     step(swarm)
     swarm.ask()
     stopped = np.array([True, False, False, False, False, False])
     swarm.tell(np.array([np.nan, 7.0, *[np.nan] * 4]), stopped)
     assert list(swarm.stale) == [1, 0, 0, 0, 0, 0]
-    assert not isinstance(RandomSearch(), Raceable)
+    assert not isinstance(RandomSearch(), SupportsEarlyStopping)
 
 
 def test_a_whole_iteration_cannot_be_dropped_where_there_is_none() -> None:
@@ -149,7 +149,7 @@ def test_bayes_learns_and_asks_in_turn() -> None:
     for turn in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3], [0, 1, 4, 5], [2, 3, 4, 5]):
         best.append(bowl(step(search)).max())
         assert list(np.flatnonzero(search.evaluate)) == turn
-    while search.done() is None:
+    while search.stop_reason() is None:
         rows = step(search)
         first = bowl(rows[search.evaluate]).mean() if first is None else first
     assert bowl(rows[search.evaluate]).mean() > first
@@ -159,7 +159,7 @@ def test_bayes_learns_and_asks_in_turn() -> None:
 @pytest.mark.slow
 def test_the_gaussian_process_finds_a_bowl_in_forty_scores() -> None:
     search = begun(BayesianSearch(max_iterations=7))
-    while search.done() is None:
+    while search.stop_reason() is None:
         step(search)
     assert search.utilities.max() > bowl(np.eye(4)).max() / 50
 
@@ -168,7 +168,7 @@ def test_the_gaussian_process_finds_a_bowl_in_forty_scores() -> None:
 @pytest.mark.parametrize("utility", [np.nan, 0.0, 1.0])
 def test_the_gaussian_process_bears_that_nothing_differs(utility: float) -> None:
     search = begun(BayesianSearch(max_iterations=3), experts=2)
-    while search.done() is None:
+    while search.stop_reason() is None:
         assert np.isfinite(step(search, lambda rows: np.full(len(rows), utility))).all()
 
 

@@ -17,8 +17,8 @@ from playing import phrase_items, write
 
 from swarm.errors import UserError
 from swarm.models import Completion
-from swarm.scorers.function import Function, FunctionTask, finite
-from swarm.tasks import Item, Prepared, Score
+from swarm.scorers.function import FunctionScorer, FunctionTask, to_finite_float
+from swarm.tasks import Item, RequiresSetup, Score
 
 EXAMPLES = searches.ROOT / "examples" / "own_tasks"
 PAGE = (searches.ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
@@ -179,7 +179,7 @@ def two(prompt: str, answer: str) -> float:
 )
 def test_a_wrong_path_is_told_by_check(path: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Function(path).check()
+        FunctionScorer(path).check()
 
 
 def test_a_module_that_fails_is_named_with_its_line(
@@ -188,19 +188,19 @@ def test_a_module_that_fails_is_named_with_its_line(
     (tmp_path / "own_broken.py").write_text("x = 1\nx.y\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match=r"AttributeError: .* \(own_broken.py line 2\)"):
-        Function("own_broken.score").check()
+        FunctionScorer("own_broken.score").check()
 
 
 def test_what_a_function_may_return() -> None:
     import numpy
 
-    scorer = Function("test_own_tasks.by_item")
+    scorer = FunctionScorer("test_own_tasks.by_item")
     scorer.check()
     for given, value in ((1, 1.0), (True, 1.0), (-2.5, -2.5), (numpy.float32(0.5), 0.5)):
         (score,) = scorer.score([{**ITEM, "give": given}], ["x"])
         assert score == Score(value, "x", "x")
     for given in (None, "1", float("nan"), float("inf"), [1], numpy.zeros(2), 10**400):
-        assert finite(given) is None
+        assert to_finite_float(given) is None
         with pytest.raises(UserError, match=r"returned .* for item 'i7': it has to be a finite"):
             scorer.score([{**ITEM, "give": given}], ["x"])
     assert scorer.score([{**ITEM, "give": 1}], [" \n"])[0].answer is None
@@ -222,7 +222,7 @@ def test_the_prompt_is_the_one_that_was_put_and_the_item_stays(tmp_path: Path) -
         "mine", "test_own_tasks.changing", template="Q: {prompt}", file=str(file), chat=True
     )
     items = task.items("dev")
-    game = task.play(items)
+    game = task.run(items)
     (request,) = next(game)
     assert request.prompt[0].content == "Q: Say it."  # type: ignore[union-attr]
     with pytest.raises(StopIteration) as end:
@@ -257,7 +257,7 @@ def test_an_example_is_small_and_loads(path: Path, monkeypatch: pytest.MonkeyPat
     task = instantiate(OmegaConf.load(path), _convert_="all")
     assert task.name == path.stem
     assert (len(task.items("dev")), len(task.items("test"))) == (4, 8)
-    if isinstance(task, Prepared):
+    if isinstance(task, RequiresSetup):
         task.check()
 
 

@@ -13,13 +13,13 @@ from peft import PeftModel
 from playing import Unscored, played, write
 from transformers import AutoTokenizer
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.executors.worker import Meter, play_together
+from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models import Completion, Request
 from swarm.pool import Pool
-from swarm.tasks.perplexity import Perplexity, before, size, windows
+from swarm.tasks.perplexity import Perplexity, preceding_context, count_bytes, split_windows
 
 WORDS = " ".join(f"word {n}, and {n * n % 97} more;\n" for n in range(200))
 
@@ -32,18 +32,18 @@ def text_file(folder: Path, content: str = WORDS) -> str:
 
 def test_windows_are_the_text() -> None:
     for text in (WORDS, "a" * 500, "é " * 300, "  x  ", "one", "\n\n\n" + WORDS[:99] + "\n\n"):
-        parts = windows(text, 90)
+        parts = split_windows(text, 90)
         assert all(text[at : at + len(part)] == part and part.strip() for at, part in parts)
         assert "".join(part for _, part in parts).strip() == text.strip()
         assert all(len(part) <= 90 for _, part in parts)
-    assert [part[-1] for _, part in windows(WORDS, 90)].count(" ") == 0
-    assert windows(" \n ", 2) == []
+    assert [part[-1] for _, part in split_windows(WORDS, 90)].count(" ") == 0
+    assert split_windows(" \n ", 2) == []
 
 
 def test_a_context_begins_with_a_word() -> None:
-    assert before("one two three four", 13, 8) == " three"
-    assert before("one two three four", 13, 100) == "one two three"
-    assert before("one two", 0, 10) == before("one two", 3, 0) == ""
+    assert preceding_context("one two three four", 13, 8) == " three"
+    assert preceding_context("one two three four", 13, 100) == "one two three"
+    assert preceding_context("one two", 0, 10) == preceding_context("one two", 3, 0) == ""
 
 
 def test_dev_and_test_are_disjoint_halves(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ class Guessing:
         self.nats = math.log(likely)
 
     def generate(self, requests: list[Request]) -> list[Completion]:
-        sizes = [size(request.choices[0]) for request in requests]
+        sizes = [count_bytes(request.choices[0]) for request in requests]
         return [Completion("", (-n * self.nats,), choice_tokens=(n // 2,)) for n in sizes]
 
 
@@ -137,10 +137,10 @@ def test_numbers_that_overflow_are_worth_eight_bits(tmp_path: Path) -> None:
     task = Perplexity(file=text_file(tmp_path))
     items = task.items("dev")
     for logprob in (math.nan, -math.inf):
-        scores = [task.score(item, Completion("", (logprob,))) for item in items]
+        scores = [task.score_completion(item, Completion("", (logprob,))) for item in items]
         assert task.utility(scores) == pytest.approx(-8.0)
         assert all(score.answer is None for score in scores)
-    assert task.score(items[0], Completion("", (-1e9,), choice_tokens=(3,))).value < -1e5
+    assert task.score_completion(items[0], Completion("", (-1e9,), choice_tokens=(3,))).value < -1e5
     with pytest.raises(UserError, match="log probability"):
         played(task, items, Unscored())
 
@@ -150,9 +150,9 @@ def test_against_transformers(tmp_path: Path, tiny_llama: Path) -> None:
     pool = Pool(tiny.pool(tiny_llama, tmp_path / "pool", ("amber", "birch"))).open()
     task = Perplexity(file=text_file(tmp_path), window=150, context=80, dev_limit=9)
     engine = HFEngine(plan="stacked")
-    engine.open(Base(str(tiny_llama)), pool, "cpu")
+    engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
     items = task.items("dev")
-    found = play_together(task, engine, np.eye(2), items, Meter())
+    found = run_tasks_lockstep(task, engine, np.eye(2), items, JobUsage())
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
     for name, scores in zip(pool.names, found, strict=True):
         alone = PeftModel.from_pretrained(tiny.load(tiny_llama), tmp_path / "pool" / name).eval()
@@ -164,7 +164,7 @@ def test_against_transformers(tmp_path: Path, tiny_llama: Path) -> None:
             labels[:, :start] = -100
             with torch.inference_mode():
                 nats += float(alone(ids, labels=labels).loss) * (ids.shape[1] - start)
-        bits = nats / math.log(2) / sum(size(item["answer"]) for item in items)
+        bits = nats / math.log(2) / sum(count_bytes(item["answer"]) for item in items)
         assert task.utility(scores) == pytest.approx(-bits, abs=1e-4)
 
 

@@ -15,19 +15,19 @@ from playing import hostile
 from swarm.errors import UserError
 from swarm.models.cache import Cache
 from swarm.models.pace import Limits
-from swarm.scorers.perspective import Perspective
+from swarm.scorers.perspective import PerspectiveScorer
 
 KEY = "AIzaSecret-0123456789"
 TEXTS = ["friendly birds fly", "a stone for you", "friendly birds fly"]
 
 
-def perspective(server: Endpoint, folder: Path | None = None, **more: Any) -> Perspective:
+def perspective(server: Endpoint, folder: Path | None = None, **more: Any) -> PerspectiveScorer:
     cache = Cache(str(folder / "answers.sqlite")) if folder else None
     given = {"api_key_env": None, "url": server.url, "limits": Limits(retries=1), "cache": cache}
-    return Perspective(**{**given, **more})
+    return PerspectiveScorer(**{**given, **more})
 
 
-def scores(mine: Perspective, texts: list[str]) -> list[tuple[float, str | None]]:
+def scores(mine: PerspectiveScorer, texts: list[str]) -> list[tuple[float, str | None]]:
     return [(s.value, s.answer) for s in mine.score([{"id": n} for n in range(len(texts))], texts)]
 
 
@@ -179,13 +179,13 @@ def test_hostile_texts_do_no_harm() -> None:
 )  # fmt: skip
 def test_wrong_settings_are_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        Perspective(**wrong)
+        PerspectiveScorer(**wrong)
     assert KEY not in str(caught.value)
 
 
 def test_the_key_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PERSPECTIVE_API_KEY", raising=False)
-    check: Callable[[], None] = Perspective().check
+    check: Callable[[], None] = PerspectiveScorer().check
     with pytest.raises(UserError, match="PERSPECTIVE_API_KEY is not set"):
         check()
     monkeypatch.setenv("PERSPECTIVE_API_KEY", KEY)

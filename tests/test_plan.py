@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from swarm.engine.plan import STACK_BELOW_CPU, STACK_BELOW_GPU, Facts, choose
+from swarm.engine.plan import STACK_BELOW_CPU, STACK_BELOW_GPU, DeviceProfile, choose_plan
 
-CPU = Facts(gpu=False, exact_merge=True, copy_bytes=1, free_bytes=2)
+CPU = DeviceProfile(gpu=False, exact_merge=True, copy_bytes=1, free_bytes=2)
 
 
 @pytest.mark.parametrize(
@@ -14,15 +14,15 @@ CPU = Facts(gpu=False, exact_merge=True, copy_bytes=1, free_bytes=2)
         (5, STACK_BELOW_CPU - 1, CPU, "stacked"),
         (5, STACK_BELOW_CPU, CPU, "merged"),
         (1, 4, CPU, "merged"),
-        (5, 50, Facts(True, False, 1, 2), "stacked"),
-        (5, STACK_BELOW_GPU, Facts(True, False, 1, 2), "swap"),
-        (5, 200, Facts(False, True, 3, 2), "swap"),
+        (5, 50, DeviceProfile(True, False, 1, 2), "stacked"),
+        (5, STACK_BELOW_GPU, DeviceProfile(True, False, 1, 2), "swap"),
+        (5, 200, DeviceProfile(False, True, 3, 2), "swap"),
     ],
 )
 def test_the_plan_follows_rows_type_and_memory(
-    particles: int, rows: int, facts: Facts, plan: str
+    particles: int, rows: int, facts: DeviceProfile, plan: str
 ) -> None:
-    found, why = choose(particles, rows, facts)
+    found, why = choose_plan(particles, rows, facts)
     assert found == plan and why
 
 

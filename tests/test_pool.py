@@ -16,8 +16,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from swarm import folders
-from swarm.adapters import CONFIG, WEIGHTS
-from swarm.engine.base import Base
+from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.pool import Pool
 
@@ -127,7 +127,7 @@ def test_scaling_is_folded_into_b(mixed_pool: Path) -> None:
     _, b = Pool(mixed_pool).open().basis("model.layers.0.self_attn.v_proj")
     key = "base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"
     for number, scaling in ((0, 8 / 4), (2, 4 / math.sqrt(8)), (3, 5 / 4)):
-        raw = load_file(mixed_pool / tiny.NAMES[number] / WEIGHTS)[key].float()
+        raw = load_file(mixed_pool / tiny.NAMES[number] / WEIGHTS_FILE)[key].float()
         assert torch.allclose(b[number, :, : raw.shape[1]], raw * scaling, rtol=1e-6, atol=0.0)
 
 
@@ -144,7 +144,7 @@ def test_one_expert_alone_is_what_peft_makes_of_it(
 
 def test_one_expert_alone_is_saved_bit_by_bit(tiny_pool: Path, tmp_path: Path) -> None:
     Pool(tiny_pool).open().save([0, 1, 0, 0], tmp_path / "birch")
-    saved, given = (load_file(folder / "birch" / WEIGHTS) for folder in (tmp_path, tiny_pool))
+    saved, given = (load_file(folder / "birch" / WEIGHTS_FILE) for folder in (tmp_path, tiny_pool))
     assert saved.keys() == given.keys()
     assert all(torch.equal(saved[key], given[key]) for key in given)
 
@@ -204,7 +204,7 @@ def test_the_saved_config_keeps_rank_and_alpha_where_all_share_them(
     for seed, name in enumerate(("amber", "birch")):
         tiny.expert(tiny_llama, tmp_path / "pool" / name, seed, use_rslora=True, lora_alpha=3)
     Pool(tmp_path / "pool").open().save([0.5, 0.5], tmp_path / "best")
-    config = json.loads((tmp_path / "best" / CONFIG).read_text())
+    config = json.loads((tmp_path / "best" / CONFIG_FILE).read_text())
     assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (4, 3, True)
     assert config["target_modules"] == sorted(tiny.TARGETS)
 
@@ -212,10 +212,10 @@ def test_the_saved_config_keeps_rank_and_alpha_where_all_share_them(
 def test_the_saved_config_of_a_mixed_pool_has_scale_one(mixed_pool: Path, tmp_path: Path) -> None:
     pool = Pool(mixed_pool).open()
     pool.save(MIXTURE, tmp_path / "best", {"iteration": 3})
-    config = json.loads((tmp_path / "best" / CONFIG).read_text())
+    config = json.loads((tmp_path / "best" / CONFIG_FILE).read_text())
     assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (8, 8, False)
     assert config["target_modules"] == list(pool.modules)
-    note = json.loads((tmp_path / "best" / folders.NOTE).read_text())
+    note = json.loads((tmp_path / "best" / folders.NOTE_FILE).read_text())
     made_of = {"experts": pool.names, "coefficients": MIXTURE, "space": "factor"}
     assert note == {"iteration": 3, **made_of}
 
@@ -250,7 +250,7 @@ def test_the_fingerprint_follows_weights_settings_and_order(
     tiny.change(folder / "amber", lora_alpha=9)
     prints.append(Pool(folder).open().fingerprint())
     tiny.change(folder / "amber", lora_alpha=8)
-    path = folder / "amber" / WEIGHTS
+    path = folder / "amber" / WEIGHTS_FILE
     path.write_bytes(path.read_bytes()[:-1] + b"\x3c")
     prints.append(Pool(folder).open().fingerprint())
     assert len(set(prints)) == 5
@@ -263,7 +263,7 @@ def test_a_path_to_the_same_model_is_the_same_base(tiny_llama: Path, tmp_path: P
     shutil.copytree(tiny_llama, copy)
     tiny.change(pool / "amber", base_model_name_or_path="owner/original")
     tiny.change(pool / "birch", base_model_name_or_path=str(copy))
-    for base in (Base(str(tiny_llama), name="owner/original"), Base(str(tiny_llama))):
+    for base in (BaseModel(str(tiny_llama), name="owner/original"), BaseModel(str(tiny_llama))):
         assert Pool(pool).open(base).names == ["amber", "birch", "cedar", "dune"]
     with pytest.raises(UserError, match=r"model\.path.*model\.name.*pool\.base=ignore"):
         Pool(pool).open("owner/original")
@@ -273,6 +273,6 @@ def test_a_path_to_the_same_model_is_the_same_base(tiny_llama: Path, tmp_path: P
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(UserError, match="birch: belongs to the base model"):
-        Pool(pool).open(Base(str(tiny_llama), name="owner/original"))
+        Pool(pool).open(BaseModel(str(tiny_llama), name="owner/original"))
     with pytest.raises(UserError, match="must be check or ignore"):
         Pool(pool, base="maybe")

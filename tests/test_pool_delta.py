@@ -11,12 +11,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from swarm import mixing
-from swarm.adapters import CONFIG, WEIGHTS
-from swarm.engine.base import Base
+from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.stacked import Stack, StackedLinear
+from swarm.engine.stacked import BatchedLoraModel, BatchedLoraLinear
 from swarm.errors import UserError
-from swarm.folders import NOTE
+from swarm.folders import NOTE_FILE
 from swarm.models import Request
 from swarm.pool import Pool
 
@@ -53,8 +53,8 @@ def explicit(base: Path, pool: Pool, coefficients: list[float]) -> torch.nn.Modu
 
 def saved(folder: Path, modules: list[str]) -> dict[str, torch.Tensor]:
     """s B A of every module as PEFT would make it of a folder."""
-    weights = load_file(folder / WEIGHTS)
-    config = json.loads((folder / CONFIG).read_text())
+    weights = load_file(folder / WEIGHTS_FILE)
+    config = json.loads((folder / CONFIG_FILE).read_text())
     scale = config["lora_alpha"] / config["r"]
     pairs = {m: [weights[PEFT_WEIGHT.format(m, side)].double() for side in "AB"] for m in modules}
     return {module: scale * (b @ a) for module, (a, b) in pairs.items()}
@@ -74,31 +74,31 @@ def test_a_position_is_the_sum_of_the_updates(pool: Pool) -> None:
 def test_stacked_particles_are_explicit_sums(pool: Pool, tiny_llama: Path) -> None:
     positions = np.array([MIXTURE, HALVES, [0.0] * 4, [-1.0, 0.0, 2.0, 0.3]])
     network = tiny.load(tiny_llama)
-    basis = {name: pool.held(name) for name in pool.modules}
-    stack = Stack(network, basis, "cpu", torch.float32)
-    stack.set(torch.from_numpy(positions))
+    basis = {name: pool.expert_factors(name) for name in pool.modules}
+    stack = BatchedLoraModel(network, basis, "cpu", torch.float32)
+    stack.set_positions(torch.from_numpy(positions))
     with tiny.seeded(0), torch.inference_mode():
         tokens = torch.randint(4, tiny.WORDS, (2, 12))
         rows = network(input_ids=tokens.repeat(len(positions), 1)).logits
     for number, row in enumerate(positions):
         alone = tiny.logits(explicit(tiny_llama, pool, row.tolist()))
         assert torch.allclose(rows[2 * number : 2 * number + 2], alone, rtol=0, atol=1e-4)
-    stack.clear()
+    stack.clear_positions()
     assert torch.equal(tiny.logits(network), tiny.logits(tiny.load(tiny_llama)))
 
 
 @pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
 def test_every_plan_answers_as_the_explicit_sum(plan: str, pool: Pool, tiny_llama: Path) -> None:
     engine = HFEngine(plan=plan)
-    engine.open(Base(str(tiny_llama)), pool, "cpu")
+    engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
     request = Request("a graph of 5 nodes has", 0, (" yes", " no", " (A)"))
-    answers = engine.answer(np.array([MIXTURE, HALVES]), [[request]] * 2)
+    answers = engine.generate(np.array([MIXTURE, HALVES]), [[request]] * 2)
     for mixture, (completion,) in zip((MIXTURE, HALVES), answers, strict=True):
         other = HFEngine()
-        other.load(Base(str(tiny_llama)), "cpu", {}, "")
+        other.load_base(BaseModel(str(tiny_llama)), "cpu", {}, "")
         # The same code over weights that were added up by hand.
         other._model.load_state_dict(explicit(tiny_llama, pool, mixture).state_dict())
-        (told,) = other.answer(np.zeros((1, 0)), [[request]])[0]
+        (told,) = other.generate(np.zeros((1, 0)), [[request]])[0]
         assert completion.logprobs == pytest.approx(told.logprobs, abs=1e-4)
 
 
@@ -110,12 +110,12 @@ def test_coefficients_are_not_rounded_to_bfloat16() -> None:
     a, b, rows = (
         torch.randn(*s, generator=generator).bfloat16() for s in ((8, 64), (64, 8), (9, 64))
     )
-    stack = Stack(torch.nn.Sequential(linear), {"0": (a, b)}, "cpu", torch.bfloat16)
+    stack = BatchedLoraModel(torch.nn.Sequential(linear), {"0": (a, b)}, "cpu", torch.bfloat16)
     # Between two numbers of bfloat16: rounded, everything would be 0.26 % too small.
     share = 0.7519
-    stack.set(torch.full((1, 8), share, dtype=torch.float64))
+    stack.set_positions(torch.full((1, 8), share, dtype=torch.float64))
     layer = stack._layers["0"]
-    assert isinstance(layer, StackedLinear)
+    assert isinstance(layer, BatchedLoraLinear)
     exact = share * (rows.double() @ a.double().T @ b.double().T)
     with torch.inference_mode():
         found = layer(rows).double()
@@ -133,9 +133,9 @@ def test_a_saved_position_is_exact_and_has_the_ranks_of_what_it_uses(
         loaded = PeftModel.from_pretrained(tiny.load(tiny_llama), folder)
         alone = tiny.logits(explicit(tiny_llama, pool, mixture))
         assert torch.allclose(tiny.logits(loaded), alone, rtol=0, atol=1e-4)
-    ranks = [json.loads((tmp_path / str(n) / CONFIG).read_text())["r"] for n in (0, 1)]
+    ranks = [json.loads((tmp_path / str(n) / CONFIG_FILE).read_text())["r"] for n in (0, 1)]
     assert ranks == ([16, 8] if pool.folder.name == "same" else [4 + 2 + 8 + 6, 6])
-    note = json.loads((tmp_path / "0" / NOTE).read_text())
+    note = json.loads((tmp_path / "0" / NOTE_FILE).read_text())
     assert (note["space"], note["coefficients"], note["iteration"]) == ("delta", MIXTURE, 3)
     errors = note["reconstruction_error"]
     assert (
@@ -145,8 +145,8 @@ def test_a_saved_position_is_exact_and_has_the_ranks_of_what_it_uses(
 
 def test_a_position_of_nothing_is_saved_as_nothing(tiny_pool: Path, tmp_path: Path) -> None:
     Pool(tiny_pool, space="delta").open().save([0, 0, 0, 0], tmp_path / "none")
-    assert not any(weight.any() for weight in load_file(tmp_path / "none" / WEIGHTS).values())
-    error = json.loads((tmp_path / "none" / NOTE).read_text())["reconstruction_error"]
+    assert not any(weight.any() for weight in load_file(tmp_path / "none" / WEIGHTS_FILE).values())
+    error = json.loads((tmp_path / "none" / NOTE_FILE).read_text())["reconstruction_error"]
     assert error == {"overall": 0.0, "worst": 0.0, "worst_module": None}
 
 
@@ -157,8 +157,8 @@ def test_a_lower_rank_is_the_nearest_there_is_and_says_how_near(
     pool = Pool(mixed_pool, space="delta", export_rank=rank).open()
     pool.save(MIXTURE, tmp_path / "best")
     exact, found = deltas(pool, MIXTURE), saved(tmp_path / "best", list(pool.modules))
-    assert json.loads((tmp_path / "best" / CONFIG).read_text())["r"] == rank
-    errors = json.loads((tmp_path / "best" / NOTE).read_text())["reconstruction_error"]
+    assert json.loads((tmp_path / "best" / CONFIG_FILE).read_text())["r"] == rank
+    errors = json.loads((tmp_path / "best" / NOTE_FILE).read_text())["reconstruction_error"]
     assert distance(found, exact) == pytest.approx(errors["overall"], rel=1e-5)
     each = {m: distance({m: found[m]}, {m: exact[m]}) for m in exact}
     assert max(each.values()) == pytest.approx(errors["worst"], rel=1e-5)
@@ -173,7 +173,7 @@ def test_a_lower_rank_is_the_nearest_there_is_and_says_how_near(
 def test_an_export_rank_that_is_enough_changes_nothing(tiny_pool: Path, tmp_path: Path) -> None:
     for name, rank in (("exact", None), ("wide", 64)):
         Pool(tiny_pool, space="delta", export_rank=rank).open().save(MIXTURE, tmp_path / name)
-    files = [load_file(tmp_path / name / WEIGHTS) for name in ("exact", "wide")]
+    files = [load_file(tmp_path / name / WEIGHTS_FILE) for name in ("exact", "wide")]
     assert all(torch.equal(files[0][key], files[1][key]) for key in files[0])
 
 
@@ -182,7 +182,7 @@ def test_an_update_that_cancels_is_told_apart_from_its_rounding() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*s, generator=generator).double() for s in ((4, 20), (30, 4)))
     near = b + 1e-4 * torch.randn(30, 4, generator=generator)
-    done = mixing.rounded(mixing.concatenated([(0.3, a, b), (-0.3, a, near)], 20, 30), None)
+    done = mixing.compress_update(mixing.concatenate_factors([(0.3, a, b), (-0.3, a, near)], 20, 30), None)
     exact = 0.3 * (b - near) @ a
     found = done.pair[1].double() @ done.pair[0].double()
     assert done.norm == pytest.approx(float(exact.norm()), rel=1e-6)
@@ -226,7 +226,7 @@ def test_the_errors_of_the_experts_that_ship(
     Pool("initial_experts", space="delta", export_rank=rank).open().save(
         [1 / 9] * 9, tmp_path / "x"
     )
-    errors = json.loads((tmp_path / "x" / NOTE).read_text())["reconstruction_error"]
+    errors = json.loads((tmp_path / "x" / NOTE_FILE).read_text())["reconstruction_error"]
     found = errors["overall"], errors["worst"]
     assert found == pytest.approx((overall, worst), abs=0.005)
 

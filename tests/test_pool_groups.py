@@ -9,13 +9,13 @@ import tiny
 import torch
 from peft import PeftModel
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.folders import NOTE
+from swarm.folders import NOTE_FILE
 from swarm.models import Request
 from swarm.pool import Pool
-from swarm.pool.groups import check_kind, divide, parents
+from swarm.pool.groups import parse_group_kind, divide_modules, find_parent_groups
 
 LLAMA = [
     f"model.layers.{layer}.{part}"
@@ -31,7 +31,7 @@ ATTENTION, MLP = [0.7, -0.4, 0.5, 0.2], [0.0, 0.9, -0.3, 0.4]
 
 
 def sizes(modules: list[str], kind: int | str) -> dict[str, int]:
-    names, places = divide(modules, kind)
+    names, places = divide_modules(modules, kind)
     return {name: list(places.values()).count(number) for number, name in enumerate(names)}
 
 
@@ -44,7 +44,7 @@ def test_names_of_several_families_are_divided() -> None:
     parts = ["q_proj", "o_proj", "gate_proj", "down_proj"]
     assert sizes(LLAMA, "kind") == dict.fromkeys(parts, 30)
     assert sizes(NEOX, "kind") == dict.fromkeys(["query_key_value", "dense", "dense_4h_to_h"], 6)
-    names, places = divide(NEOX, "thirds")
+    names, places = divide_modules(NEOX, "thirds")
     assert [names[places[f"gpt_neox.layers.{n}.attention.dense"]] for n in range(6)] == [
         "first", "first", "middle", "middle", "last", "last",
     ]  # fmt: skip
@@ -59,7 +59,7 @@ def test_few_layers_and_parts_make_fewer_groups() -> None:
 
 
 def test_each_module_is_a_group_with_a_readable_name() -> None:
-    names, places = divide(sorted(LLAMA), "per_module")
+    names, places = divide_modules(sorted(LLAMA), "per_module")
     assert len(names) == 120 and sorted(places.values()) == list(range(120))
     assert names[places["model.layers.3.self_attn.q_proj"]] == "layer 3 q_proj"
     assert [name.split()[1] for name in names[::4]] == [str(n) for n in range(30)]
@@ -73,7 +73,7 @@ def test_each_module_is_a_group_with_a_readable_name() -> None:
 
 
 def test_global_is_one_group() -> None:
-    assert check_kind("global") == check_kind(1) == check_kind("1") == 1
+    assert parse_group_kind("global") == parse_group_kind(1) == parse_group_kind("1") == 1
     assert sizes(LLAMA, "global") == {"all": 120}
 
 
@@ -85,7 +85,7 @@ def test_a_coarse_position_expanded_is_the_same_adapter(
     outer, inner = (Pool(mixed_pool, space="delta", groups=kind).open() for kind in (coarse, fine))
     modules = list(inner.modules)
     try:
-        found = parents(modules, coarse, fine)
+        found = find_parent_groups(modules, coarse, fine)
     except UserError as error:
         assert (coarse, fine) not in {("global", fine), (coarse, "per_module"), (fine, fine)}
         assert f"pool.groups={fine}" in str(error) and coarse in str(error)
@@ -101,7 +101,7 @@ def test_a_coarse_position_expanded_is_the_same_adapter(
 @pytest.mark.parametrize("kind", ["thirds", "per_layer"])
 def test_a_module_without_a_layer_is_one_line(kind: str) -> None:
     with pytest.raises(UserError, match=rf"pool\.groups={kind}.*lm_head.*attention_mlp"):
-        divide([*LLAMA, "lm_head"], kind)
+        divide_modules([*LLAMA, "lm_head"], kind)
 
 
 @pytest.mark.parametrize("kind", ["halves", 2, True, None, ["thirds"]])
@@ -141,15 +141,15 @@ def test_combine_uses_each_modules_own_coefficients(pool: Pool) -> None:
 @pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
 def test_every_plan_uses_them_too(plan: str, pool: Pool, tiny_llama: Path) -> None:
     engine = HFEngine(plan=plan)
-    engine.check(Base(str(tiny_llama)), pool)
-    engine.open(Base(str(tiny_llama)), pool, "cpu")
+    engine.check(BaseModel(str(tiny_llama)), pool)
+    engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
     request = Request("a graph of 5 nodes has", 0, (" yes", " no", " (A)"))
     positions = np.array([MLP + ATTENTION, ATTENTION + MLP])
-    told = engine.answer(positions, [[request]] * 2)[1][0].logprobs
+    told = engine.generate(positions, [[request]] * 2)[1][0].logprobs
     other = HFEngine()
-    other.load(Base(str(tiny_llama)), "cpu", {}, "")
+    other.load_base(BaseModel(str(tiny_llama)), "cpu", {}, "")
     other._model.load_state_dict(explicit(tiny_llama, pool).state_dict())
-    plain = other.answer(np.zeros((1, 0)), [[request]])[0][0].logprobs
+    plain = other.generate(np.zeros((1, 0)), [[request]])[0][0].logprobs
     assert told == pytest.approx(plain, abs=1e-4)
 
 
@@ -157,7 +157,7 @@ def test_a_saved_position_says_its_groups_and_is_what_peft_loads(
     pool: Pool, tiny_llama: Path, tmp_path: Path
 ) -> None:
     pool.save(ATTENTION + MLP, tmp_path / "best")
-    note = json.loads((tmp_path / "best" / NOTE).read_text())
+    note = json.loads((tmp_path / "best" / NOTE_FILE).read_text())
     assert (note["groups"], note["coefficients"]) == (["attention", "mlp"], ATTENTION + MLP)
     loaded = tiny.logits(PeftModel.from_pretrained(tiny.load(tiny_llama), tmp_path / "best"))
     assert torch.allclose(loaded, tiny.logits(explicit(tiny_llama, pool)), rtol=0, atol=1e-4)

@@ -15,12 +15,12 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from swarm.adapters import WEIGHTS
+from swarm.adapters import WEIGHTS_FILE
 from swarm.errors import UserError
 from swarm.executors import packing
 from swarm.pool import Pool
-from swarm.pool.rows import Sparse
-from swarm.recipes import NAMES
+from swarm.pool.rows import SparseRow
+from swarm.recipes import MERGE_NAMES
 
 SPACES = ("factor", "delta")
 Q = "model.layers.0.self_attn.q_proj"
@@ -84,14 +84,14 @@ def test_the_base_takes_what_the_others_leave(space: str, mixed_pool: Path, tmp_
         assert all(map(torch.equal, found, wanted))
     pool.save(unit(pool, "base"), tmp_path / "nothing")
     assert not any(
-        w.any() for k, w in load_file(tmp_path / "nothing" / WEIGHTS).items() if "B" in k
+        w.any() for k, w in load_file(tmp_path / "nothing" / WEIGHTS_FILE).items() if "B" in k
     )
 
 
 def test_a_base_row_keeps_the_experts_own_rank_and_bits(tiny_pool: Path, tmp_path: Path) -> None:
     pool = Pool(tiny_pool, base_row=True).open()
     pool.save(unit(pool, "birch"), tmp_path / "birch")
-    saved, given = (load_file(folder / "birch" / WEIGHTS) for folder in (tmp_path, tiny_pool))
+    saved, given = (load_file(folder / "birch" / WEIGHTS_FILE) for folder in (tmp_path, tiny_pool))
     assert all(torch.equal(saved[key], given[key]) for key in given)
 
 
@@ -157,7 +157,7 @@ def test_elites_that_are_none(tiny_pool: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("recipe", MERGE_NAMES)
 def test_recipes_are_rows_of_their_own(recipe: str, space: str, mixed_pool: Path) -> None:
     settings: dict[str, Any] = {"space": space, "recipes": [recipe]}
     pool, again = (Pool(mixed_pool, **settings).open() for _ in range(2))
@@ -177,15 +177,15 @@ def test_a_sparsified_expert_drops_entries_and_rescales_the_rest(
 ) -> None:
     """At a rank that holds the whole matrix, the entries themselves can be counted."""
     kept, entries = 0, 0
-    for expert in Pool(mixed_pool).open()._opened().rows:
-        sparse = Sparse(f"sparse_{expert.name}", expert, 0.75, space, 1000)
+    for expert in Pool(mixed_pool).open()._require_basis().rows:
+        sparse = SparseRow(f"sparse_{expert.name}", expert, 0.75, space, 1000)
         assert set(sparse.shapes) == set(expert.shapes)
         for module, (inputs, outputs, rank) in sparse.shapes.items():
             assert rank == (1000 if space == "factor" else min(inputs, outputs))
-            a, b = (one.float() for one in expert.factors(module))
-            b = b * expert.scaling(module)
-            down, up = sparse.factors(module)
-            assert all(map(torch.equal, sparse.factors(module), (down, up)))
+            a, b = (one.float() for one in expert.load_factors(module))
+            b = b * expert.lora_scaling(module)
+            down, up = sparse.load_factors(module)
+            assert all(map(torch.equal, sparse.load_factors(module), (down, up)))
             delta = space == "delta"
             found, whole = (up @ down, b @ a) if delta else (up[:, : b.shape[1]], b)
             left = found.abs() > 0.01 * whole.abs()
@@ -206,8 +206,8 @@ def test_sparsified_experts_are_rows_of_the_pool(space: str, mixed_pool: Path) -
 
 def test_a_recipe_is_made_once_a_module(tiny_pool: Path) -> None:
     pool = Pool(tiny_pool, recipes=["dare_ties"]).open()
-    row = pool._opened().rows[-1]
-    assert all(one is two for one, two in zip(row.factors(Q), row.factors(Q), strict=True))
+    row = pool._require_basis().rows[-1]
+    assert all(one is two for one, two in zip(row.load_factors(Q), row.load_factors(Q), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["tiny_pool", "mixed_pool"])
@@ -249,10 +249,10 @@ def test_a_pool_with_all_rows_travels_closed_and_packed(
     tiny_pool: Path, earlier: Path, tmp_path: Path
 ) -> None:
     pool = Pool(tiny_pool, ["dune", "amber"], elites=str(earlier), **ALL).open()
-    packed = packing.pack(pool)
+    packed = packing.pack_experts(pool)
     for copy in (
         pickle.loads(pickle.dumps(pool)),
-        packing.unpack(packed, tmp_path / "copy", pickle.loads(pickle.dumps(pool))),
+        packing.unpack_experts(packed, tmp_path / "copy", pickle.loads(pickle.dumps(pool))),
     ):
         assert copy.names == []
         copy.open()
@@ -281,7 +281,7 @@ def test_the_fingerprint_follows_every_row(tiny_pool: Path, earlier: Path) -> No
     ]
     prints = [Pool(tiny_pool, **change).open().fingerprint() for change in changes]
     assert len({plain, *prints}) == 1 + len(changes)
-    elite = earlier / "particle_2" / "personal_best" / WEIGHTS
+    elite = earlier / "particle_2" / "personal_best" / WEIGHTS_FILE
     elite.write_bytes(elite.read_bytes()[:-1] + b"\x3c")
     assert Pool(tiny_pool, elites=str(earlier)).open().fingerprint() not in prints
 

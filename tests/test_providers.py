@@ -43,7 +43,7 @@ def test_what_ships() -> None:
         "ollama", "vllm", "llamacpp", "lmstudio",
     }  # fmt: skip
     for name, one in providers.items():
-        model = one.model("some/model:tag")
+        model = one.create_model("some/model:tag")
         here = "//localhost:" in one.base_url
         assert (one.api_key_env is None) == here and one.base_url.startswith("https") != here
         assert model.model == "some/model:tag" and not one.prices and name == one.name
@@ -53,11 +53,11 @@ def test_what_ships() -> None:
 
 def test_models_of_a_provider_share_its_limits() -> None:
     provider = Providers.load()["ollama"]
-    first, second = provider.model("a"), provider.model("b")
+    first, second = provider.create_model("a"), provider.create_model("b")
     assert first.client.turns is second.client.turns
     assert first.client.name == "a" and first.client.limits.timeout == 600
     again = pickle.loads(pickle.dumps(provider))
-    assert again.model("a").client.url == first.client.url
+    assert again.create_model("a").client.url == first.client.url
 
 
 def test_a_users_file_adds_and_changes(write: Write) -> None:
@@ -70,12 +70,12 @@ def test_a_users_file_adds_and_changes(write: Write) -> None:
     providers = Providers.load(own)
     together = providers["together"]
     assert together.limits == Limits(concurrency=2) and together.api_key_env == "TOGETHER_API_KEY"
-    assert together.priced("a/b") and not together.priced("a/c")
-    assert together.model("a/b").prices == {"prompt": 0.5, "new": 2}
+    assert together.has_prices("a/b") and not together.has_prices("a/c")
+    assert together.create_model("a/b").prices == {"prompt": 0.5, "new": 2}
     vllm = providers["vllm"]
-    assert vllm.model("m").client.url == "http://gpu-box:9000/v1/chat/completions"
+    assert vllm.create_model("m").client.url == "http://gpu-box:9000/v1/chat/completions"
     assert vllm.limits.concurrency == 64 and vllm.samples_at_once == 16
-    assert providers["mine"].model("m").tokens_field == "max_completion_tokens"
+    assert providers["mine"].create_model("m").tokens_field == "max_completion_tokens"
     assert providers["mine"].api_key_env is None
 
 
@@ -85,8 +85,8 @@ def test_settings_of_a_provider_are_sent_and_the_callers_go_first(write: Write) 
             f"mine: {{base_url: '{endpoint.url}', temperature: 0.5, seed: 7, body: {{top_k: 3}}}}"
         )
         provider = Providers.load(own)["mine"]
-        provider.model("m").generate([Request("hi", 9)])
-        provider.model("m", temperature=0.1, seed=None).generate([Request("hi", 9)])
+        provider.create_model("m").generate([Request("hi", 9)])
+        provider.create_model("m", temperature=0.1, seed=None).generate([Request("hi", 9)])
     sent = [{k: v for k, v in a.body.items() if k != "messages"} for a in endpoint.asked]
     assert sent == [
         {"model": "m", "temperature": 0.5, "seed": 7, "top_k": 3, "max_tokens": 9},
@@ -113,9 +113,9 @@ def test_where_the_file_is(write: Write, tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_environment_moves_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     with endpoints.endpoint(talkers.answer) as endpoint:
         monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url + "/")
-        Providers.load()["openai"].model("m").generate([Request("hi")])
+        Providers.load()["openai"].create_model("m").generate([Request("hi")])
         monkeypatch.setenv("OPENAI_API_KEY", talkers.KEY)
-        Providers.load()["openai"].model("m").generate([Request("hi")])
+        Providers.load()["openai"].create_model("m").generate([Request("hi")])
     without, with_key = endpoint.asked
     assert without.path == "/v1/chat/completions" and "max_tokens" in without.body
     assert "Authorization" not in without.headers
@@ -123,10 +123,10 @@ def test_the_environment_moves_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL")
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(UserError, match="OPENAI_API_KEY is not set"):
-        Providers.load()["openai"].model("m").check()
+        Providers.load()["openai"].create_model("m").check()
     monkeypatch.setenv("OPENAI_BASE_URL", "localhost:8000")
     with pytest.raises(UserError, match=r"environment variable OPENAI_BASE_URL: .*http://"):
-        Providers.load()["openai"].model("m")
+        Providers.load()["openai"].create_model("m")
 
 
 @pytest.mark.parametrize(
@@ -174,4 +174,4 @@ def test_what_is_wrong_is_one_line_that_names_file_provider_and_key(
 
 def test_a_provider_of_ones_own_in_python() -> None:
     provider = Provider("mine", {"base_url": "http://localhost:1/v1", "api_key_env": None})
-    assert Providers({"mine": provider})["mine"].model("m").client.api_key_env is None
+    assert Providers({"mine": provider})["mine"].create_model("m").client.api_key_env is None

@@ -36,7 +36,7 @@ class Textbook:
         self.seed, self.o, self.iteration = seed, options, 0
         self.x = [row.copy() for row in vectors]
         for i in range(len(vectors), options["particles"]):
-            draw = draws.generator(seed, 0, i, draws.CROSSOVER)
+            draw = draws.counter_rng(seed, 0, i, draws.CROSSOVER)
             pool = len(vectors) if options["crossover_parents"] == "experts" else i
             a = int(draw.integers(pool))
             b = int(draw.integers(pool - 1))
@@ -49,7 +49,7 @@ class Textbook:
         self.restarts = [-100] * len(self.x)
 
     def _partner(self, i: int) -> np.ndarray:
-        j = int(draws.generator(self.seed, 0, i, draws.PARTNER).integers(len(self.x) - 1))
+        j = int(draws.counter_rng(self.seed, 0, i, draws.PARTNER).integers(len(self.x) - 1))
         return self.x[j + 1 if j >= i else j]
 
     def first(self, u: list[float]) -> None:
@@ -69,7 +69,7 @@ class Textbook:
                 stray = stray and waited >= self.o["restart_cool_down"]
             if stray:
                 self.restarts[i], self.x[i], self.v[i] = self.iteration, self.p[i], 0 * self.x[i]
-            draw = draws.generator(self.seed, self.iteration, i, draws.WEIGHTS)
+            draw = draws.counter_rng(self.seed, self.iteration, i, draws.WEIGHTS)
             r = 1 - draw.random((4, len(self.x[i]), 1))
             w = [r[0] * self.o["inertia"], r[1] * self.o["cognitive"]]
             w += [r[2] * self.o["social"], r[3] * self.o["repel"]]
@@ -142,7 +142,7 @@ def test_thirty_iterations_are_the_textbook_on_vectors(
         assert swarm.best_utility == book.g_history[-1]
         assert swarm.current_step_length == pytest.approx(book.step, abs=1e-15)
         if options["stale_count"] == "including":
-            assert (swarm.done() is not None) == book.stops()
+            assert (swarm.stop_reason() is not None) == book.stops()
         restarts += swarm.restarted.sum()
     assert restarts
 
@@ -179,7 +179,7 @@ def test_starting_velocities() -> None:
 
 
 def test_crossover_children_lie_between_two_experts() -> None:
-    rows = draws.populate(10, 500, seed=1)
+    rows = draws.initial_population(10, 500, seed=1)
     np.testing.assert_array_equal(rows[:10], np.eye(10))
     children = rows[10:]
     assert ((children != 0).sum(axis=1) == 2).all()
@@ -188,11 +188,11 @@ def test_crossover_children_lie_between_two_experts() -> None:
 
 
 def test_the_original_codes_children_reach_beyond_and_have_children() -> None:
-    beyond = draws.populate(10, 500, seed=1, maximum=2.0)[10:]
+    beyond = draws.initial_population(10, 500, seed=1, maximum=2.0)[10:]
     assert ((beyond != 0).sum(axis=1) == 2).all()
     assert 1.9 < beyond.max() <= 2 and -1 <= beyond.min() < -0.9
     assert 0.4 < (beyond.min(axis=1) < 0).mean() < 0.6  # half of them extrapolate
-    family = draws.populate(10, 500, seed=1, parents="everyone")[10:]
+    family = draws.initial_population(10, 500, seed=1, parents="everyone")[10:]
     assert ((family != 0).sum(axis=1) > 2).any()
 
 
@@ -235,7 +235,7 @@ def test_a_restarted_particle_leaves_its_best_with_what_the_others_say() -> None
 
 def iterations_until_done(improvements: set[int], **options: Any) -> int:
     swarm, value = begun(**options), 0.0
-    while swarm.done() is None:
+    while swarm.stop_reason() is None:
         value += swarm.iteration + (swarm.iteration > 0 or swarm.told) in improvements
         play(swarm, lambda _, value=value: value, 1)
     return swarm.iteration
@@ -251,15 +251,15 @@ def test_patience(mode: str, after: int) -> None:
 
 def test_reasons() -> None:
     swarm = begun(max_iterations=3)
-    assert swarm.done() is None
+    assert swarm.stop_reason() is None
     play(swarm, bowl, 3)
     swarm.ask()
-    assert swarm.done() is None  # the last iteration still waits for its utilities
+    assert swarm.stop_reason() is None  # the last iteration still waits for its utilities
     play(swarm, bowl, 1)
-    assert swarm.done() == "3 iterations done"
+    assert swarm.stop_reason() == "3 iterations done"
     stale = begun(patience=2)
     play(stale, lambda _: 1.0, 3)
-    assert stale.done() == "no new global best in 2 iterations"
+    assert stale.stop_reason() == "no new global best in 2 iterations"
 
 
 def test_the_step_shrinks_once_an_iteration_to_its_floor() -> None:
@@ -290,7 +290,7 @@ def test_skipped_iterations_cost_patience_in_the_original_only() -> None:
     def last(**options: Any) -> ParticleSwarm:
         swarm = begun(drop_iteration=0.5, max_iterations=200, **options)
         evaluated = -1
-        while swarm.done() is None:
+        while swarm.stop_reason() is None:
             swarm.ask()
             evaluated += bool(swarm.evaluate.any())
             assert swarm.evaluate.any() == swarm.evaluate.all()
@@ -302,14 +302,14 @@ def test_skipped_iterations_cost_patience_in_the_original_only() -> None:
     assert last(count_skipped=True).iteration == 10
     nothing = begun(drop_iteration=1.0)
     play(nothing, lambda s: np.where(s.evaluate, 1.0, np.nan), 51)
-    assert nothing.done() == "50 iterations done"
+    assert nothing.stop_reason() == "50 iterations done"
     assert not nothing.stale.any()
 
 
 def test_a_first_utility_may_be_missing() -> None:
     swarm = begun()
     play(swarm, lambda s: np.where(np.arange(6) < 2, np.nan, bowl(s)), 1)
-    assert swarm.state()["personal_utilities"][:2] == [None, None]
+    assert swarm.state_dict()["personal_utilities"][:2] == [None, None]
     assert np.isnan(swarm.personal_utilities[:2]).all()
     play(swarm, lambda _: -100.0, 1)
     assert (swarm.personal_utilities[:2] == -100).all()
@@ -326,12 +326,12 @@ def test_what_is_not_finite_is_not_measured() -> None:
 
 def test_nothing_ever_measured() -> None:
     swarm = begun()
-    while swarm.done() is None:
+    while swarm.stop_reason() is None:
         assert np.isfinite(swarm.ask()).all()
         swarm.tell(np.full(6, np.nan))
-        json.dumps(swarm.state(), allow_nan=False)
+        json.dumps(swarm.state_dict(), allow_nan=False)
     assert swarm.best_utility is None and swarm.worst_position is None
-    assert swarm.done() == "50 iterations done"
+    assert swarm.stop_reason() == "50 iterations done"
 
 
 def test_going_on_from_any_state_is_the_same_search() -> None:
@@ -339,20 +339,20 @@ def test_going_on_from_any_state_is_the_same_search() -> None:
 
     def one(swarm: ParticleSwarm) -> tuple[list, list]:
         swarm.ask()
-        waiting = json.loads(json.dumps(swarm.state(), allow_nan=False))
+        waiting = json.loads(json.dumps(swarm.state_dict(), allow_nan=False))
         swarm.tell(np.where(swarm.evaluate, bowl(swarm), np.nan))
-        return waiting, json.loads(json.dumps(swarm.state(), allow_nan=False))
+        return waiting, json.loads(json.dumps(swarm.state_dict(), allow_nan=False))
 
     straight = begun(**options)
     trace = [one(straight) for _ in range(40)]
     for index, states in enumerate(trace[:-1]):
         for skipped, state in zip((0, 1), states, strict=True):
             resumed = ParticleSwarm(**{"particles": 6, **options})
-            resumed.load(state)
-            assert resumed.state() == state
+            resumed.load_state_dict(state)
+            assert resumed.state_dict() == state
             ahead = [one(resumed) for _ in range(min(3, 39 - index))]
             assert ahead == trace[index + skipped : index + skipped + len(ahead)]
-    assert len(json.dumps(straight.state())) < 10_000
+    assert len(json.dumps(straight.state_dict())) < 10_000
 
 
 def test_a_personal_best_stays_where_it_was_found() -> None:
@@ -367,12 +367,12 @@ def test_a_personal_best_stays_where_it_was_found() -> None:
 
 def test_draws_depend_on_nothing_but_their_four_numbers() -> None:
     seen = {
-        draws.generator(*numbers).random()
+        draws.counter_rng(*numbers).random()
         for numbers in np.ndindex(3, 4, 5, 5)  # a repeated number would be one fewer in the set
     }
     assert len(seen) == 3 * 4 * 5 * 5
-    draws.generator(0, 0, 0, 0).random(1000)
-    assert draws.generator(-1, 2, 3, 4).random() == draws.generator(-1, 2, 3, 4).random()
+    draws.counter_rng(0, 0, 0, 0).random(1000)
+    assert draws.counter_rng(-1, 2, 3, 4).random() == draws.counter_rng(-1, 2, 3, 4).random()
 
 
 def test_a_seed_is_a_search() -> None:
@@ -435,9 +435,9 @@ def test_what_does_not_fit_together() -> None:
     with pytest.raises(UserError, match="2 or more"):
         ParticleSwarm(particles=None).start(1, 0)
     with pytest.raises(UserError, match="not of 'pso'"):
-        ParticleSwarm().load({"optimizer": "genome"})
+        ParticleSwarm().load_state_dict({"optimizer": "genome"})
     with pytest.raises(UserError, match="must be 6"):
-        ParticleSwarm(particles=7).load(begun().state())
+        ParticleSwarm(particles=7).load_state_dict(begun().state_dict())
     with pytest.raises(ValueError, match="6 utilities once"):
         begun().tell(np.zeros(5))
     every = ParticleSwarm(particles=None, soups=0)

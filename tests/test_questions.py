@@ -12,43 +12,43 @@ from typing import Any
 import pytest
 import searches
 
-from swarm.judge.files import read_rows
-from swarm.judge.flask import QUESTIONS as FLASK
-from swarm.judge.flask import SKILLS
+from swarm.judge.files import read_json_rows
+from swarm.judge.flask import QUESTIONS_FILE as FLASK
+from swarm.judge.flask import SKILLS_FILE
 from swarm.judge.flask_items import read_items, read_skills
-from swarm.judge.flask_show import DIFFICULTIES
-from swarm.judge.mt_bench import QUESTIONS as MT_BENCH
-from swarm.judge.mt_bench_answers import Question, read_questions
-from swarm.judge.mt_bench_prompts import REFERENCED
-from swarm.places import find
+from swarm.judge.flask_show import DIFFICULTY_ORDER
+from swarm.judge.mt_bench import QUESTIONS_FILE as MT_BENCH
+from swarm.judge.mt_bench_answers import MTBenchQuestion, read_questions
+from swarm.judge.mt_bench_prompts import REFERENCE_CATEGORIES
+from swarm.places import find_path
 
 ALPACA_EVAL = "data/questions/alpaca_eval.json"
 
 
 def test_the_instructions_are_thirty_different_ones() -> None:
-    rows = read_rows(find(ALPACA_EVAL), {"instruction": str, "dataset": str})
+    rows = read_json_rows(find_path(ALPACA_EVAL), {"instruction": str, "dataset": str})
     assert len(rows) == len({row["instruction"] for row in rows}) == 30
     assert {row["dataset"] for row in rows} == {"own"}
     assert all(len(row["instruction"]) < 300 for row in rows)
 
 
 def test_there_are_two_questions_of_two_turns_in_each_category() -> None:
-    questions = read_questions(find(MT_BENCH))
+    questions = read_questions(find_path(MT_BENCH))
     assert Counter(question.category for question in questions) == dict.fromkeys(
         ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
         2,
     )
     assert {len(question.turns) for question in questions} == {2}
     for question in questions:
-        assert len(question.reference) == (2 if question.category in REFERENCED else 0)
+        assert len(question.reference) == (2 if question.category in REFERENCE_CATEGORIES else 0)
 
 
 def test_every_skill_is_asked_for_and_every_difficulty_there() -> None:
-    skills = read_skills(find(SKILLS))
-    items = read_items(find(FLASK), skills)
+    skills = read_skills(find_path(SKILLS_FILE))
+    items = read_items(find_path(FLASK), skills)
     assert len(skills) == len(items) == 12
     assert {skill for item in items for skill in item.skills} == set(skills)
-    assert {item.difficulty for item in items} == set(DIFFICULTIES)
+    assert {item.difficulty for item in items} == set(DIFFICULTY_ORDER)
     assert all(len(item.skills) == 3 and item.answer for item in items)
     texts = [text for skill in skills.values() for text in skill.scoring.values()]
     assert len(texts) == len(set(texts)) == 60
@@ -57,7 +57,7 @@ def test_every_skill_is_asked_for_and_every_difficulty_there() -> None:
 def test_the_sets_are_part_of_the_wheel() -> None:
     settings = tomllib.loads((searches.ROOT / "pyproject.toml").read_text())
     globs = settings["tool"]["setuptools"]["package-data"]["swarm.data"]
-    for path in (FLASK, SKILLS, MT_BENCH, ALPACA_EVAL):
+    for path in (FLASK, SKILLS_FILE, MT_BENCH, ALPACA_EVAL):
         assert any(fnmatch(path, f"data/{one}") for one in globs), path
 
 
@@ -92,8 +92,8 @@ def divided(*by: int) -> int:
 HEIGHTS = [("Anna", "Ben"), ("Ben", "Carl"), ("Carl", "Dora")]
 
 
-def referenced(category: str) -> list[Question]:
-    return [one for one in read_questions(find(MT_BENCH)) if one.category == category]
+def referenced(category: str) -> list[MTBenchQuestion]:
+    return [one for one in read_questions(find_path(MT_BENCH)) if one.category == category]
 
 
 def test_the_references_of_reasoning_follow() -> None:
@@ -139,7 +139,7 @@ def test_the_references_of_coding_run() -> None:
 
 
 def test_the_reference_answers_of_the_rubric_are_right() -> None:
-    items = {item.id: item.answer for item in read_items(find(FLASK), read_skills(find(SKILLS)))}
+    items = {item.id: item.answer for item in read_items(find_path(FLASK), read_skills(find_path(SKILLS_FILE)))}
     positive = 100 * 0.99 / (100 * 0.99 + 99_900 * 0.01)
     for id_, right in {0: 4 * 12 - 9, 2: 17 * 23, 6: round(1 / (1 / 6 + 1 / 3))}.items():
         assert items[id_].startswith(f"{right}"), id_
@@ -151,8 +151,8 @@ def test_the_reference_answers_of_the_rubric_are_right() -> None:
 
 
 def test_no_text_is_found_twice() -> None:
-    texts = [row["instruction"] for row in read_rows(find(ALPACA_EVAL))]
-    texts += [turn for question in read_questions(find(MT_BENCH)) for turn in question.turns]
-    texts += [json.loads(line)["instruction"] for line in find(FLASK).read_text().splitlines()]
+    texts = [row["instruction"] for row in read_json_rows(find_path(ALPACA_EVAL))]
+    texts += [turn for question in read_questions(find_path(MT_BENCH)) for turn in question.turns]
+    texts += [json.loads(line)["instruction"] for line in find_path(FLASK).read_text().splitlines()]
     plain = [re.sub(r"\W+", " ", text).casefold() for text in texts]
     assert len(plain) == len(set(plain)) == 30 + 32 + 12

@@ -17,11 +17,11 @@ from hydra import compose, initialize_config_dir
 from swarm.errors import UserError
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.places import conf_folder
-from swarm.racing import Mark, Racing, cannot_beat, is_worse, tell
-from swarm.search import build
+from swarm.racing import Incumbent, Racing, cannot_beat, is_significantly_worse, tell_optimizer
+from swarm.search import build_run
 from swarm.tasks import Score
-from swarm.tasks.choice import Choice
-from swarm.tasks.match import Match
+from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.match import ExactMatch
 from swarm.tasks.mixture import Mixture
 
 DEV, ITERATIONS = 40, 10
@@ -43,7 +43,7 @@ def search(place: Path, tiny_llama: Path, tiny_pool: Path) -> Any:
         command = searches.arguments(place, tiny_llama, tiny_pool, name, **{**keys, **more})
         if not (place / "search" / name).exists():
             with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-                made, config = build(compose("search", overrides=command))
+                made, config = build_run(compose("search", overrides=command))
             made.search(config)
         return place / "search" / name
 
@@ -215,20 +215,20 @@ def test_what_cannot_be_raced() -> None:
     class Ranking:
         """An optimizer without personal bests."""
 
-    parts = Mixture("both", {"a": Choice("nlgraph"), "b": Match("gsm8k")})
-    Racing().check(parts, Ranking())  # type: ignore[arg-type]
+    parts = Mixture("both", {"a": MultipleChoice("nlgraph"), "b": ExactMatch("gsm8k")})
+    Racing().check_raceable(parts, Ranking())  # type: ignore[arg-type]
     for rule in ("exact", "z"):
         with pytest.raises(UserError, match="not the mean"):
-            Racing(rule).check(parts, started())
+            Racing(rule).check_raceable(parts, started())
         with pytest.raises(UserError, match="no personal bests"):
-            Racing(rule).check(Choice("nlgraph"), Ranking())  # type: ignore[arg-type]
+            Racing(rule).check_raceable(MultipleChoice("nlgraph"), Ranking())  # type: ignore[arg-type]
 
-    class Reward(Match):
+    class Reward(ExactMatch):
         highest = None  # type: ignore[assignment]
 
-    Racing("z").check(Reward("gsm8k"), started())
+    Racing("z").check_raceable(Reward("gsm8k"), started())
     with pytest.raises(UserError, match="highest"):
-        Racing("exact").check(Reward("gsm8k"), started())
+        Racing("exact").check_raceable(Reward("gsm8k"), started())
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_the_bound_is_the_best_of_all_completions() -> None:
 def test_the_bound_counts_a_tie_as_no_improvement() -> None:
     for items in range(1, 200):
         for right in range(items + 1):
-            best = Choice("t").utility(
+            best = MultipleChoice("t").utility(
                 [Score(1.0, "A")] * right + [Score(0.0, "B")] * (items - right)
             )
             assert cannot_beat([0.0] * (items - right), items, 1.0, best)
@@ -279,14 +279,14 @@ def test_the_test_is_the_paired_one() -> None:
         won, lost = int((new > old).sum()), int((new < old).sum())
         mean = (won - lost) / 30
         z = mean / math.sqrt(((won + lost) / 30 - mean**2) * 30 / 29 / 30)
-        many = is_worse((new - old).tolist(), 10**9, level)
+        many = is_significantly_worse((new - old).tolist(), 10**9, level)
         assert many == (below(z) < level)
         # Half of the items are known: half of the variance is left.
-        assert is_worse((new - old).tolist(), 60, level) == (below(z * 2**0.5) < level)
+        assert is_significantly_worse((new - old).tolist(), 60, level) == (below(z * 2**0.5) < level)
         answers.append(many)
     assert 0 < sum(answers) < 300
-    assert not is_worse([], 9, 0.05) and not is_worse([-1.0], 9, 0.05)
-    assert not is_worse([0.0] * 20, 40, 0.05) and is_worse([-1.0] * 20, 40, 0.05)
+    assert not is_significantly_worse([], 9, 0.05) and not is_significantly_worse([-1.0], 9, 0.05)
+    assert not is_significantly_worse([0.0] * 20, 40, 0.05) and is_significantly_worse([-1.0] * 20, 40, 0.05)
 
 
 class Table:
@@ -304,10 +304,10 @@ class Table:
 
 
 def race(racing: Racing, new: np.ndarray, old: np.ndarray, iteration: int = 1) -> Any:
-    marks = [Mark(float(row.mean()), tuple(row.tolist())) for row in old]
+    marks = [Incumbent(float(row.mean()), tuple(row.tolist())) for row in old]
     table = Table(new)
     rows = {i: [float(i)] for i in range(len(new))}
-    return racing.score(table, rows, marks, new.shape[1], 0, iteration), table
+    return racing.race_particles(table, rows, marks, new.shape[1], 0, iteration), table
 
 
 def test_the_live_are_asked_together_the_hardest_items_first() -> None:
@@ -320,31 +320,31 @@ def test_the_live_are_asked_together_the_hardest_items_first() -> None:
     order = sorted(range(20), key=lambda i: (means[i], i))
     assert [items for _, items in table.calls] == [order[i : i + 4] for i in range(0, 20, 4)]
     assert [count for count, _ in table.calls] == sorted((c for c, _ in table.calls), reverse=True)
-    assert found.full().keys() == {3} and found.stopped == (0, 1, 2, 4)
+    assert found.complete_scores().keys() == {3} and found.stopped == (0, 1, 2, 4)
     assert found.asked == table.asked and found.asked + found.saved == 100
-    assert [s.value for s in found.full()[3]] == new[3].tolist(), "in the file's order"
+    assert [s.value for s in found.complete_scores()[3]] == new[3].tolist(), "in the file's order"
 
 
 def test_a_perfect_best_is_not_challenged_and_no_best_is_not_raced() -> None:
     racing, new = Racing("exact", chunk=4), np.zeros((2, 8))
-    marks = [Mark(1.0, (1.0,) * 8), None]
-    found = racing.score(Table(new), {0: [0.0], 1: [1.0]}, marks, 8, 0, 1)
-    assert found.stopped == (0,) and found.scores[0] == {} and len(found.full()[1]) == 8
-    assert found.facts(3)["items_scored"] == [0, 8, None]
+    marks = [Incumbent(1.0, (1.0,) * 8), None]
+    found = racing.race_particles(Table(new), {0: [0.0], 1: [1.0]}, marks, 8, 0, 1)
+    assert found.stopped == (0,) and found.scores[0] == {} and len(found.complete_scores()[1]) == 8
+    assert found.to_record(3)["items_scored"] == [0, 8, None]
 
 
 def test_equal_positions_are_counted_once() -> None:
-    racing, marks = Racing("exact", chunk=4), [Mark(0.5, (0.0, 1.0) * 4), Mark(0.0, (0.0,) * 8)]
+    racing, marks = Racing("exact", chunk=4), [Incumbent(0.5, (0.0, 1.0) * 4), Incumbent(0.0, (0.0,) * 8)]
     new = np.array([[0.0] * 7 + [1.0]])
-    found = racing.score(Table(new), {0: [0.0], 1: [0.0]}, marks, 8, 0, 1)
+    found = racing.race_particles(Table(new), {0: [0.0], 1: [0.0]}, marks, 8, 0, 1)
     assert found.stopped == (0,) and (found.asked, found.saved) == (8, 0)
 
 
 def test_the_order_of_a_test_is_drawn_each_iteration() -> None:
-    racing, marks = Racing("z"), [Mark(0.0, (0.0,) * 50)]
-    first, again = (racing.order(marks, 50, 7, 3) for _ in range(2))
+    racing, marks = Racing("z"), [Incumbent(0.0, (0.0,) * 50)]
+    first, again = (racing.item_order(marks, 50, 7, 3) for _ in range(2))
     assert first == again and sorted(first) == list(range(50))
-    assert first != racing.order(marks, 50, 7, 4) and first != racing.order(marks, 50, 8, 3)
+    assert first != racing.item_order(marks, 50, 7, 4) and first != racing.item_order(marks, 50, 8, 3)
 
 
 def test_an_equal_is_stopped_at_most_at_the_level() -> None:
@@ -367,14 +367,14 @@ def test_the_optimizer_counts_a_stopped_particle_as_stale() -> None:
         each.tell(first)
         each.ask()
     nan = np.nan
-    tell(swarm, np.array([nan, nan, nan, nan, nan, 0.5]), (0, 1, 2, 3, 4))
-    tell(other, np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.5]), ())
+    tell_optimizer(swarm, np.array([nan, nan, nan, nan, nan, 0.5]), (0, 1, 2, 3, 4))
+    tell_optimizer(other, np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.5]), ())
     assert swarm.stale.tolist() == other.stale.tolist() == [1, 1, 1, 1, 1, 0]
     assert (swarm.best_utility, swarm.worst_utility, other.worst_utility) == (0.5, 0.1, 0.0)
     for each in (swarm, other):
         each.ask()
-    tell(swarm, np.full(6, nan), (0, 1, 2, 3, 4, 5))
-    tell(other, np.full(6, 0.05), ())
+    tell_optimizer(swarm, np.full(6, nan), (0, 1, 2, 3, 4, 5))
+    tell_optimizer(other, np.full(6, 0.05), ())
     assert (swarm.swarm_stale, swarm.swarm_counted) == (other.swarm_stale, other.swarm_counted)
 
 

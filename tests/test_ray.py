@@ -18,11 +18,11 @@ import warm
 
 from swarm.errors import UserError
 from swarm.executors import packing
-from swarm.executors.inline import Inline
+from swarm.executors.inline import InlineExecutor
 from swarm.executors.ray import RayExecutor
 from swarm.manifest import read_state
 from swarm.pool import Pool
-from swarm.tasks.choice import Choice
+from swarm.tasks.choice import MultipleChoice
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 # The contract of all executors, asked here of those on the cluster.
@@ -154,14 +154,14 @@ def test_a_job_that_kills_three_workers_ends_the_run(
 
 def test_a_worker_that_may_not_be_restarted_is_done_without(
     cluster: cluster_utils.Cluster,
-    task: Choice,
+    task: MultipleChoice,
     tiny_llama: Path,
     tiny_pool: Path,
 ) -> None:
     """Its jobs go to the other; when that dies too, the run ends."""
     import ray
 
-    inline = Inline()
+    inline = InlineExecutor()
     inline.open(test_executors.recipe(tiny_llama, tiny_pool, task))
     expected = {r.number: r for r in inline.map(test_executors.jobs())}
     executor = RayExecutor(address=cluster.address, workers=2, max_restarts=0)
@@ -193,7 +193,7 @@ def test_a_worker_that_may_not_be_restarted_is_done_without(
     ],
 )
 def test_what_has_no_place_is_said(
-    more: dict[str, int], words: list[str], cluster: cluster_utils.Cluster, task: Choice,
+    more: dict[str, int], words: list[str], cluster: cluster_utils.Cluster, task: MultipleChoice,
     tiny_llama: Path, tiny_pool: Path,
 ) -> None:  # fmt: skip
     executor = RayExecutor(address=cluster.address, **more)
@@ -268,9 +268,9 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
 
 def test_packed_experts_are_the_same_pool(tiny_pool: Path, tmp_path: Path) -> None:
     pool = Pool(tiny_pool, ["dune", "amber"]).open()
-    packed = packing.pack(pool)
-    assert packing.size(packed) > 1000
-    copy = packing.unpack(packed, tmp_path / "copy", pool).open()
+    packed = packing.pack_experts(pool)
+    assert packing.packed_size(packed) > 1000
+    copy = packing.unpack_experts(packed, tmp_path / "copy", pool).open()
     assert copy.names == ["dune", "amber"] and copy.fingerprint() == pool.fingerprint()
 
 

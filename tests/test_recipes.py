@@ -8,10 +8,10 @@ import pytest
 import tiny
 import torch
 
-from swarm.optimizers.recipes import StaticRecipes
+from swarm.optimizers.recipes import StaticMerges
 from swarm.pool import Pool
-from swarm.recipes import NAMES, dare, low_rank, merge
-from swarm.words import label
+from swarm.recipes import MERGE_NAMES, dare, low_rank, merge_factors
+from swarm.words import position_label
 
 EXPERTS = ["amber", "birch", "cedar"]
 NUMBER = len(EXPERTS)
@@ -99,7 +99,7 @@ def arrays(pairs: list[Pair], space: str) -> list[list[np.ndarray]]:
 
 def check(recipe: str, pairs: list[Pair], space: str, formula: Any, density: float = 0.5) -> None:
     """That a merge is what a formula makes of each list of task vectors."""
-    found = merge(recipe, pairs, density, 0, space, 24)
+    found = merge_factors(recipe, pairs, density, 0, space, 24)
     assert all(side.dtype == torch.float32 for side in found)
     assert (len(found[0]), found[1].shape[1]) == (24, 24)
     wanted = [formula(vectors) for vectors in arrays(pairs, space)]
@@ -119,7 +119,7 @@ def check(recipe: str, pairs: list[Pair], space: str, formula: Any, density: flo
 def test_ties_of_factors_is_peft_s(density: float, plain: Merged) -> None:
     plain.peft("ties", 1.0, density)
     for module in MODULES:
-        found = merge("ties", plain.experts(module), density, 0, "factor", 4)
+        found = merge_factors("ties", plain.experts(module), density, 0, "factor", 4)
         for mine, theirs in zip(found, plain.pair(module, "merged"), strict=True):
             close(mine, theirs)
 
@@ -128,7 +128,7 @@ def test_ties_of_scaled_factors_is_the_same_update_as_peft_s(scaled: Merged) -> 
     """PEFT has the root of the scaling in either factor, a pool has all of it in B."""
     scaled.peft("ties", 1.0, 0.5)
     for module in MODULES:
-        found = merge("ties", scaled.experts(module), 0.5, 0, "factor", 4)
+        found = merge_factors("ties", scaled.experts(module), 0.5, 0, "factor", 4)
         close(update(found), update(scaled.pair(module, "merged")))
 
 
@@ -138,7 +138,7 @@ def test_dare_of_factors_is_peft_s_with_its_own_mask(kind: str, plain: Merged) -
     weight = {"dare_linear": NUMBER**-2, "dare_ties": 1.0}[kind]
     draw = torch.Generator()
     draw.set_state(plain.peft(kind, weight, 0.6))
-    recipe = {"dare_linear": dare.linear, "dare_ties": dare.with_ties}[kind]
+    recipe = {"dare_linear": dare.dare_linear, "dare_ties": dare.dare_ties}[kind]
     for module in MODULES:  # in PEFT's order: one stream of numbers
         for side in (0, 1):
             theirs = plain.pair(module, "merged")[side]
@@ -154,11 +154,11 @@ def test_updates_merge_as_in_peft_s_svd(kind: str, scaled: Merged) -> None:
     for module in MODULES:
         experts, theirs = scaled.experts(module), update(scaled.pair(module, "merged"))
         if kind == "ties":
-            mine = update(merge(kind, experts, 0.5, 0, "delta", 16))
+            mine = update(merge_factors(kind, experts, 0.5, 0, "delta", 16))
         else:
-            recipe = {"dare_linear": dare.linear, "dare_ties": dare.with_ties}[kind]
+            recipe = {"dare_linear": dare.dare_linear, "dare_ties": dare.dare_ties}[kind]
             matrix = recipe(map(update, experts), theirs.shape, 0.5, draw)
-            mine = update(low_rank.compressed(matrix, 16, torch.Generator().manual_seed(0)))
+            mine = update(low_rank.factorize_matrix(matrix, 16, torch.Generator().manual_seed(0)))
         # 16 is all of v_proj; of the others the cut itself is nearly as good as an SVD's.
         near = 1e-5 if "v_proj" in module else 0.02
         assert (mine - theirs).norm() < near * theirs.norm(), module
@@ -181,18 +181,18 @@ def test_a_whole_dare_linear_is_the_mean_in_its_space(scaled: Merged) -> None:
     for module in MODULES:
         experts = scaled.experts(module)
         mean = sum(map(update, experts)) / NUMBER
-        exact = update(merge("dare_linear", experts, 1.0, 0, "delta", 12))
+        exact = update(merge_factors("dare_linear", experts, 1.0, 0, "delta", 12))
         close(exact, mean, 1e-4)
-        apart = update(merge("dare_linear", experts, 1.0, 0, "factor", 4))
+        apart = update(merge_factors("dare_linear", experts, 1.0, 0, "factor", 4))
         assert (apart - mean).norm() > 0.5 * mean.norm()
 
 
 def test_task_arithmetic_is_peft_s_linear(scaled: Merged) -> None:
     """Of one scaling: PEFT's weight is the square of the coefficient, as it roots it."""
-    optimizer = StaticRecipes(lambdas=[0.3])
+    optimizer = StaticMerges(lambdas=[0.3])
     optimizer.start(NUMBER, 0)
     position = optimizer.ask()[-1]
-    assert label(optimizer.state(), position.tolist()) == "task arithmetic 0.3"
+    assert position_label(optimizer.state_dict(), position.tolist()) == "task arithmetic 0.3"
     for space, kind, weight in (("factor", "linear", 0.3**2), ("delta", "svd", 0.3)):
         scaled.peft(kind, weight, rank=12)
         pool = Pool(scaled.folder, EXPERTS, space).open()
@@ -242,14 +242,14 @@ def test_slerp_goes_round_the_experts(space: str, count: int) -> None:
     pairs = drawn([(16, 20, 4)] * count)
     check("slerp", pairs, space, formula)
     if count > 2:
-        there, back = (merge("slerp", p, 0.5, 0, space, 24) for p in (pairs, pairs[::-1]))
+        there, back = (merge_factors("slerp", p, 0.5, 0, space, 24) for p in (pairs, pairs[::-1]))
         assert (update(there) - update(back)).norm() > 0.01 * update(there).norm()
 
 
 def test_slerp_keeps_the_length_and_halves_the_angle() -> None:
     first, second = torch.zeros(2, 1, 8)
     first[0, 0], second[0, 3] = 2.0, 2.0
-    a, _ = merge("slerp", [(first, first.T), (second, second.T)], 0.5, 0, "factor", 1)
+    a, _ = merge_factors("slerp", [(first, first.T), (second, second.T)], 0.5, 0, "factor", 1)
     close(a.norm(), torch.tensor(2.0))
     close(a[0, 0], a[0, 3])
 
@@ -257,9 +257,9 @@ def test_slerp_keeps_the_length_and_halves_the_angle() -> None:
 @pytest.mark.parametrize("space", ["factor", "delta"])
 def test_slerp_of_parallel_experts_is_on_the_line(space: str) -> None:
     ((a, b),) = drawn([(16, 20, 4)])
-    found = merge("slerp", [(a, b), (a, 3 * b)], 0.5, 0, space, 8)
+    found = merge_factors("slerp", [(a, b), (a, 3 * b)], 0.5, 0, space, 8)
     close(update(found), 2 * update((a, b)), 1e-3)
-    opposite = merge("slerp", [(a, b), (a, -b), (a, b)], 0.5, 0, space, 12)
+    opposite = merge_factors("slerp", [(a, b), (a, -b), (a, b)], 0.5, 0, space, 12)
     assert opposite[0].isfinite().all() and opposite[1].isfinite().all()
 
 
@@ -280,14 +280,14 @@ def test_model_stock_lies_between_base_and_mean(space: str, count: int) -> None:
 
 def test_model_stock_of_opposite_experts_is_the_base() -> None:
     ((a, b),) = drawn([(16, 20, 4)])
-    found = merge("model_stock", [(a, b), (a, -b)], 0.5, 0, "delta", 8)
+    found = merge_factors("model_stock", [(a, b), (a, -b)], 0.5, 0, "delta", 8)
     assert not update(found).any()
 
 
 def test_dare_drops_at_random_and_keeps_the_mean() -> None:
     pairs = drawn([(16, 20, 4)] * 2)
     mean = sum(pair[0] for pair in pairs) / 2
-    merges = torch.stack([merge("dare_linear", pairs, 0.25, s, "factor", 4)[0] for s in range(400)])
+    merges = torch.stack([merge_factors("dare_linear", pairs, 0.25, s, "factor", 4)[0] for s in range(400)])
     assert abs((merges == 0).float().mean() - 0.75**2) < 0.01
     spread = merges.std(dim=0) / 400**0.5
     assert ((merges.mean(dim=0) - mean).abs() < 5 * spread).all()
@@ -296,40 +296,40 @@ def test_dare_drops_at_random_and_keeps_the_mean() -> None:
 # Pools as they are
 
 
-@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("recipe", MERGE_NAMES)
 @pytest.mark.parametrize("space", ["factor", "delta"])
 def test_an_expert_that_is_not_there_takes_no_part(recipe: str, space: str) -> None:
     """But in a mean over all, where it counts as one that changes nothing."""
     pairs = drawn([(16, 20, 4), (16, 20, 2)])
     nothing = torch.zeros(1, 16), torch.zeros(20, 1)
-    two, three = (merge(recipe, p, 1.0, 0, space, 7) for p in (pairs, [*pairs, nothing]))
+    two, three = (merge_factors(recipe, p, 1.0, 0, space, 7) for p in (pairs, [*pairs, nothing]))
     share = (2 / 3 if space == "delta" else 4 / 9) if recipe == "dare_linear" else 1
     close(update(three), share * update(two), 1e-4)
-    for alone in (merge(recipe, [nothing, nothing], 0.5, 0, space, 7),):
+    for alone in (merge_factors(recipe, [nothing, nothing], 0.5, 0, space, 7),):
         assert not update(alone).any()
 
 
 def test_experts_of_other_rank_are_trimmed_by_their_own_size() -> None:
     high, low = drawn([(16, 20, 4), (16, 20, 2)])
-    a, _ = merge("ties", [high, low], 0.5, 0, "factor", 4)
-    b, _ = merge("ties", [low], 0.5, 0, "factor", 4)
+    a, _ = merge_factors("ties", [high, low], 0.5, 0, "factor", 4)
+    b, _ = merge_factors("ties", [low], 0.5, 0, "factor", 4)
     assert int((b != 0).sum()) == 16
-    kept = merge("ties", [high], 0.5, 0, "factor", 4)[0]
+    kept = merge_factors("ties", [high], 0.5, 0, "factor", 4)[0]
     close(a[2:], kept[2:])  # where there is no other
 
 
-@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("recipe", MERGE_NAMES)
 @pytest.mark.parametrize("space", ["factor", "delta"])
 def test_a_merge_is_the_same_again_and_disturbs_nobody(recipe: str, space: str) -> None:
     pairs = drawn([(48, 40, 4)] * 3)
     copies = [(a.clone(), b.clone()) for a, b in pairs]
     before = torch.get_rng_state()
-    first = merge(recipe, pairs, 0.5, 3, space, 4)
+    first = merge_factors(recipe, pairs, 0.5, 3, space, 4)
     torch.rand(5)
-    second = merge(recipe, pairs, 0.5, 3, space, 4)
+    second = merge_factors(recipe, pairs, 0.5, 3, space, 4)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     torch.set_rng_state(before)
-    merge(recipe, pairs, 0.5, 3, space, 4)
+    merge_factors(recipe, pairs, 0.5, 3, space, 4)
     assert torch.equal(torch.get_rng_state(), before)
     for pair, copy in zip(pairs, copies, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(pair, copy, strict=True))
@@ -338,7 +338,7 @@ def test_a_merge_is_the_same_again_and_disturbs_nobody(recipe: str, space: str) 
 def test_a_large_matrix_is_cut_nearly_as_well_as_by_its_svd() -> None:
     with tiny.seeded(0):
         matrix = torch.randn(300, 200)  # the worst case: no direction matters more
-    pair = low_rank.compressed(matrix, 20, torch.Generator().manual_seed(0))
+    pair = low_rank.factorize_matrix(matrix, 20, torch.Generator().manual_seed(0))
     assert pair[0].shape == (20, 200) and pair[1].shape == (300, 20)
     error = (matrix - update(pair)).norm()
     best = torch.linalg.svdvals(matrix)[20:].norm()
@@ -347,7 +347,7 @@ def test_a_large_matrix_is_cut_nearly_as_well_as_by_its_svd() -> None:
 
 def test_a_linear_merge_of_higher_rank_is_the_nearest() -> None:
     pairs = drawn([(30, 40, 4)] * 3)
-    whole, cut = (update(merge("model_stock", pairs, 0.5, 0, "delta", r)) for r in (12, 5))
+    whole, cut = (update(merge_factors("model_stock", pairs, 0.5, 0, "delta", r)) for r in (12, 5))
     u, values, v = torch.linalg.svd(whole)
     close(cut, u[:, :5] * values[:5] @ v[:5], 1e-4)
 
@@ -358,4 +358,4 @@ def test_a_linear_merge_of_higher_rank_is_the_nearest() -> None:
 )
 def test_refuses_what_is_none(recipe: str, space: str, density: float) -> None:
     with pytest.raises(ValueError, match=str(density)):
-        merge(recipe, drawn([(16, 20, 4)] * 2), density, 0, space, 4)
+        merge_factors(recipe, drawn([(16, 20, 4)] * 2), density, 0, space, 4)

@@ -12,10 +12,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from swarm.errors import UserError
-from swarm.files import as_json, write_json
+from swarm.files import encode_json, write_json
 from swarm.manifest import (
     JOURNAL,
-    NAME,
+    MANIFEST_FILE,
     Manifest,
     answers_place,
     apply_difference,
@@ -24,7 +24,7 @@ from swarm.manifest import (
     replay,
 )
 from swarm.places import conf_folder
-from swarm.record import Record
+from swarm.record import RunRecord
 
 
 class Notes:
@@ -40,46 +40,46 @@ class Notes:
 
 
 def test_a_kill_between_a_best_and_its_answers_leaves_no_older_answers(tmp_path: Path) -> None:
-    record, pool = Record(tmp_path), Notes()
-    record.open({}, ["amber", "birch"])
+    record, pool = RunRecord(tmp_path), Notes()
+    record.open_or_resume({}, ["amber", "birch"])
     for number, utility in enumerate((0.25, 0.5)):
         position = np.array([[number, 1 - number]], dtype=float)
         rows = {0: [{"id": 7, "answer": f"of round {number}"}]}
-        record.add_round(position, np.array([utility]), rows, {}, {})
+        record.add_iteration(position, np.array([utility]), rows, {}, {})
         pool.dies = number == 1
         if pool.dies:
             with pytest.raises(KeyboardInterrupt):
-                record.derive(pool)
+                record.write_outputs(pool)
         else:
-            record.derive(pool)
+            record.write_outputs(pool)
     pool.dies = False
-    record.derive(pool)
+    record.write_outputs(pool)
     for folder in ("global_best", "particle_0/personal_best"):
         assert "of round 1" in (tmp_path / folder / "answers_dev.jsonl").read_text()
 
 
-def searched(folder: Path, rounds: int) -> Record:
+def searched(folder: Path, rounds: int) -> RunRecord:
     """A record of so many rounds of two particles, whose optimizer keeps a history."""
-    record = Record(folder)
-    record.open({"task": "x"}, ["amber", "birch"])
+    record = RunRecord(folder)
+    record.open_or_resume({"task": "x"}, ["amber", "birch"])
     add(record, rounds)
     return record
 
 
-def add(record: Record, rounds: int) -> None:
-    for number in range(len(record.rounds), rounds):
+def add(record: RunRecord, rounds: int) -> None:
+    for number in range(len(record.iterations), rounds):
         draw = np.random.default_rng(number)
         rows = {i: [{"id": 7, "answer": f"{number} {i}"}] for i in range(2)}
         history = [[float(n), -0.0] for n in range(number + 1)]
         optimizer = {"history": history, "step": 0.5**number, "inner": {"same": [1, 2]}}
         facts = {"prompts_asked": 2, "prompts_saved": number % 3}
-        record.add_round(draw.random((2, 2)), draw.random(2), rows, optimizer, facts)
+        record.add_iteration(draw.random((2, 2)), draw.random(2), rows, optimizer, facts)
 
 
 def test_a_round_costs_the_same_however_many_there_were(tmp_path: Path) -> None:
     """Bytes of the state, of the journal and of the checksums, after 20 and after 200 rounds."""
     record, grown = searched(tmp_path, 20), []
-    files = [tmp_path / name for name in (JOURNAL, NAME, "state.json")]
+    files = [tmp_path / name for name in (JOURNAL, MANIFEST_FILE, "state.json")]
     kept = files[-1].stat()
     for rounds in (40, 220, 240):
         before = [file.stat().st_size for file in files]
@@ -94,21 +94,21 @@ def test_a_round_costs_the_same_however_many_there_were(tmp_path: Path) -> None:
     )  # fmt: skip
     assert read_state(tmp_path) == record.state
     found = Manifest(tmp_path).read()
-    assert not found.lost and len(found.sums) == 240 and found.damaged() == []
-    record.save()
+    assert not found.lost and len(found.sums) == 240 and found.find_damaged() == []
+    record.save_state()
     assert not (tmp_path / JOURNAL).exists() and read_state(tmp_path) == record.state
 
 
 def test_bests_and_sums_follow_the_rounds(tmp_path: Path) -> None:
     record = searched(tmp_path, 30)
-    values = np.array([entry["utilities"] for entry in record.rounds])
+    values = np.array([entry["utilities"] for entry in record.iterations])
     for particle in (0, 1):
-        assert record.best(particle) == (int(values[:, particle].argmax()), particle)
-    assert record.best() == tuple(np.unravel_index(values.argmax(), values.shape))
-    assert record.best(rows=1) == (0, 0) and record.lowest() == values.min()
-    assert record.prompts() == {"prompts_asked": 60, "prompts_saved": 30}
+        assert record.best_index(particle) == (int(values[:, particle].argmax()), particle)
+    assert record.best_index() == tuple(np.unravel_index(values.argmax(), values.shape))
+    assert record.best_index(rows=1) == (0, 0) and record.lowest_utility() == values.min()
+    assert record.count_prompts() == {"prompts_asked": 60, "prompts_saved": 30}
     add(record, 60)
-    assert record.prompts()["prompts_asked"] == 120
+    assert record.count_prompts()["prompts_asked"] == 120
 
 
 def test_a_journal_is_cut_at_the_first_bad_line(tmp_path: Path, caplog: Any) -> None:
@@ -139,18 +139,18 @@ def test_a_journal_is_cut_at_the_first_bad_line(tmp_path: Path, caplog: Any) -> 
         with pytest.raises(UserError, match=f"{JOURNAL} is damaged or missing"):
             read_state(folder)
         caplog.clear()
-        record = Record(folder)
-        assert record.open({"task": "x"}, ["amber", "birch"])
+        record = RunRecord(folder)
+        assert record.open_or_resume({"task": "x"}, ["amber", "birch"])
         said = [one for one in caplog.records if one.levelno == logging.WARNING]
         assert len(said) == 1 and JOURNAL in said[0].getMessage(), name
-        assert len(record.rounds) == left if left else 1 < len(record.rounds) < 9
-        assert not (folder / answers_place(len(record.rounds))).exists()
+        assert len(record.iterations) == left if left else 1 < len(record.iterations) < 9
+        assert not (folder / answers_place(len(record.iterations))).exists()
         assert read_state(folder) == record.state, name
         add(record, 9)
-        record.save()
+        record.save_state()
         assert record.state == whole.state, name
         found = Manifest(folder).read()
-        assert found.damaged() == [] and len(found.sums) == 9
+        assert found.find_damaged() == [] and len(found.sums) == 9
 
 
 def test_a_line_that_a_kill_cut_off_is_no_damage(tmp_path: Path, caplog: Any) -> None:
@@ -162,10 +162,10 @@ def test_a_line_that_a_kill_cut_off_is_no_damage(tmp_path: Path, caplog: Any) ->
         (tmp_path / "cut" / JOURNAL).write_bytes(data[:-length])
         state, damage = replay(tmp_path / "cut")
         assert damage == "" and state and len(state["rounds"]) == 8
-    record = Record(tmp_path / "cut")
-    record.open({"task": "x"}, ["amber", "birch"])
+    record = RunRecord(tmp_path / "cut")
+    record.open_or_resume({"task": "x"}, ["amber", "birch"])
     add(record, 9)
-    record.save()
+    record.save_state()
     assert record.state == whole.state and not caplog.records
 
 
@@ -173,7 +173,7 @@ def test_lines_that_the_state_has_already_are_no_more(tmp_path: Path) -> None:
     """A kill between the writing of the state and the removal of the journal."""
     record = searched(tmp_path, 5)
     data = (tmp_path / JOURNAL).read_bytes()
-    record.save()
+    record.save_state()
     (tmp_path / JOURNAL).write_bytes(data)
     assert read_state(tmp_path) == record.state
 
@@ -196,7 +196,7 @@ def test_every_optimizers_state_is_in_its_differences(name: str) -> None:
         found = np.where(optimizer.evaluate, -((rows - 0.2) ** 2).sum(axis=1), np.nan)
         parts = np.stack([found, -(rows[:, 0] ** 2)], axis=1)
         optimizer.tell(*((found, parts) if name in ("nsga2", "sms_emoa") else (found,)))
-        line = as_json(difference(kept, optimizer.state()))
+        line = encode_json(difference(kept, optimizer.state()))
         apply_difference(kept, json.loads(line))
         assert json.dumps(kept, sort_keys=True) == json.dumps(optimizer.state(), sort_keys=True)
         sizes.append(len(line))

@@ -18,23 +18,23 @@ import pytest
 import reporting
 
 from swarm.errors import UserError
-from swarm.files import digest
-from swarm.log import hold_log, log_to
-from swarm.manifest import sealed
+from swarm.files import short_digest
+from swarm.log import buffer_log, flush_log_to
+from swarm.manifest import encode_state
 from swarm.report import __main__ as entry
 from swarm.report import png
-from swarm.report.blocks import Flips, Report, Table
-from swarm.report.compared import Compared
-from swarm.report.economy import economy
+from swarm.report.blocks import ChangedItems, Report, TableBlock
+from swarm.report.compared import TestComparison
+from swarm.report.economy import measure_economy
 from swarm.report.expenses import read_log
 from swarm.report.folder import RunFolder
-from swarm.report.items import SHOWN, data_items
-from swarm.report.markdown import markdown
-from swarm.report.numbers import number, p_value, signed
-from swarm.report.page import page
-from swarm.report.pictures import Chart, Series, label, ticks
-from swarm.report.svg import alone
-from swarm.report.write import report, write
+from swarm.report.items import MAX_ITEMS_SHOWN, iterate_data_items
+from swarm.report.markdown import render_markdown
+from swarm.report.numbers import format_number, format_p_value, format_signed
+from swarm.report.page import render_page
+from swarm.report.pictures import Chart, Series, tick_label, axis_ticks
+from swarm.report.svg import render_standalone
+from swarm.report.write import build_report, write_report
 
 VOID = {"meta", "link", "img", "br", "input"}
 KINDS = {
@@ -85,13 +85,13 @@ def tables(found: Report, key: str) -> dict[str, list[list[Any]]]:
     return {
         block.caption: [list(row) for row in block.rows]
         for block in section(found, key).blocks
-        if isinstance(block, Table)
+        if isinstance(block, TableBlock)
     }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_is_sound_and_asks_nothing_of_anywhere(kind: str, tmp_path: Path) -> None:
-    text = page(report(reporting.folder(tmp_path / "run", **KINDS[kind])))
+    text = render_page(build_report(reporting.folder(tmp_path / "run", **KINDS[kind])))
     document = Document(text)
     assert document.open == []
     scripts = [one for one in document.all("script") if one.get("type") != "application/json"]
@@ -106,7 +106,7 @@ def test_the_page_is_sound_and_asks_nothing_of_anywhere(kind: str, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_can_be_read_without_eyes(kind: str, tmp_path: Path) -> None:
-    text = page(report(reporting.folder(tmp_path / "run", **KINDS[kind])))
+    text = render_page(build_report(reporting.folder(tmp_path / "run", **KINDS[kind])))
     document = Document(text)
     levels = [int(tag[1]) for tag, _ in document.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
@@ -123,12 +123,12 @@ def test_the_page_can_be_read_without_eyes(kind: str, tmp_path: Path) -> None:
 def test_what_models_write_is_never_markup(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run", text=reporting.HOSTILE)
     reporting.data_file(folder, reporting.HOSTILE, 40)
-    assert "missing" not in str(section(report(folder), "flips"))
+    assert "missing" not in str(section(build_report(folder), "flips"))
     state = json.loads((folder / "state.json").read_text())
     state["experts"][1] = state["groups"][0] = reporting.HOSTILE
-    (folder / "state.json").write_bytes(sealed(state))
-    found = report(folder)
-    text, told = page(found), markdown(found, ())
+    (folder / "state.json").write_bytes(encode_state(state))
+    found = build_report(folder)
+    text, told = render_page(found), render_markdown(found, ())
     assert Document(text).open == []
     assert text.count("</style>") == 1 and "<script>alert" not in text and "<img" not in text
     assert "\x00" not in text and "&lt;script&gt;alert(&#x27;x&#x27;)" in text
@@ -139,7 +139,7 @@ def test_the_policy_allows_the_own_style_and_script_alone(tmp_path: Path) -> Non
     import base64
     import hashlib
 
-    text = page(report(reporting.folder(tmp_path / "run")))
+    text = render_page(build_report(reporting.folder(tmp_path / "run")))
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy and policy[1].startswith("default-src 'none'; ") and "unsafe" not in policy[1]
     for tag in ("style", "script"):
@@ -171,18 +171,18 @@ def luminance(colour: str) -> float:
 
 
 def test_the_result_is_that_of_the_run(tmp_path: Path) -> None:
-    found = report(reporting.folder(tmp_path / "run"))
+    found = build_report(reporting.folder(tmp_path / "run"))
     metrics = RunFolder(tmp_path / "run").metrics
     gain, p = metrics["test_gain"], metrics["test_gain_p_value"]
     assert found.kind == ("unclear" if p >= 0.05 else "better" if gain > 0 else "worse")
-    assert ("gain on test, 95 %", signed(gain)) == (
+    assert ("gain on test, 95 %", format_signed(gain)) == (
         found.figures[2][0], found.figures[2][1].split(" ")[0])  # fmt: skip
-    assert found.figures[3] == ("paired p", p_value(p))
+    assert found.figures[3] == ("paired p", format_p_value(p))
     rows = next(iter(tables(found, "ends").values()))
     assert [row[0] for row in rows] == ["best initial expert (arithmetic)", "best found"]
     low, high = metrics["ending_best_single_test_interval"]
     accuracy = metrics["ending_best_single_test_accuracy"]
-    assert rows[1][2] == f"{number(accuracy)} [{number(low)}, {number(high)}]"
+    assert rows[1][2] == f"{format_number(accuracy)} [{format_number(low)}, {format_number(high)}]"
 
 
 @pytest.mark.parametrize(
@@ -193,19 +193,19 @@ def test_the_result_is_that_of_the_run(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_verdict(gain: float, p: float, kind: str, verdict: str, tmp_path: Path) -> None:
     more = {"test_gain": gain, "test_gain_p_value": p}
-    found = report(reporting.folder(tmp_path / "run", more=more))
+    found = build_report(reporting.folder(tmp_path / "run", more=more))
     assert (found.kind, found.verdict) == (kind, verdict)
     assert f"p = {p:g}" in found.result
 
 
 def test_before_the_end_it_says_so_and_measures_dev_itself(tmp_path: Path) -> None:
-    found = report(reporting.folder(tmp_path / "run", finished=False))
+    found = build_report(reporting.folder(tmp_path / "run", finished=False))
     assert (found.kind, found.verdict) == ("open", "Still running")
     assert "after 4 iterations" in found.result
-    done = report(reporting.folder(tmp_path / "done"))
+    done = build_report(reporting.folder(tmp_path / "done"))
     old, new = (next(iter(tables(one, "ends").values())) for one in (found, done))
     assert [row[1] for row in old] == [row[1] for row in new]
-    mixed = report(reporting.folder(tmp_path / "mix", finished=False, parts=("a", "b")))
+    mixed = build_report(reporting.folder(tmp_path / "mix", finished=False, parts=("a", "b")))
     rows = next(iter(tables(mixed, "ends").values()))
     assert not any("[" in cell for row in rows for cell in row)
 
@@ -221,29 +221,29 @@ def test_new_metrics_are_shown_where_they_are(tmp_path: Path) -> None:
         "ending_top-k_ensemble_test_interval": [0.6, 0.9], "ending_top-k_ensemble_test_items": 40,
     }  # fmt: skip
     folder = reporting.folder(tmp_path / "run", more=more)
-    text = page(report(folder))
+    text = render_page(build_report(folder))
     for words in ("kept part of dev, n = 12", "0.250 [0.100, 0.500]", "vote of the top 2",
                   "0.775 [0.600, 0.900]", "1: 0.700, 2: 0.800, 3: 0.750; 2 was chosen",
                   "4 of 30 dev answers", "signal (logprob) on dev"):  # fmt: skip
         assert words in text, words
-    rows = tables(report(folder), "statistics")["Best found less best initial expert, item by item"]
+    rows = tables(build_report(folder), "statistics")["Best found less best initial expert, item by item"]
     assert rows[0] == ["kept part of dev", "−0.250", "[−0.500, 0.000]", "0.125", "12"]
 
 
 def test_p_is_the_same_in_the_sentence_and_in_the_tile(tmp_path: Path) -> None:
     more = {"test_gain": 0.1, "test_gain_p_value": 0.375}
-    found = report(reporting.folder(tmp_path / "run", more=more))
+    found = build_report(reporting.folder(tmp_path / "run", more=more))
     assert "p = 0.375;" in found.result and found.figures[3] == ("paired p", "0.375")
 
 
 def test_where_no_item_differs_no_interval_is_told(tmp_path: Path) -> None:
     more = {"test_gain": 0.0, "test_gain_interval": [0.0, 0.0], "test_gain_p_value": 1.0}
     folder = reporting.folder(tmp_path / "run", more=more)
-    text = page(report(folder))
+    text = render_page(build_report(folder))
     assert "No item differs: each of the 40 test items is worth the same to both." in text
     assert "+0 to +0" not in text and "[0.000, 0.000]" not in text
-    assert report(folder).figures[2][1] == "0.000 (no item differs)"
-    assert tables(report(folder), "statistics")[
+    assert build_report(folder).figures[2][1] == "0.000 (no item differs)"
+    assert tables(build_report(folder), "statistics")[
         "Best found less best initial expert, item by item"
     ][0][1:3] == ["0.000", "(no item differs)"]
 
@@ -253,8 +253,8 @@ def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path)
     folder = reporting.folder(tmp_path / "run", finished=finished)
     state = json.loads((folder / "state.json").read_text())
     state["identity"]["task.signal"] = "both"
-    (folder / "state.json").write_bytes(sealed(state))
-    found = report(folder)
+    (folder / "state.json").write_bytes(encode_state(state))
+    found = build_report(folder)
     progress = section(found, "progress")
     assert "the signal (both) that the search climbed" in progress.how
     charts = [one for one in progress.blocks if isinstance(one, Chart)]
@@ -263,7 +263,7 @@ def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path)
     for chart in charts:
         assert chart.y_name == "signal (both) on dev"
         assert chart.told.endswith(", by the signal (both)")
-    text = markdown(found, ())
+    text = render_markdown(found, ())
     assert "Every particle's signal (both) on dev" in text
     assert "alone, signal (both) on dev" in text
 
@@ -274,16 +274,16 @@ def test_one_is_not_many(tmp_path: Path) -> None:
     state["rounds"][0]["utilities"] = [0.1] * 6
     state["rounds"][1]["utilities"] = [0.1] * 5 + [0.2]
     state["finished"] = "1 iteration done"
-    (folder / "state.json").write_bytes(sealed(state))
-    found = report(folder)
-    text = markdown(found, ())
+    (folder / "state.json").write_bytes(encode_state(state))
+    found = build_report(folder)
+    text = render_markdown(found, ())
     assert found.about.endswith("6 particles, 1 iteration, seed 7")
     assert "in 1 iteration and rises 1 time, last at iteration 1" in text
     assert not re.search(r"\b1 (iterations|times)\b", text)
 
 
 def test_the_navigation_has_every_section(tmp_path: Path) -> None:
-    text = page(report(reporting.folder(tmp_path / "run")))
+    text = render_page(build_report(reporting.folder(tmp_path / "run")))
     shown = re.findall(r'<section [^>]*?id="(\w+)"|<section id="(\w+)"', text)
     links = re.findall(r'<li><a href="#(\w+)">', text)
     assert links == [one or other for one, other in shown] and links[0] == "result"
@@ -292,22 +292,22 @@ def test_the_navigation_has_every_section(tmp_path: Path) -> None:
 def test_parts_of_a_mixture(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run", parts=("hearsay", "citation"))
     metrics = RunFolder(folder).metrics
-    rows = tables(report(folder), "ends")["The parts of the mixture"]
+    rows = tables(build_report(folder), "ends")["The parts of the mixture"]
     assert [row[:2] for row in rows] == [
         ["hearsay", "dev"], ["citation", "dev"], ["hearsay", "test"], ["citation", "test"]
     ]  # fmt: skip
-    assert rows[3][3] == number(metrics["ending_best_single_test_parts"]["citation"])
-    assert "bootstrap over items, within each part" in page(report(folder))
+    assert rows[3][3] == format_number(metrics["ending_best_single_test_parts"]["citation"])
+    assert "bootstrap over items, within each part" in render_page(build_report(folder))
 
 
 def test_coefficients_of_groups(tmp_path: Path) -> None:
     run = RunFolder(reporting.folder(tmp_path / "run", groups=("first", "last")))
-    blocks = section(report(run.path), "coefficients").blocks
+    blocks = section(build_report(run.path), "coefficients").blocks
     charts = {block.title: block for block in blocks if isinstance(block, Chart)}
     best = "Coefficients of the best so far"
     assert list(charts) == [f"{best}, mean over groups", "Coefficients, mean of the swarm",
                             f"{best}, first", f"{best}, last"]  # fmt: skip
-    position = run.positions[run.best()].reshape(2, 4)
+    position = run.positions[run.find_best()].reshape(2, 4)
     wanted = {f"{best}, last": position[1], f"{best}, mean over groups": position.mean(axis=0)}
     for title, expected in wanted.items():
         found = {one.name: one.y[-1] for one in charts[title].series}
@@ -316,8 +316,8 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
     state = json.loads((run.path / "state.json").read_text())
     for one in state["rounds"]:
         one["positions"] = [row[:4] * 2 for row in one["positions"]]
-    (run.path / "state.json").write_bytes(sealed(state))
-    alike = [one.title for one in section(report(run.path), "coefficients").blocks
+    (run.path / "state.json").write_bytes(encode_state(state))
+    alike = [one.title for one in section(build_report(run.path), "coefficients").blocks
              if isinstance(one, Chart)]  # fmt: skip
     assert alike == [f"{best}, the same in all groups", "Coefficients, mean of the swarm"]
     # An expert has the same place, and so the same colour, in each.
@@ -327,16 +327,16 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
 def test_coefficients_of_many_groups_are_a_table(tmp_path: Path) -> None:
     names = [f"layer {n} q_proj" for n in range(60)]
     run = RunFolder(reporting.folder(tmp_path / "run", groups=names))
-    rows = tables(report(run.path), "coefficients")[
+    rows = tables(build_report(run.path), "coefficients")[
         "Coefficients of the best found, by group of modules"
     ]
     assert [row[0] for row in rows] == names
-    position = run.positions[run.best()].reshape(60, 4)
+    position = run.positions[run.find_best()].reshape(60, 4)
     for row, wanted in zip(rows, position, strict=True):
         assert sorted(float(cell.replace("−", "-")) for cell in row[1:]) == pytest.approx(
             sorted(wanted), abs=0.0051
         )
-    listed = page(report(run.path))
+    listed = render_page(build_report(run.path))
     assert "60 groups of modules" in listed and "layer 9 q_proj, ..., layer 59 q_proj" in listed
 
 
@@ -346,43 +346,43 @@ def test_coefficients_of_many_groups_are_a_table(tmp_path: Path) -> None:
 def test_flips_are_those_counted_by_hand(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run")
     reporting.data_file(folder, "What", 40)
-    _, before, after = Compared(RunFolder(folder)).answers() or ("", [], [])
+    _, before, after = TestComparison(RunFolder(folder)).paired_answers() or ("", [], [])
     won = [b["id"] for b, a in zip(before, after, strict=True) if a["value"] > b["value"]]
     lost = [b["id"] for b, a in zip(before, after, strict=True) if a["value"] < b["value"]]
     assert won and lost
-    blocks = [b for b in section(report(folder), "flips").blocks if isinstance(b, Flips)]
+    blocks = [b for b in section(build_report(folder), "flips").blocks if isinstance(b, ChangedItems)]
     assert [[int(flip.item) for flip in block.flips] for block in blocks] == [won, lost]
     first = blocks[0].flips[0]
     assert first.question == f"What number {first.item}?" and first.gold == f"right {first.item}"
-    fourfold = tables(report(folder), "statistics")["Items of test, counted"]
+    fourfold = tables(build_report(folder), "statistics")["Items of test, counted"]
     assert int(fourfold[0][2]) == len(lost) and int(fourfold[1][1]) == len(won)
     assert sum(int(n) for row in fourfold for n in row[1:]) == 40
 
 
 def test_questions_of_other_items_are_not_shown(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run")
-    assert "config.json is missing" in str(section(report(folder), "flips"))
+    assert "config.json is missing" in str(section(build_report(folder), "flips"))
     reporting.data_file(folder, "Which", 40)
-    assert "what the data file has now is not what was asked" in page(report(folder))
+    assert "what the data file has now is not what was asked" in render_page(build_report(folder))
     reporting.data_file(folder, "What", 40)
     (folder / "data.json").unlink()
-    shown = str(section(report(folder), "flips"))
+    shown = str(section(build_report(folder), "flips"))
     assert "data.json is missing" in shown and "What number" not in shown
 
 
 def test_many_flips_are_cut_and_it_is_said(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run", test=900, text="long " * 400)
-    found = section(report(folder), "flips")
-    blocks = [block for block in found.blocks if isinstance(block, Flips)]
+    found = section(build_report(folder), "flips")
+    blocks = [block for block in found.blocks if isinstance(block, ChangedItems)]
     total = sum(block.total for block in blocks)
-    assert total > SHOWN and abs(sum(len(block.flips) for block in blocks) - SHOWN) <= 1
-    assert f"Of these {total} items the page shows {SHOWN}" in str(found)
+    assert total > MAX_ITEMS_SHOWN and abs(sum(len(block.flips) for block in blocks) - MAX_ITEMS_SHOWN) <= 1
+    assert f"Of these {total} items the page shows {MAX_ITEMS_SHOWN}" in str(found)
     assert "more letters)" in blocks[0].flips[0].after[1]
 
 
 def test_items_are_read_as_tasks_give_them(tmp_path: Path) -> None:
-    from swarm.tasks.choice import Choice
-    from swarm.tasks.match import Match
+    from swarm.tasks.choice import MultipleChoice
+    from swarm.tasks.match import ExactMatch
     from swarm.tasks.mixture import Mixture
 
     choices = {"A": "red", "B": "blue"}
@@ -393,17 +393,17 @@ def test_items_are_read_as_tasks_give_them(tmp_path: Path) -> None:
     second.write_text("\n".join(json.dumps({"question": f"m {n}", "answer": n}) for n in range(9)))
     parts = {"one": {"name": "a", "file": str(first), "test_limit": 4},
              "two": {"name": "b", "file": str(second)}}  # fmt: skip
-    mixture = Mixture("both", {"one": Choice(**parts["one"]), "two": Match(**parts["two"])})
+    mixture = Mixture("both", {"one": MultipleChoice(**parts["one"]), "two": ExactMatch(**parts["two"])})
     for split in ("dev", "test"):
-        expected = digest([dict(item) for item in mixture.items(split)])
-        assert digest(list(data_items({"tasks": parts}, split))) == expected
+        expected = short_digest([dict(item) for item in mixture.items(split)])
+        assert short_digest(list(iterate_data_items({"tasks": parts}, split))) == expected
 
 
 def test_no_code_that_a_configuration_names_is_run(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run")
     target = {"_target_": "pathlib.Path.touch", "self": str(tmp_path / "ran")}
     (folder / "config.json").write_text(json.dumps({"task": {"scorer": target, **target}}))
-    report(folder)
+    build_report(folder)
     assert not (tmp_path / "ran").exists()
 
 
@@ -426,11 +426,11 @@ def test_time_counts_no_waiting_between_starts(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run")
     (folder / "log.txt").write_text(LOG)
     assert read_log(RunFolder(folder)) == (45.0, 2, 123)
-    before = page(report(folder))
+    before = render_page(build_report(folder))
     again = "2026-11-21 15:00:0{}\n".format
     shown = again("0,000 INFO versions: python 3.12") + again("4,000 INFO search goes on after 2")
     (folder / "log.txt").write_text(LOG + shown)
-    assert page(report(folder)) == before
+    assert render_page(build_report(folder)) == before
     measured = again("9,000 INFO ending_best_validation_utility: 1.0")
     (folder / "log.txt").write_text(LOG + shown + measured)
     assert read_log(RunFolder(folder)) == (54.0, 3, 123)
@@ -440,9 +440,9 @@ def test_time_counts_no_waiting_between_starts(tmp_path: Path) -> None:
 
 
 def test_a_log_begins_with_the_versions(tmp_path: Path) -> None:
-    held = hold_log()
+    held = buffer_log()
     logging.getLogger("swarm.tasks").info("read")
-    log_to(tmp_path, held)
+    flush_log_to(tmp_path, held)
     words = [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()]
     assert words[0].startswith("INFO versions: python ") and words[1:] == ["INFO read"]
 
@@ -452,9 +452,9 @@ def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     state = json.loads((folder / "state.json").read_text())
     state["rounds"][2] |= {"prompts_asked": 90, "prompts_saved": 40,
                            "items_scored": [30, 30, 30, 20, None]}  # fmt: skip
-    (folder / "state.json").write_bytes(sealed(state))
+    (folder / "state.json").write_bytes(encode_state(state))
     (folder / "log.txt").write_text(LOG)
-    found = tables(report(folder), "cost")
+    found = tables(build_report(folder), "cost")
     assert found["Prompts that were asked"] == [["on dev, by the search", "540"],
                                                 ["on test, at the end", "80"]]  # fmt: skip
     saved = [row[1] for row in found["Prompts that were not asked"]]
@@ -464,10 +464,10 @@ def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
         ["time from start to end, waiting between starts left out", "45 s"],
         ["times it was started", "2"],
     ]
-    assert ["versions", "python 3.11, torch 2.9"] in tables(report(folder), "setup")[
+    assert ["versions", "python 3.11, torch 2.9"] in tables(build_report(folder), "setup")[
         "What it ran on"
     ]
-    assert economy(RunFolder(folder))["prompts"][-1] == 540
+    assert measure_economy(RunFolder(folder))["prompts"][-1] == 540
 
 
 # Files
@@ -475,7 +475,7 @@ def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
 
 def test_files_are_small_and_the_same_again(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run", 20, 50, 9, 200, test=1000, text="text " * 100)
-    texts = [page(report(folder)) for _ in range(2)]
+    texts = [render_page(build_report(folder)) for _ in range(2)]
     assert texts[0] == texts[1] and len(texts[0].encode()) < 1_000_000
 
 
@@ -484,10 +484,10 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run")
     state = (folder / "state.json").read_text()
     strange = json.dumps("$ 数学 \ud800\x00_")
-    (folder / "state.json").write_bytes(sealed(json.loads(state.replace('"calendar"', strange))))
+    (folder / "state.json").write_bytes(encode_state(json.loads(state.replace('"calendar"', strange))))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        paths = write(folder)
+        paths = write_report(folder)
     names = [path.stem for path in paths if path.suffix == ".png"]
     assert names == [
         "ends",
@@ -511,7 +511,7 @@ def test_without_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert not png.available()
+    assert not png.is_available()
     folder = reporting.folder(tmp_path / "run")
     assert entry.main([str(folder)]) == 0
     told = capsys.readouterr()
@@ -527,7 +527,7 @@ def test_without_matplotlib(
 def test_markdown_tables_keep_their_columns(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run", text="a | b\n# c")
     reporting.data_file(folder, "What | is <b>\n# this", 40)
-    lines = markdown(report(folder), ()).split("\n")
+    lines = render_markdown(build_report(folder), ()).split("\n")
     heads = [line for line in lines if line.startswith("#")]
     assert heads[1:3] == ["## Result", "## Start and end"]
     columns = [len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")]
@@ -544,8 +544,8 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(UserError, match="no iteration is done yet"):
         folder = reporting.folder(tmp_path / "run", iterations=0)
         state = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_bytes(sealed({**state, "rounds": []}))
-        report(folder)
+        (folder / "state.json").write_bytes(encode_state({**state, "rounds": []}))
+        build_report(folder)
 
 
 def test_a_folder_of_another_kind_is_named_as_what_it_is(
@@ -597,11 +597,11 @@ def test_a_report_is_written_over_an_old_one(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     folder = reporting.folder(tmp_path / "run", finished=False)
-    write(folder)
+    write_report(folder)
     state = reporting.folder(tmp_path / "done") / "state.json"
     shutil.copy(state, folder / "state.json")
     shutil.copytree(tmp_path / "done" / "answers", folder / "answers", dirs_exist_ok=True)
-    write(folder)
+    write_report(folder)
     assert "Still running" not in (folder / "report.html").read_text()
     assert not list(folder.rglob(".*.tmp"))
 
@@ -613,19 +613,19 @@ def test_a_report_is_written_over_an_old_one(
                                        (-1e-5, 2e-5), (0, 1080), (0.999, 1.0)])  # fmt: skip
 @pytest.mark.parametrize("most", [3, 5, 7])
 def test_ticks_are_round_and_hold_the_range(low: float, high: float, most: int) -> None:
-    found = ticks(low, high, most)
+    found = axis_ticks(low, high, most)
     assert found[0] <= low + 1e-9 * abs(low) and found[-1] >= high - 1e-9 * abs(high)
     assert 2 <= len(found) <= most + 1
     steps = np.diff(found)
     assert np.allclose(steps, steps[0])
     assert any(np.isclose(float(f"{steps[0]:e}".split("e")[0]), n) for n in (1, 2, 5))
-    assert len({label(value, found) for value in found}) == len(found)
+    assert len({tick_label(value, found) for value in found}) == len(found)
 
 
 def test_whole_ticks_are_whole() -> None:
-    assert ticks(0, 4, 7, whole=True) == [0, 1, 2, 3, 4]
-    assert all(value == int(value) for value in ticks(-0.5, 0.5, 7, whole=True))
-    assert label(-0.0, [0.0, 0.5]) == "0.0" and label(-0.5, [0.0, 0.5]) == "\N{MINUS SIGN}0.5"
+    assert axis_ticks(0, 4, 7, whole=True) == [0, 1, 2, 3, 4]
+    assert all(value == int(value) for value in axis_ticks(-0.5, 0.5, 7, whole=True))
+    assert tick_label(-0.0, [0.0, 0.5]) == "0.0" and tick_label(-0.5, [0.0, 0.5]) == "\N{MINUS SIGN}0.5"
 
 
 def test_a_chart_alone_is_a_whole_file_and_hides_nothing() -> None:
@@ -637,16 +637,16 @@ def test_a_chart_alone_is_a_whole_file_and_hides_nothing() -> None:
         Series("spans", [0.5], [0.2], "points", spans=[(0.1, 1.9)]),
     ]
     chart = Chart("key", "A < B", "x", "y", series, marks=[("mark", 0.4)])
-    tree = xml.etree.ElementTree.fromstring(alone(chart))
+    tree = xml.etree.ElementTree.fromstring(render_standalone(chart))
     words = [node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")]
     assert {"A < B", "one & two", "<b>", "spans", "mark", "x", "y"} <= set(words)
     paths = [node.get("d", "") for node in tree.iter("{http://www.w3.org/2000/svg}path")]
     assert all(path.startswith("M") for path in paths) and "nan" not in " ".join(paths)
-    assert [chart.style(n) for n in range(4)] == [0, 1, None, 2]
+    assert [chart.series_style(n) for n in range(4)] == [0, 1, None, 2]
 
 
 def test_a_chart_of_nothing_is_drawn_too() -> None:
     series = [Series("none", [0, 1], [float("nan")] * 2), Series("empty", [], [])]
     for chart in (Chart("a", "t", "x", "y", series), Chart("b", "t", "x", "y", [])):
-        drawn = xml.etree.ElementTree.fromstring(alone(chart))
+        drawn = xml.etree.ElementTree.fromstring(render_standalone(chart))
         assert drawn.tag.endswith("svg") and chart.title in "".join(drawn.itertext())

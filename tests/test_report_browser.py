@@ -7,8 +7,8 @@ import pytest
 import reporting
 from browsers import SIZES, shown
 
-from swarm.report.page import page
-from swarm.report.write import report
+from swarm.report.page import render_page
+from swarm.report.write import build_report
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         folder = reporting.folder(home / kind, **made)
         reporting.data_file(folder, "What", made.get("test", 40))
         path = folder / "report.html"
-        path.write_bytes(page(report(folder)).encode("utf-8", "replace"))
+        path.write_bytes(render_page(build_report(folder)).encode("utf-8", "replace"))
         found[kind] = path.as_uri()
     return found
 

@@ -12,7 +12,7 @@ import searches
 import warm
 
 from swarm.manifest import read_state
-from swarm.record import Record
+from swarm.record import RunRecord
 
 
 def state(folder: Path) -> dict[str, object]:
@@ -59,9 +59,9 @@ def test_a_kill_between_the_answers_and_the_bests_is_mended(
 
 def test_a_draft_of_the_first_round_goes_too(tmp_path: Path) -> None:
     for _ in range(2):
-        Record(tmp_path / "run").open({"task": "x"}, ["amber"])
+        RunRecord(tmp_path / "run").open_or_resume({"task": "x"}, ["amber"])
         (tmp_path / "run" / ".state.json.99.tmp").write_text("{")
-    Record(tmp_path / "run").open({"task": "x"}, ["amber"])
+    RunRecord(tmp_path / "run").open_or_resume({"task": "x"}, ["amber"])
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["state.json"]
 
 

@@ -19,21 +19,21 @@ from hydra.utils import instantiate
 from playing import played, write
 from safetensors.torch import load_file, save_file
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.evaluation import Cut, calibrate
-from swarm.executors.inline import Inline
+from swarm.evaluation import Batching, calibrate_scale
+from swarm.executors.inline import InlineExecutor
 from swarm.models import Completion, Message, Request
 from swarm.optimizers.pso_async import AsynchronousSwarm
 from swarm.places import conf_folder
 from swarm.pool import Pool
 from swarm.run import Run
-from swarm.scorers.batches import Batches
-from swarm.scorers.reward import RewardModel
-from swarm.tasks import Calibrated, Prepared, Score
-from swarm.tasks.reward import MODES, Rewarded
-from swarm.track import Nothing
+from swarm.scorers.batches import TextBatcher
+from swarm.scorers.reward import RewardModelScorer
+from swarm.tasks import HasScoreScale, RequiresSetup, Score
+from swarm.tasks.reward import MODES, RewardModelTask
+from swarm.track import NullTracker
 
 PAPER = {"low": -3.060546875, "high": 2.65625, "length_low": 10, "length_high": 201}
 TEXTS = (
@@ -63,14 +63,14 @@ def copy(model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model, tmp_path / "copy"))
 
 
-def opened(folder: Path, **settings: Any) -> RewardModel:
-    scorer = RewardModel(str(folder), **settings)
+def opened(folder: Path, **settings: Any) -> RewardModelScorer:
+    scorer = RewardModelScorer(str(folder), **settings)
     scorer.check()
     scorer.open("cpu")
     return scorer
 
 
-def rewards(scorer: RewardModel, texts: Sequence[str], prompt: str = "why is it") -> list[float]:
+def rewards(scorer: RewardModelScorer, texts: Sequence[str], prompt: str = "why is it") -> list[float]:
     scores = scorer.score([{"prompt": prompt, "id": i} for i in range(len(texts))], texts)
     return [score.measures["reward"] for score in scores]
 
@@ -87,15 +87,15 @@ class Scripted:
     def __init__(self, *measures: tuple[float, int]) -> None:
         self.measures = measures
 
-    def wrong(self, item: Any) -> None:
+    def item_error(self, item: Any) -> None:
         return None
 
     def score(self, items: Sequence[Any], texts: Sequence[str]) -> list[Score]:
         return [measured(*pair) for pair, _ in zip(self.measures, texts, strict=False)]
 
 
-def rewarded(mode: str = "default", **settings: Any) -> Rewarded:
-    return Rewarded("small", Scripted((0.0, 5), (1.0, 7)), mode=mode, **settings)
+def rewarded(mode: str = "default", **settings: Any) -> RewardModelTask:
+    return RewardModelTask("small", Scripted((0.0, 5), (1.0, 7)), mode=mode, **settings)
 
 
 # With the paper's limits: q = (r + 3.060546875) / 5.716796875 and l = (n - 10) / 191, cut off.
@@ -122,35 +122,35 @@ BY_HAND = [
 @pytest.mark.parametrize(("reward", "length", "wanted"), BY_HAND)
 def test_modes_by_hand(mode: str, reward: float, length: float, wanted: dict[str, float]) -> None:
     task = rewarded(mode, **PAPER)
-    score = task.settled(measured(reward, length))  # type: ignore[arg-type]
+    score = task.apply_scale(measured(reward, length))  # type: ignore[arg-type]
     assert score.value == pytest.approx(wanted[mode], abs=1e-12)
-    assert score.value <= task.highest and task.settled(score) == score
+    assert score.value <= task.highest and task.apply_scale(score) == score
 
 
 @pytest.mark.parametrize(("mode", "lowest"), [("default", 0), ("concise", 0), ("reverse", -1)])
 def test_an_answer_without_a_reward_has_the_lowest_value(mode: str, lowest: float) -> None:
     score = Score(-math.inf, None, "text", measures={"length": 7})
-    assert rewarded(mode, **PAPER).settled(score).value == lowest
+    assert rewarded(mode, **PAPER).apply_scale(score).value == lowest
 
 
 def test_the_scale_is_measured_kept_and_restored() -> None:
     task = rewarded("verbose")
-    assert isinstance(task, Calibrated) and isinstance(task, Prepared)
+    assert isinstance(task, HasScoreScale) and isinstance(task, RequiresSetup)
     new = measured(1.0, 30)
-    assert task.settled(new) == new
+    assert task.apply_scale(new) == new
     first = {
         0: {0: measured(-1.0, 20), 1: measured(3.0, 40)},
         1: {0: measured(0.0, 10), 1: Score(-math.inf, None, "", measures={"length": 90})},
         2: {0: measured(50.0, 500), 1: measured(1.0, 25)},  # a child, no expert
     }
-    scale = calibrate(task, first, experts=2)
+    scale = calibrate_scale(task, first, experts=2)
     assert scale == {"low": -1.0, "high": 3.0, "length_low": 10.0, "length_high": 40.0}
     assert [first[0][0].value, first[0][1].value] == [pytest.approx((0 + 1 / 3) / 2), 1.0]
     assert [first[1][1].value, first[2][0].value, first[2][1].value] == [0.0, 1.0, 0.5]
     other = rewarded("verbose")
-    other.restore(json.loads(json.dumps(scale)))
-    assert other.settled(new) == task.settled(new) != new
-    assert other.settled(other.settled(new)) == other.settled(new)
+    other.restore_scale(json.loads(json.dumps(scale)))
+    assert other.apply_scale(new) == task.apply_scale(new) != new
+    assert other.apply_scale(other.apply_scale(new)) == other.apply_scale(new)
 
 
 def test_given_limits_are_not_measured() -> None:
@@ -159,17 +159,17 @@ def test_given_limits_are_not_measured() -> None:
         "low": -2.0, "high": 2.0, "length_low": 10.0, "length_high": 20.0,
     }  # fmt: skip
     short = rewarded("reverse", low=-2, high=2)
-    assert short.settled(measured(0.0, 9)).value == -0.75
+    assert short.apply_scale(measured(0.0, 9)).value == -0.75
     assert short.calibrate([measured(5.0, 10)]) == {"low": -2.0, "high": 2.0}
     fixed = rewarded(**PAPER)
-    assert fixed.settled(measured(9.0, 50)).value == 1.0
+    assert fixed.apply_scale(measured(9.0, 50)).value == 1.0
     assert fixed.calibrate([measured(5.0, 10)]) == PAPER
 
 
 def test_equal_rewards_make_no_division_by_zero() -> None:
     task = rewarded("verbose")
     task.calibrate([measured(2.0, 10)] * 3)
-    values = [task.settled(measured(r, n)).value for r, n in ((2.0, 10), (2.1, 10), (1.9, 9))]
+    values = [task.apply_scale(measured(r, n)).value for r, n in ((2.0, 10), (2.1, 10), (1.9, 9))]
     assert values == [0.5, 0.75, 0.0]
 
 
@@ -238,7 +238,7 @@ def by_transformers(folder: Path, texts: Sequence[str]) -> list[float]:
 
 
 def test_a_batch_that_does_not_fit_is_halved() -> None:
-    batches, seen = Batches(1000, "a model on cpu"), []
+    batches, seen = TextBatcher(1000, "a model on cpu"), []
 
     def small_device(places: list[int]) -> list[int]:
         seen.append(len(places))
@@ -262,12 +262,12 @@ def test_without_a_chat_template(copy: Path) -> None:
     (copy / "chat_template.jinja").unlink()
     scorer = opened(copy)
     wanted = scorer.local.encode("User: why\n\nAssistant: no")
-    assert scorer._row("why", "no") == wanted
+    assert scorer._encode_pair("why", "no") == wanted
     tokens = json.loads((copy / "tokenizer_config.json").read_text())
     write(copy / "tokenizer_config.json", {**tokens, "sep_token": "<eos>"})
     scorer = opened(copy)
     row, parts = (
-        scorer._row("why", "no"),
+        scorer._encode_pair("why", "no"),
         [scorer.local.encode(t)["input_ids"] for t in ("why", "no")],
     )
     assert row["input_ids"] == [*parts[0][1:], *parts[1][1:]]  # this tokenizer adds none to pairs
@@ -316,7 +316,7 @@ def test_models_of_the_wrong_kind_are_refused(
 
 
 def test_a_model_on_another_device_than_the_worker(model: Path) -> None:
-    scorer = RewardModel(str(model), device="cpu")
+    scorer = RewardModelScorer(str(model), device="cpu")
     scorer.open("cuda:0")
     assert scorer.local.where == "cpu" and scorer.local.network.dtype == torch.float32
     assert len(rewards(scorer, TEXTS)) == 5
@@ -324,14 +324,14 @@ def test_a_model_on_another_device_than_the_worker(model: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu(model: Path) -> None:
-    scorer = RewardModel(str(model))
+    scorer = RewardModelScorer(str(model))
     scorer.open("cuda:0")
     assert scorer.local.network.dtype == torch.bfloat16
     assert rewards(scorer, TEXTS) == pytest.approx(rewards(opened(model), TEXTS), abs=0.1)
 
 
 def test_a_hub_model_that_cannot_be_had_is_said_at_once() -> None:
-    scorer = RewardModel("nobody/has-this-one")
+    scorer = RewardModelScorer("nobody/has-this-one")
     for step in (scorer.check, lambda: scorer.open("cpu")):
         with pytest.raises(UserError, match=r"nobody/has-this-one .*HF_HUB_OFFLINE"):
             step()
@@ -346,9 +346,9 @@ def test_code_that_comes_with_a_model_runs_only_if_told(
     marker = tmp_path / "ran"
     folder = scoring.judge(tmp_path / f"judge_{batches}", marker, batches=batches)
     with pytest.raises(UserError, match=r"judging\.Judge.*task\.scorer\.trust_remote_code=true"):
-        RewardModel(str(folder)).check()
+        RewardModelScorer(str(folder)).check()
     with pytest.raises(UserError, match="trust_remote_code"):
-        RewardModel(str(folder)).open("cpu")
+        RewardModelScorer(str(folder)).open("cpu")
     assert not marker.exists()
     scorer = opened(folder, trust_remote_code=True, max_tokens=30)
     assert marker.exists()
@@ -449,12 +449,12 @@ def test_a_search_on_a_measured_scale(
         values = [mine[name] for mine in raw]
         assert (scale[low], scale[high]) == (min(values), max(values))
     task = rewarded("concise")
-    task.restore(scale)
+    task.restore_scale(scale)
     for number in range(len(state["rounds"])):
         for rows in searches.answers(folder, number).values():
             for row in rows:
                 score = measured(row["measures"]["reward"], row["measures"]["length"])
-                assert row["value"] == task.settled(score).value
+                assert row["value"] == task.apply_scale(score).value
     assert 0 <= state["metrics"]["ending_best_single_test_accuracy"] <= 1
     again = searches.run(command)
     assert (
@@ -468,7 +468,7 @@ class Letters:
     highest: float | None = None
     votes = False
 
-    def wrong(self, item: Any) -> None:
+    def item_error(self, item: Any) -> None:
         return None
 
     def score(self, items: Sequence[Any], texts: Sequence[str]) -> list[Score]:
@@ -493,9 +493,9 @@ class Backwards(AsynchronousSwarm):
 
 
 def small_search(folder: Path, base: Path, pool: Path, optimizer: AsynchronousSwarm) -> Run:
-    task = Rewarded("small", Letters(), "concise", file=str(small_file(folder)), max_new_tokens=8)
-    parts = (Base(str(base)), Pool(pool), optimizer, HFEngine(), Inline(), Nothing())
-    return Run("run", task, *parts, Cut(5, 4), folder=str(folder / "search"))
+    task = RewardModelTask("small", Letters(), "concise", file=str(small_file(folder)), max_new_tokens=8)
+    parts = (BaseModel(str(base)), Pool(pool), optimizer, HFEngine(), InlineExecutor(), NullTracker())
+    return Run("run", task, *parts, Batching(5, 4), folder=str(folder / "search"))
 
 
 @pytest.mark.parametrize("optimizer", [AsynchronousSwarm, Shy])
@@ -562,14 +562,14 @@ def test_mistakes_are_one_line_and_leave_nothing(
 def test_an_evaluation_knows_the_mode(model: Path, tiny_llama: Path, tmp_path: Path) -> None:
     """Without the experts of a search there is no scale, but a direction."""
     from swarm.candidates.evaluation import Evaluation
-    from swarm.candidates.saved import Saved
+    from swarm.candidates.saved import CheckpointCandidate
 
     def mean(mode: str, **limits: Any) -> float:
         task = composed(
             f"task=rm_{mode}", f"task.scorer.model={model}", f"task.file={small_file(tmp_path)}",
             "task.max_new_tokens=8", *(f"task.{key}={value}" for key, value in limits.items()),
         ).task  # fmt: skip
-        evaluation = Evaluation(instantiate(task), Saved(Base(str(tiny_llama)), []), out=None)
+        evaluation = Evaluation(instantiate(task), CheckpointCandidate(BaseModel(str(tiny_llama)), []), out=None)
         found: float = evaluation.run()["voices"][0]["utility"]
         return found
 

@@ -17,7 +17,7 @@ import torch
 from swarm.errors import UserError
 from swarm.models import Example
 from swarm.optimizers.adamerging import AdaMerging
-from swarm.optimizers.evogm import EvolutionaryGenerator, Generators
+from swarm.optimizers.evogm import EvolutionaryGenerator, GeneratorPair
 from swarm.optimizers.mergevolve import MergeEvolve, rank_weights
 from swarm.optimizers.pso_merging import PSOMerging
 
@@ -111,7 +111,7 @@ def test_rank_weights() -> None:
 
 def test_mergevolve_leaves_the_convex_hull() -> None:
     search = begun(MergeEvolve(max_iterations=40))
-    while search.done() is None:
+    while search.stop_reason() is None:
         rows = step(search)
     assert bowl(rows).max() > bowl(np.eye(3)).max() / 20
     assert rows[:, 1].mean() < 0
@@ -127,30 +127,30 @@ def test_mergevolve_merges_the_first_rows_alone() -> None:
 
 def test_the_gradients_of_the_generators() -> None:
     draw = np.random.default_rng(0)
-    pair = Generators(5, draw, 100.0, 1.0, 1e-4)
+    pair = GeneratorPair(5, draw, 100.0, 1.0, 1e-4)
     winners, losers = draw.uniform(-1, 1, (2, 4, 5))
     weights = pair.forth.weights + pair.back.weights
-    _, gradients = pair.gradients(winners, losers)
+    _, gradients = pair.compute_gradients(winners, losers)
     for weight, gradient in zip(weights, gradients, strict=True):
         assert weight.shape == gradient.shape
         place = np.unravel_index(np.abs(gradient).argmax(), gradient.shape)
         kept, sides = weight[place], []
         for change in (1e-6, -1e-6):
             weight[place] = kept + change
-            sides.append(pair.gradients(winners, losers)[0])
+            sides.append(pair.compute_gradients(winners, losers)[0])
         weight[place] = kept
         assert gradient[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-4)
 
 
 def test_training_leads_losers_to_winners_and_back() -> None:
     draw = np.random.default_rng(0)
-    pair = Generators(3, draw, 1.0, 1.0, 1e-3)
+    pair = GeneratorPair(3, draw, 1.0, 1.0, 1e-3)
     winners, losers = draw.uniform(0.4, 0.8, (6, 3)), draw.uniform(-0.8, -0.4, (14, 3))
-    before, _ = pair.gradients(winners, losers[:6])
-    pair.train(winners, losers, 100, draw)
-    after, _ = pair.gradients(winners, losers[:6])
+    before, _ = pair.compute_gradients(winners, losers[:6])
+    pair.train_generators(winners, losers, 100, draw)
+    after, _ = pair.compute_gradients(winners, losers[:6])
     assert after < before / 4
-    assert np.abs(pair.improve(losers) - winners.mean(axis=0)).mean() < 0.3
+    assert np.abs(pair.improve_vectors(losers) - winners.mean(axis=0)).mean() < 0.3
 
 
 def test_the_population_of_evogm_keeps_the_best() -> None:
@@ -262,24 +262,24 @@ def test_the_entropy_is_that_of_merged_weights(tiny_llama: Path, mixed_pool: Pat
     engine, pool = test_gradient.opened(tiny_llama, mixed_pool, space="delta", groups="kind")
     position = test_gradient.drawn(pool)
     wanted = [entropy(tiny_llama, pool, position, example) for example in UNLABELLED]
-    alone = [engine.gradient(position, [example], slope=False).loss for example in UNLABELLED]
+    alone = [engine.compute_gradient(position, [example], slope=False).loss for example in UNLABELLED]
     np.testing.assert_allclose(alone, wanted, atol=2e-3)
     assert min(alone) > 0.01 and max(alone) > math.log(5)
     # Gold answers are not looked at, and labelled examples may stand beside unlabelled ones.
     other = [replace(example, gold=0) for example in UNLABELLED]
-    assert engine.gradient(position, other).loss == engine.gradient(position, UNLABELLED).loss
-    both = engine.gradient(position, [*test_gradient.EXAMPLES, *UNLABELLED]).loss
-    parts = (engine.gradient(position, part).loss for part in (test_gradient.EXAMPLES, UNLABELLED))
+    assert engine.compute_gradient(position, other).loss == engine.compute_gradient(position, UNLABELLED).loss
+    both = engine.compute_gradient(position, [*test_gradient.EXAMPLES, *UNLABELLED]).loss
+    parts = (engine.compute_gradient(position, part).loss for part in (test_gradient.EXAMPLES, UNLABELLED))
     assert both == pytest.approx(sum(parts), rel=1e-4)
 
 
 def test_the_slope_of_the_entropy_is_its_difference(tiny_llama: Path, tiny_pool: Path) -> None:
     engine, pool = test_gradient.opened(tiny_llama, tiny_pool, space="delta")
     position = test_gradient.drawn(pool)
-    slope, rough = engine.gradient(position, UNLABELLED).slope, []
+    slope, rough = engine.compute_gradient(position, UNLABELLED).slope, []
     for step in 3e-3 * np.eye(len(position)):
         up, down = (
-            engine.gradient(x, UNLABELLED, False).loss for x in (position + step, position - step)
+            engine.compute_gradient(x, UNLABELLED, False).loss for x in (position + step, position - step)
         )
         rough.append((up - down) / 6e-3)
     assert np.abs(slope).max() > 0.01

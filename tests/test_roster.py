@@ -19,12 +19,12 @@ from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
 from swarm.models import Request
 from swarm.models.cache import Cache
-from swarm.models.cached import Cached
-from swarm.models.function import Function
+from swarm.models.cached import CachedModel
+from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Provider, Providers
-from swarm.roster import Roster, counted
-from swarm.roster.identity import identity
+from swarm.roster import Roster, split_sample_count
+from swarm.roster.identity import model_identity
 
 VARIABLES = ("MODEL_SWARMS_PROVIDERS", "OPENAI_BASE_URL", "OPENAI_API_KEY", "TOGETHER_API_KEY")
 
@@ -64,13 +64,13 @@ def server() -> Iterator[endpoints.Endpoint]:
     ],
 )
 def test_counts(name: str, expected: tuple[str, int]) -> None:
-    assert counted(name) == expected
+    assert split_sample_count(name) == expected
 
 
 @pytest.mark.parametrize("name", ["gpt-4o:0", "llama:100", ":3", "a:20260101"])
 def test_counts_that_are_none(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}: a model is asked from 1 to 99 .*write {name}:1"):
-        counted(name)
+        split_sample_count(name)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_a_wrong_name_is_one_line(
 def test_a_name_has_one_model_of_its_kind(tmp_path: Path) -> None:
     roster = Roster(cache=Cache(str(tmp_path / "answers.sqlite")))
     kinds = {
-        "function/talkers:function": Function, "llm/talker": Cached, "ollama/a": OpenAI,
+        "function/talkers:function": FunctionModel, "llm/talker": CachedModel, "ollama/a": OpenAI,
         "moa/lite": MixtureOfAgents,
     }  # fmt: skip
     for name, kind in kinds.items():
         assert isinstance(roster.model(name), kind)
         assert roster.model(name) is roster.model(name)
     again = pickle.loads(pickle.dumps(roster))
-    assert isinstance(again.model("function/talkers:pieces"), Function)
+    assert isinstance(again.model("function/talkers:pieces"), FunctionModel)
 
 
 def test_answers_are_kept_unless_the_cache_is_off(server: endpoints.Endpoint) -> None:
@@ -184,7 +184,7 @@ def test_what_tells_a_model_from_its_namesakes(
         linecache.clearcache()
         provider = Provider("mine", {"base_url": "http://box/v1", **settings})
         roster = Roster(Providers({"mine": provider}))
-        return {name: json.dumps(identity(roster.model(name))) for name in names}
+        return {name: json.dumps(model_identity(roster.model(name))) for name in names}
 
     first = told()
     assert first == told()

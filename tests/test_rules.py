@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from swarm.errors import UserError
-from swarm.scorers.rules import F1, Numeric, Regex, Rule, token_f1, words
-from swarm.tasks.written import Grader, Settling
+from swarm.scorers.rules import F1, Numeric, Regex, RuleScorer, token_f1, split_words
+from swarm.tasks.written import Grader, SupportsEarlyStop
 
 
-def scored(rule: Rule, text: str, **item: Any) -> tuple[float, str | None]:
+def scored(rule: RuleScorer, text: str, **item: Any) -> tuple[float, str | None]:
     (score,) = rule.score([{"id": 0, **item}], [text])
     assert score.text == text
     assert rule.grade(item, score.answer) == score.value
@@ -42,8 +42,8 @@ def test_without_an_answer_any_match_is_right() -> None:
     rule = Regex(r"\bplease\b")
     assert scored(rule, "yes please") == (1.0, "please")
     assert scored(rule, "no") == (0.0, None)
-    assert rule.wrong({}) is None and rule.wrong({"answer": ""}) == 'its "answer" is empty'
-    assert "neither a text nor a number" in str(rule.wrong({"answer": None}))
+    assert rule.item_error({}) is None and rule.item_error({"answer": ""}) == 'its "answer" is empty'
+    assert "neither a text nor a number" in str(rule.item_error({"answer": None}))
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_numeric(keys: dict[str, Any], text: str, gold: Any, found: Any) -> None
 
 
 def test_a_marked_number_settles_the_answer() -> None:
-    decided = pickle.loads(pickle.dumps(Numeric().decided({"answer": 18})))
+    decided = pickle.loads(pickle.dumps(Numeric().build_stop_check({"answer": 18})))
     assert not decided("so 18 is") and not decided("#### 18") and decided("#### 18\n")
 
 
 @pytest.mark.parametrize("gold", ["many", "", None, True, [1], float("nan"), float("inf")])
 def test_a_gold_answer_that_is_no_number_is_named(gold: Any) -> None:
-    assert Numeric().wrong({"answer": gold}) == 'its "answer" is not a number'
-    assert Numeric().wrong({}) == 'it has no "answer"' == F1().wrong({})
+    assert Numeric().item_error({"answer": gold}) == 'its "answer" is not a number'
+    assert Numeric().item_error({}) == 'it has no "answer"' == F1().item_error({})
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_f1_of_the_whole_text() -> None:
     text = "Paris\nand Rome"
     assert scored(F1(), text, answer="Paris Rome") == (pytest.approx(2 / 3), "paris")
     assert scored(F1("all"), text, answer="Paris Rome") == (0.8, "paris and rome")
-    assert F1("all").decided({}) is None
+    assert F1("all").build_stop_check({}) is None
 
 
 def test_f1_stops_after_the_line() -> None:
-    decided = pickle.loads(pickle.dumps(F1())).decided({})
+    decided = pickle.loads(pickle.dumps(F1())).build_stop_check({})
     assert decided is not None
     assert [decided(text) for text in ("", "\n", "Paris", "\nthe\n", "\nParis\n")] == [
         *(False, False, False, False, True)
@@ -121,7 +121,7 @@ def test_f1_stops_after_the_line() -> None:
 
 
 def test_the_words_that_count() -> None:
-    assert words("The  Cat's an A-team, a\tdog!") == ["cats", "ateam", "dog"]
+    assert split_words("The  Cat's an A-team, a\tdog!") == ["cats", "ateam", "dog"]
     assert token_f1([], ["x"]) == token_f1([], []) == 0.0
 
 
@@ -136,7 +136,7 @@ def test_the_words_that_count() -> None:
     ],
 )
 def test_a_gold_answer_without_words_is_named(gold: Any, message: str) -> None:
-    assert message in str(F1().wrong({"answer": gold}))
+    assert message in str(F1().item_error({"answer": gold}))
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_a_wrong_key_is_named(make: Any, message: str) -> None:
 def test_what_the_rules_can_do_beside() -> None:
     for rule in (Regex("x"), Numeric(), F1()):
         assert isinstance(rule, Grader) and rule.highest == 1.0
-        assert isinstance(rule, Settling) == (not isinstance(rule, Regex))
+        assert isinstance(rule, SupportsEarlyStop) == (not isinstance(rule, Regex))

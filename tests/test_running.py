@@ -14,7 +14,7 @@ import searches
 
 from swarm.errors import UserError
 from swarm.manifest import read_state
-from swarm.running import COMMAND, NOTE, Hold, command, underway
+from swarm.running import COMMAND_FILE, STATUS_FILE, RunLock, load_command, running_info
 
 
 def until(what: Any, seconds: float = 300) -> Any:
@@ -28,26 +28,26 @@ def until(what: Any, seconds: float = 300) -> Any:
 
 def test_a_held_folder_says_who_holds_it_and_what_is_done(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert underway(folder) is None
-    hold = Hold(folder)
-    first = underway(folder)
+    assert running_info(folder) is None
+    hold = RunLock(folder)
+    first = running_info(folder)
     assert first and first["pid"] == os.getpid() and first["what"] == "begins" and first["host"]
-    hold.say({"what": "iteration 3", "iteration": 3})
-    found = until(lambda: (underway(folder) or {}).get("iteration"))
-    assert found == 3 and (underway(folder) or {})["began"] == first["began"]
+    hold.update_status({"what": "iteration 3", "iteration": 3})
+    found = until(lambda: (running_info(folder) or {}).get("iteration"))
+    assert found == 3 and (running_info(folder) or {})["began"] == first["began"]
     hold.close()
     hold.close()
-    assert underway(folder) is None and list(folder.iterdir()) == []
+    assert running_info(folder) is None and list(folder.iterdir()) == []
 
 
 def test_a_second_process_is_told_who_has_the_folder(tmp_path: Path) -> None:
-    hold = Hold(tmp_path)
-    before = (tmp_path / NOTE).read_text()
+    hold = RunLock(tmp_path)
+    before = (tmp_path / STATUS_FILE).read_text()
     with pytest.raises(UserError, match=rf"process {os.getpid()}\).*kill {os.getpid()}.*name="):
-        Hold(tmp_path)
-    assert (tmp_path / NOTE).read_text() == before
+        RunLock(tmp_path)
+    assert (tmp_path / STATUS_FILE).read_text() == before
     hold.close()
-    Hold(tmp_path).close()
+    RunLock(tmp_path).close()
 
 
 def test_a_killed_process_holds_nothing_and_its_note_is_none(tmp_path: Path) -> None:
@@ -56,18 +56,18 @@ def test_a_killed_process_holds_nothing_and_its_note_is_none(tmp_path: Path) -> 
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=searches.ROOT,
                                env=searches.environment(), stdout=subprocess.PIPE)  # fmt: skip
     assert process.stdout and process.stdout.readline() == b"held\n"
-    assert (underway(tmp_path) or {})["pid"] == process.pid
+    assert (running_info(tmp_path) or {})["pid"] == process.pid
     process.kill()
     process.communicate()
-    assert (tmp_path / NOTE).is_file() and underway(tmp_path) is None
-    Hold(tmp_path).close()
-    assert not (tmp_path / NOTE).exists()
+    assert (tmp_path / STATUS_FILE).is_file() and running_info(tmp_path) is None
+    RunLock(tmp_path).close()
+    assert not (tmp_path / STATUS_FILE).exists()
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*file/run"):
-        Hold(tmp_path / "file" / "run")
+        RunLock(tmp_path / "file" / "run")
 
 
 def test_who_only_looks_keeps_no_search_out(
@@ -81,11 +81,11 @@ def test_who_only_looks_keeps_no_search_out(
         cwd=searches.ROOT, env=searches.environment(), stdout=subprocess.PIPE,
     )  # fmt: skip
     assert looker.stdout and looker.stdout.readline() == b"looks\n"
-    monkeypatch.setattr("swarm.running.PATIENCE_S", 60)
+    monkeypatch.setattr("swarm.running.LOCK_TIMEOUT_S", 60)
     stop = time.monotonic() + 1.0
     try:
         while time.monotonic() < stop:
-            Hold(tmp_path).close()
+            RunLock(tmp_path).close()
     finally:
         looker.kill()
         looker.communicate()
@@ -103,7 +103,7 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     folder = Path(long[1].removeprefix("folder=")) / "long"
     process = searches.start(long)
     try:
-        note = until(lambda: (n := underway(folder) or {}).get("iteration", 0) > 1 and n)
+        note = until(lambda: (n := running_info(folder) or {}).get("iteration", 0) > 1 and n)
         second = searches.run(long)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -115,12 +115,12 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     assert note["most"] == 2000 and note["what"] == f"iteration {note['iteration']}"
     assert set(note) == {"pid", "host", "began", "updated", "what", "iteration", "most", "done",
                          "total", "prompts_per_second", "seconds_left", "best"}  # fmt: skip
-    assert underway(folder) is None and not (folder / NOTE).exists()
+    assert running_info(folder) is None and not (folder / STATUS_FILE).exists()
     rounds = (read_state(folder) or {})["rounds"]
     assert len(rounds) > note["iteration"]
 
-    again = command(folder)
-    assert again == json.loads((folder / COMMAND).read_text())
+    again = load_command(folder)
+    assert again == json.loads((folder / COMMAND_FILE).read_text())
     assert again["directory"] == str(searches.ROOT)
     done = searches.run([*again["arguments"], f"optimizer.max_iterations={len(rounds)}"])
     assert "another search" in done.stderr, "another limit is another search"

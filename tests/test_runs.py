@@ -17,15 +17,15 @@ from talking import Speaker
 from test_consortium_configs import config
 
 from swarm.collab import create_consortium
-from swarm.collab.configs import Config, build, member
+from swarm.collab.configs import ConsortiumSettings, build_consortium, parse_member
 from swarm.collab.consortium import Consortium
-from swarm.collab.outcome import result
-from swarm.collab.shelf import Shelf
-from swarm.consortium.members import Members
-from swarm.consortium.runs import Runs
+from swarm.collab.outcome import result_to_json
+from swarm.collab.shelf import ConsortiumStore
+from swarm.consortium.members import MemberRegistry
+from swarm.consortium.runs import RunLog
 from swarm.errors import UserError
 from swarm.models import Message, Request
-from swarm.models.function import Function
+from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
 from swarm.roster import Roster
@@ -44,13 +44,13 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "llm"
 
 
-def came(settings: Config, says: dict[str, Any], prompt: str = "why?") -> dict[str, Any]:
+def came(settings: ConsortiumSettings, says: dict[str, Any], prompt: str = "why?") -> dict[str, Any]:
     """The result of a consortium of speakers."""
     speakers = {name: Speaker(name, said) for name, said in says.items()}
-    made = build(settings, speakers.__getitem__)
+    made = build_consortium(settings, speakers.__getitem__)
     (found,) = made.run([Request(prompt)])
     assert not isinstance(found, UserError), found
-    return result(made, prompt, found, raw=True)
+    return result_to_json(made, prompt, found, raw=True)
 
 
 def judged(confidence: float, text: str = "so it is") -> str:
@@ -63,13 +63,13 @@ SAYS = {"a": "yes\nConfidence: 0.9", "b": UserError("b is away"), "c": judged(0.
 def test_a_run_is_recorded_whole() -> None:
     settings = config(max_iterations=1)
     found = came(settings, SAYS)
-    number = Runs().add("mine", settings, found)
-    run = Runs().get(number[:8])
+    number = RunLog().add("mine", settings, found)
+    run = RunLog().get(number[:8])
     assert json.loads(json.dumps(run)) == run
     assert run["id"] == number and run["name"] == "mine" and run["status"] == "done"
     assert (run["prompt"], run["answer"], run["confidence"]) == ("why?", "so it is", 0.95)
     assert (run["iterations"], run["calls"], run["cost"]) == (1, 3, 1.0)
-    assert run["result"] == found and Config.from_dict(run["config"]) == settings
+    assert run["result"] == found and ConsortiumSettings.from_dict(run["config"]) == settings
     first, away, arbiter = run["answers"]
     assert (first["member"], first["text"], first["confidence"]) == ("a", "yes", 0.9)
     assert (first["prompt_tokens"], first["new_tokens"], first["cost"]) == (10, 3, 0.5)
@@ -79,37 +79,37 @@ def test_a_run_is_recorded_whole() -> None:
 
 
 def test_a_failed_run_is_recorded_with_its_error() -> None:
-    number = Runs().add(None, config(), {"original_prompt": "why?"}, "nobody answered")
-    run = Runs().get(number)
+    number = RunLog().add(None, config(), {"original_prompt": "why?"}, "nobody answered")
+    run = RunLog().get(number)
     assert (run["status"], run["error"], run["prompt"]) == ("failed", "nobody answered", "why?")
     assert run["answers"] == [] and run["name"] is None
 
 
 def test_runs_are_listed_the_newest_first_by_day_and_by_name() -> None:
     for n, name in enumerate(("x", "y", "x")):
-        Runs().add(name, config(), {"original_prompt": str(n)}, "e")
-    prompts = lambda **how: [run["prompt"] for run in Runs().list(**how)]  # noqa: E731
+        RunLog().add(name, config(), {"original_prompt": str(n)}, "e")
+    prompts = lambda **how: [run["prompt"] for run in RunLog().list(**how)]  # noqa: E731
     assert prompts() == ["2", "1", "0"] and prompts(limit=1) == ["2"]
     assert prompts(name="x") == ["2", "0"] and prompts(since="2999-01-01") == []
     assert prompts(since=time.strftime("%Y-%m-%d")) == ["2", "1", "0"]
-    assert json.dumps(Runs().list())
+    assert json.dumps(RunLog().list())
     with pytest.raises(UserError, match="since: 'yesterday' is no date"):
-        Runs().list(since="yesterday")
+        RunLog().list(since="yesterday")
 
 
 def test_no_run_is_made_by_reading(folder: Path) -> None:
-    assert Runs().list() == [] and Runs().leaderboard() == []
+    assert RunLog().list() == [] and RunLog().leaderboard() == []
     with pytest.raises(UserError, match="abc: there is no run of this id"):
-        Runs().get("abc")
+        RunLog().get("abc")
     assert not folder.exists()
 
 
 def test_a_beginning_that_several_runs_have_is_told() -> None:
-    numbers = {Runs().add(None, config(), {"original_prompt": "?"}, "e")[0] for _ in range(20)}
+    numbers = {RunLog().add(None, config(), {"original_prompt": "?"}, "e")[0] for _ in range(20)}
     with pytest.raises(UserError, match=r"\d runs begin like this"):
-        [Runs().get(first) for first in sorted(numbers)]
+        [RunLog().get(first) for first in sorted(numbers)]
     with pytest.raises(UserError, match="20 runs begin like this"):
-        Runs().get("")
+        RunLog().get("")
 
 
 def test_the_leaderboard_counts_wins_ranks_failures_and_what_it_took() -> None:
@@ -126,9 +126,9 @@ def test_the_leaderboard_counts_wins_ranks_failures_and_what_it_took() -> None:
         return rank
 
     for wanted in ("a", "a", "a", "b"):
-        Runs().add("r", settings, came(settings, {**says, "c": first(wanted)}))
-    Runs().add("r", settings, came(settings, {**says, "d": UserError("away"), "c": first("b")}))
-    board = {row["model"]: row for row in Runs().leaderboard()}
+        RunLog().add("r", settings, came(settings, {**says, "c": first(wanted)}))
+    RunLog().add("r", settings, came(settings, {**says, "d": UserError("away"), "c": first("b")}))
+    board = {row["model"]: row for row in RunLog().leaderboard()}
     assert list(board) == ["a", "b", "d"]
     a, b, d = board.values()
     assert (a["wins"], a["judged"], a["win_rate"]) == (3, 5, 0.6)
@@ -138,9 +138,9 @@ def test_the_leaderboard_counts_wins_ranks_failures_and_what_it_took() -> None:
     assert a["rank"] == pytest.approx((1 + 1 + 1 + 2 + 2) / 5)
     assert a["borda"] == pytest.approx((1 + 1 + 1 + 0.5 + 0) / 5) and d["borda"] == 0
     assert (a["confidence"], a["answers"], a["cost"], a["prompt_tokens"]) == (0.5, 5, 2.5, 50)
-    assert [row["model"] for row in Runs().leaderboard(limit=1)] == ["a"]
-    assert [row["model"] for row in Runs().leaderboard(model="d")] == ["d"]
-    assert Runs().leaderboard(since="2999-01-01") == [] and json.dumps(Runs().leaderboard())
+    assert [row["model"] for row in RunLog().leaderboard(limit=1)] == ["a"]
+    assert [row["model"] for row in RunLog().leaderboard(model="d")] == ["d"]
+    assert RunLog().leaderboard(since="2999-01-01") == [] and json.dumps(RunLog().leaderboard())
 
 
 def label(text: str, answer: str) -> int:
@@ -150,38 +150,38 @@ def label(text: str, answer: str) -> int:
 
 
 def test_in_a_vote_all_that_agree_win() -> None:
-    settings = Config.from_dict({"members": ["a", "b", "d"], "strategy": "vote"})
-    Runs().add(None, settings, came(settings, {"a": "no", "b": "yes", "d": "Yes."}))
-    board = {row["model"]: row for row in Runs().leaderboard()}
+    settings = ConsortiumSettings.from_dict({"members": ["a", "b", "d"], "strategy": "vote"})
+    RunLog().add(None, settings, came(settings, {"a": "no", "b": "yes", "d": "Yes."}))
+    board = {row["model"]: row for row in RunLog().leaderboard()}
     assert {name: row["wins"] for name, row in board.items()} == {"b": 1, "d": 1, "a": 0}
     assert all(row["judged"] == 1 and row["borda"] is None for row in board.values())
 
 
 def test_who_is_picked_wins() -> None:
     settings = config(members=["a", "b"], strategy="pick-one")
-    Runs().add(None, settings, came(settings, {"a": "yes", "b": "no", "c": "1"}))
-    board = Runs().leaderboard()
+    RunLog().add(None, settings, came(settings, {"a": "yes", "b": "no", "c": "1"}))
+    board = RunLog().leaderboard()
     assert sorted((row["judged"], row["wins"]) for row in board) == [(1, 0), (1, 1)]
 
 
 def test_half_a_character_costs_no_answer() -> None:
-    settings = Config.from_dict({"members": ["a"], "strategy": "vote"})
-    number = Runs().add(None, settings, came(settings, {"a": "so \ud800"}, "why \udc80"))
-    found = Runs().get(number)
+    settings = ConsortiumSettings.from_dict({"members": ["a"], "strategy": "vote"})
+    number = RunLog().add(None, settings, came(settings, {"a": "so \ud800"}, "why \udc80"))
+    found = RunLog().get(number)
     assert found["answer"] == found["answers"][0]["text"] == "so ?"
 
 
 def test_where_nobody_is_chosen_nobody_wins_or_loses() -> None:
     settings = config(max_iterations=1)
-    Runs().add(None, settings, came(settings, SAYS))
-    (row,) = Runs().leaderboard(model="a")
+    RunLog().add(None, settings, came(settings, SAYS))
+    (row,) = RunLog().leaderboard(model="a")
     assert (row["judged"], row["wins"], row["win_rate"], row["rank"]) == (0, 0, None, None)
 
 
 def added(path: Path, runs: int) -> None:
     """Record runs; in another process, too."""
     for n in range(runs):
-        Runs(path).add("many", config(), {"original_prompt": str(n)}, "e")
+        RunLog(path).add("many", config(), {"original_prompt": str(n)}, "e")
 
 
 def test_threads_and_processes_record_at_the_same_time(tmp_path: Path) -> None:
@@ -201,13 +201,13 @@ def test_threads_and_processes_record_at_the_same_time(tmp_path: Path) -> None:
     for one in (*workers, *threads):
         one.join()
     assert failed == [] and [worker.exitcode for worker in workers] == [0, 0]
-    assert len(Runs(path).list(limit=200)) == 100
+    assert len(RunLog(path).list(limit=200)) == 100
     with sqlite3.connect(path) as plain:
         assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_run_is_recorded_whole_or_not_at_all(tmp_path: Path) -> None:
-    runs, found = Runs(tmp_path / "consortium.db"), came(config(max_iterations=1), SAYS)
+    runs, found = RunLog(tmp_path / "consortium.db"), came(config(max_iterations=1), SAYS)
     found["iterations"][0]["model_responses"][1]["instance"] = [1]  # no value of a column
     with pytest.raises(UserError, match=r"consortium.db cannot be used"):
         runs.add(None, config(), found)
@@ -227,8 +227,8 @@ def test_twenty_members_and_several_programs_at_once() -> None:
         thread.join()
     assert {one["original_prompt"] for one in results} == {f"number {n}" for n in range(8)}
     assert not any(one["metadata"]["warnings"] for one in results)
-    runs = Runs().list(limit=20)
-    assert len(runs) == 8 and len(Runs().get(runs[0]["id"])["answers"]) == 20
+    runs = RunLog().list(limit=20)
+    assert len(runs) == 8 and len(RunLog().get(runs[0]["id"])["answers"]) == 20
 
 
 def test_the_arguments_of_older_programs() -> None:
@@ -280,7 +280,7 @@ def test_prompts_are_answered_for_themselves_and_unrecorded(folder: Path) -> Non
 
 def test_nothing_is_asked_without_a_question_and_the_first_member_arbitrates_if_need_be() -> None:
     made = create_consortium([f"{VOICE}:2"], max_iterations=1, confidence_threshold=1)
-    assert made.config.arbiter == member(VOICE) and made.config.confidence_threshold == 1
+    assert made.config.arbiter == parse_member(VOICE) and made.config.confidence_threshold == 1
     assert create_consortium([VOICE], strategy="vote").config.arbiter is None
     for prompt in ("", " \n", [], [Message("user", " ")]):
         with pytest.raises(UserError, match="the prompt is empty"):
@@ -293,7 +293,7 @@ def test_a_run_that_fails_is_recorded_where_that_is_wanted() -> None:
     made = create_consortium([VOICE], strategy="vote", log=True, system_prompt="")
     with pytest.raises(UserError, match="it cannot be done"):
         made.orchestrate("fail")
-    (run,) = Runs().list()
+    (run,) = RunLog().list()
     assert run["status"] == "failed" and "it cannot be done" in run["error"]
 
 
@@ -306,7 +306,7 @@ def test_who_is_cancelled_asks_no_further() -> None:
         return "A"
 
     made, member = create_consortium([VOICE], arbiter=VOICE), Speaker("a", says)
-    made.consortium = build(config(members=["a"], arbiter="a"), lambda name: member)
+    made.consortium = build_consortium(config(members=["a"], arbiter="a"), lambda name: member)
 
     async def leave() -> None:
         task = asyncio.create_task(made.aorchestrate("why?"))
@@ -343,18 +343,18 @@ def talker(folder: Path) -> Iterator[Any]:
 def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
     talker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Shelf().put("mine", config(members=["talker"], arbiter="talker", max_iterations=1))
-    Shelf().put("talker", config())
+    ConsortiumStore().save("mine", config(members=["talker"], arbiter="talker", max_iterations=1))
+    ConsortiumStore().save("talker", config())
     monkeypatch.setenv("OPENAI_API_KEY", talkers.KEY)
-    members = Members()
+    members = MemberRegistry()
     assert isinstance(members.model("talker"), LLM) and isinstance(members.model("x:8"), LLM)
     assert isinstance(members.model("llm/talker"), LLM)
     assert isinstance(members.model("openai/gpt-4o"), OpenAI)
     assert isinstance(members.model("some-model"), OpenAI)
-    assert isinstance(members.model(VOICE), Function)
+    assert isinstance(members.model(VOICE), FunctionModel)
     assert isinstance(members.model("mine"), Consortium)
     assert members.model("mine") is members.model("consortium/mine") is members.model("llm/mine")
-    assert [members.known(name) for name in ("x:8", "llm/x:8", "mine", "y:8")] == [1, 1, 1, 0]
+    assert [members.is_known_name(name) for name in ("x:8", "llm/x:8", "mine", "y:8")] == [1, 1, 1, 0]
     assert isinstance(Roster().model("talker"), OpenAI)
     anywhere = Roster(cache=None).model("consortium/mine")
     assert isinstance(anywhere, Consortium) and isinstance(anywhere.members[0], LLM)
@@ -363,9 +363,9 @@ def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
 
 
 def test_no_saved_one_contains_itself_by_any_name(talker: Any) -> None:
-    Shelf().put("alone", config(members=["alone"], arbiter="talker"))
-    Shelf().put("one", config(members=["llm/two"], arbiter="talker"))
-    Shelf().put("two", config(members=["talker"], arbiter="one"))
+    ConsortiumStore().save("alone", config(members=["alone"], arbiter="talker"))
+    ConsortiumStore().save("one", config(members=["llm/two"], arbiter="talker"))
+    ConsortiumStore().save("two", config(members=["talker"], arbiter="one"))
     with pytest.raises(UserError, match=r"consortium/alone -> consortium/alone$"):
         create_consortium(["alone"], arbiter="talker")
     with pytest.raises(UserError, match=r"one -> consortium/two -> consortium/one$"):
@@ -375,4 +375,4 @@ def test_no_saved_one_contains_itself_by_any_name(talker: Any) -> None:
 def test_without_llm_its_models_are_the_rosters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llm", None)
     monkeypatch.setenv("OPENAI_API_KEY", talkers.KEY)
-    assert isinstance(Members().model("gpt-4o"), OpenAI) and not Members().known("gpt-4o")
+    assert isinstance(MemberRegistry().model("gpt-4o"), OpenAI) and not MemberRegistry().is_known_name("gpt-4o")

@@ -10,12 +10,12 @@ import tiny
 import torch
 from transformers import AutoTokenizer
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import TokenEngine
-from swarm.engine.panel import Panel
-from swarm.engine.sampling import counted, gumbel
-from swarm.engine.tokens import prompt_ids, within
+from swarm.engine.mixture import TokenEnsembleEngine
+from swarm.engine.panel import ModelEnsemble
+from swarm.engine.sampling import random_key, gumbel_noise
+from swarm.engine.tokens import encode_prompt, clip_new_tokens
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Request
 from swarm.pool import Pool
@@ -27,19 +27,19 @@ WARM = Request(PROMPT, 10, temperature=0.8, seed=5)
 @pytest.fixture(scope="module")
 def engine(tiny_llama: Path, tiny_pool: Path) -> HFEngine:
     made = HFEngine("stacked")
-    made.open(Base(str(tiny_llama)), Pool(tiny_pool).open(), "cpu")
+    made.open(BaseModel(str(tiny_llama)), Pool(tiny_pool).open(), "cpu")
     return made
 
 
 def ask(engine: HFEngine, *requests: Request, expert: int = 0) -> list[Completion]:
-    return engine.answer(np.eye(4)[[expert]], [requests])[0]
+    return engine.generate(np.eye(4)[[expert]], [requests])[0]
 
 
 def shares(engine: HFEngine, prompt: str, expert: int = 0) -> torch.Tensor:
     """The expert's log probabilities of what follows a prompt, in float64."""
-    engine._stack.set(torch.eye(4)[[expert]])
+    engine._stack.set_positions(torch.eye(4)[[expert]])
     with torch.inference_mode():
-        logits = engine._model(torch.tensor([engine._ids(prompt)])).logits[0, -1]
+        logits = engine._model(torch.tensor([engine._prompt_ids(prompt)])).logits[0, -1]
     return torch.log_softmax(logits.double(), -1)
 
 
@@ -72,7 +72,7 @@ def test_tokens_are_drawn_from_the_tempered_softmax(engine: HFEngine, temperatur
 
 def test_noise_is_gumbels_and_neighbours_know_nothing_of_each_other() -> None:
     like = torch.empty(1, 1 << 20)
-    rows = gumbel([counted(b"a" * 16, 0), counted(b"a" * 16, 1), counted(b"b" * 16, 0)], like)
+    rows = gumbel_noise([random_key(b"a" * 16, 0), random_key(b"a" * 16, 1), random_key(b"b" * 16, 0)], like)
     assert torch.isfinite(rows).all() and rows.max() < 23
     quantiles = torch.tensor([0.001, 0.1, 0.5, 0.9, 0.999])
     expected = -torch.log(-torch.log(quantiles))
@@ -89,7 +89,7 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(engine: HFEngine) -> No
     others = [replace(WARM, prompt="no", sample=i) for i in range(3)] + [Request("the answer", 12)]
     for asked in ([WARM, *others], [*others, WARM]):
         assert ask(engine, *asked)[asked.index(WARM)] == alone
-    rows = engine.answer(np.eye(4), [[WARM, *others]] * 4)
+    rows = engine.generate(np.eye(4), [[WARM, *others]] * 4)
     assert rows[0][0] == alone and rows[1][0] != alone
     for plan in ("swap", "merged"):
         engine.plan = plan
@@ -170,51 +170,51 @@ def test_chances_are_told_of_the_untempered_model(engine: HFEngine) -> None:
     ],
 )
 def test_what_cannot_be_drawn_is_refused(engine: HFEngine, wrong: dict, says: str) -> None:
-    for way in (engine.fitted, lambda request: ask(engine, request)):
+    for way in (engine.clip_to_context, lambda request: ask(engine, request)):
         with pytest.raises(UserError, match=says):
             way(replace(WARM, **wrong))
 
 
 def test_the_answer_has_to_fit_into_the_context(engine: HFEngine) -> None:
     long = Request("no " * 600, 16)
-    read = len(engine._ids(long.prompt))
-    assert engine.fitted(Request("no", 600)).max_new_tokens == 512 - len(engine._ids("no"))
-    assert engine.fitted(WARM) == WARM
+    read = len(engine._prompt_ids(long.prompt))
+    assert engine.clip_to_context(Request("no", 600)).max_new_tokens == 512 - len(engine._prompt_ids("no"))
+    assert engine.clip_to_context(WARM) == WARM
     with pytest.raises(UserError, match=f"^{read} tokens and one to answer make {read + 1}, "):
-        engine.fitted(long)
+        engine.clip_to_context(long)
     asked = Request("no " * 40, 0, ("yes " * 600,))
     with pytest.raises(UserError, match=r"and a choice of .* can have 512 "):
-        engine.fitted(asked)
-    assert within(math.inf, long, read, 0) == long
+        engine.clip_to_context(asked)
+    assert clip_new_tokens(math.inf, long, read, 0) == long
 
 
 def test_a_panel_draws_from_its_mixture(tiny_llama: Path, tmp_path: Path, engine: HFEngine) -> None:
     """A mixture that is one model draws what that model draws alone."""
-    panel = Panel([str(tiny_llama), str(tiny.model(tmp_path / "other", seed=1))]).open()
-    mixed = TokenEngine()
+    panel = ModelEnsemble([str(tiny_llama), str(tiny.model(tmp_path / "other", seed=1))]).open()
+    mixed = TokenEnsembleEngine()
     mixed.open(panel.base, panel, "cpu")
-    one = engine.answer(np.zeros((1, 4)), [[WARM]])[0]
+    one = engine.generate(np.zeros((1, 4)), [[WARM]])[0]
     asked = [replace(WARM, top_logprobs=2)]
-    pure, half, other = mixed.answer(np.array([[1, 0], [0.5, 0.5], [0, 1]]), [asked] * 3)
+    pure, half, other = mixed.generate(np.array([[1, 0], [0.5, 0.5], [0, 1]]), [asked] * 3)
     assert replace(pure[0], tokens=()) == one[0] and len({pure[0], half[0], other[0]}) == 3
-    assert mixed.fitted(Request("no", 600)).max_new_tokens < 512
+    assert mixed.clip_to_context(Request("no", 600)).max_new_tokens < 512
     assert math.exp(half[0].tokens[0].top[0][1]) < 1
 
 
 def test_a_system_turn_that_a_template_refuses_is_said_by_the_user(tiny_llama: Path) -> None:
     words = AutoTokenizer.from_pretrained(tiny_llama)
     turns = (Message("system", "be brief"), Message("user", "yes or no"))
-    assert "<|system|>\nbe brief" in words.decode(prompt_ids(words, turns))
+    assert "<|system|>\nbe brief" in words.decode(encode_prompt(words, turns))
     words.chat_template = (
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         "{% for one in messages %}{% if (one['role'] == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('turns take turns') }}{% endif %}{% endfor %}" + tiny.CHAT
     )
-    text = words.decode(prompt_ids(words, turns))
+    text = words.decode(encode_prompt(words, turns))
     assert text.count("be brief") == 1 and "<|user|>\nbe brief\n\nyes or no" in text
     begun = (turns[0], Message("user", "no"), Message("assistant", "yes"), turns[0], turns[1])
-    text = words.decode(prompt_ids(words, begun))
+    text = words.decode(encode_prompt(words, begun))
     assert "<|user|>\nbe brief\n\nbe brief\n\nno<eos>" in text and text.count("be brief") == 2
     with pytest.raises(UserError, match=r"tiny-llama.*refuses the turns: turns take turns"):
-        prompt_ids(words, (Message("user", "a"), Message("user", "b")))
-    assert "<|user|>\nbe brief" in words.decode(prompt_ids(words, turns[:1]))
+        encode_prompt(words, (Message("user", "a"), Message("user", "b")))
+    assert "<|user|>\nbe brief" in words.decode(encode_prompt(words, turns[:1]))

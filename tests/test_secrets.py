@@ -15,14 +15,14 @@ from judging import rated
 from omegaconf import OmegaConf
 
 from swarm.errors import UserError
-from swarm.files import write_json, write_whole
-from swarm.identity import settings
-from swarm.manifest import sealed, unsealed
+from swarm.files import write_json, write_atomic
+from swarm.identity import identity_settings
+from swarm.manifest import encode_state, read_sealed_state
 from swarm.models import Request
 from swarm.models.cache import Cache
-from swarm.models.chat import wanted
+from swarm.models.chat import list_pending_samples
 from swarm.report.folder import RunFolder
-from swarm.running import command
+from swarm.running import load_command
 from swarm.secrets import (
     HIDDEN,
     FromEnvironment,
@@ -33,7 +33,7 @@ from swarm.secrets import (
     read_config,
     remember,
 )
-from swarm.ui.launching import Launcher
+from swarm.ui.launching import SearchLauncher
 
 LITERAL = "literal-0123456789-abcdef"
 HEADER = "header-0123456789-abcdef"
@@ -104,11 +104,11 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
         assert (run / name).is_file()
     assert holders(tmp_path, LITERAL, HEADER, ROTATED) == []
     assert "${oc.env:JUDGE_TOKEN}" in (run / "config.json").read_text()
-    assert any("${oc.env:JUDGE_TOKEN}" in word for word in command(run)["arguments"])  # type: ignore[index]
+    assert any("${oc.env:JUDGE_TOKEN}" in word for word in load_command(run)["arguments"])  # type: ignore[index]
     assert open_to_others(run) == [] and open_to_others(tmp_path / "cache") == []
     # The page cannot go on with a secret that nobody kept, and says so.
     with pytest.raises(UserError, match="not kept"):
-        Launcher().go_on(run)
+        SearchLauncher().resume_search(run)
     with pytest.raises(UserError, match=r"api_key=\(hidden\).*oc.env"):
         check_secrets(RunFolder(run).config)
 
@@ -123,11 +123,11 @@ def test_a_run_of_an_earlier_version_is_cleaned_when_it_goes_on(
     with endpoint(rated) as server:
         words = judged(tmp_path, tiny_llama, tiny_pool, server.url, "run")
         assert searches.run(words).returncode == 0
-        state = unsealed(run / "state.json") or {}
+        state = read_sealed_state(run / "state.json") or {}
         body = "task.scorer.model.body"
         assert state["identity"][f"{body}.api_key"] == HIDDEN
         state["identity"] |= {f"{body}.api_key": LITERAL, f"{body}.signed": f"Bearer {HEADER}"}
-        write_whole(run / "state.json", sealed(state))
+        write_atomic(run / "state.json", encode_state(state))
         assert holders(run, LITERAL, HEADER)
         # A longer search on the same folder saves the state.
         again = searches.run([*words, "ensemble=2"])
@@ -182,7 +182,7 @@ def test_an_identity_has_no_secret_and_changes_with_other_variables(
     def identity(task: str, key: str) -> dict[str, Any]:
         monkeypatch.setenv("TASK", task)
         monkeypatch.setenv("MY_KEY", key)
-        return settings(plain_config(OmegaConf.create(tree)))
+        return identity_settings(plain_config(OmegaConf.create(tree)))
 
     one = identity("mmlu", HEADER)
     assert one["task.scorer.key"] == HIDDEN and one["task.scorer.b"] == f"x {HIDDEN}"
@@ -239,7 +239,7 @@ def test_a_file_is_no_more_open_than_its_folder(tmp_path: Path) -> None:
 
 def test_a_key_in_the_body_is_no_part_of_an_answers_key() -> None:
     one, two = (
-        next(wanted("http://x", [Request("q")], "max_tokens", {"api_key": key, "model": "m"}))
+        next(list_pending_samples("http://x", [Request("q")], "max_tokens", {"api_key": key, "model": "m"}))
         for key in ("1", "2")
     )
     assert one.key == two.key and one.body["api_key"] == "1"

@@ -19,19 +19,19 @@ import talkers
 from serving import Slow, Told, served
 from talking import Streamer, slot
 
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.consortium import Consortium
 from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Request, Token, stream
-from swarm.models.failures import BadRequest, RateLimited, ServerFault, TimedOut, Unreachable
-from swarm.models.function import Function
+from swarm.models.failures import BadRequest, RateLimited, ServerFault, RequestTimeout, ConnectionFailed
+from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
 from swarm.roster import Roster
-from swarm.serve.guard import LARGEST
-from swarm.serve.parameters import HARMLESS, NEUTRAL, read
-from swarm.serve.refusals import Refused
+from swarm.serve.guard import MAX_BODY_BYTES
+from swarm.serve.parameters import IGNORED_PARAMETERS, NEUTRAL_VALUES, parse_chat_request
+from swarm.serve.refusals import HttpError
 
 HI: Any = [{"role": "user", "content": "hi"}]
 KEY = "sk-served-0123456789"
@@ -67,7 +67,7 @@ TOKENS = (Token("Bl", -0.5, (("Bl", -0.5), ("Gr", -1.0))), Token("ué", float("-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     models = {
-        "function/pieces": Function(talkers.pieces),
+        "function/pieces": FunctionModel(talkers.pieces),
         "moa/thinks": Told(THOUGHT),
         "openai/gpt": Told(Completion("Blué", (), 1, 2, tokens=TOKENS)),
         "a/twice": Told(Completion("1")),
@@ -215,11 +215,11 @@ def test_what_cannot_be_done_is_refused_by_name(parameter: str, url: str) -> Non
 
 
 def test_every_parameter_without_effect_is_let_through() -> None:
-    assert set(NEUTRAL) <= set(WRONG)
-    body = {"model": "m", "messages": HI, **dict.fromkeys(HARMLESS, "x"), "top_k": None}
-    for name, values in NEUTRAL.items():
+    assert set(NEUTRAL_VALUES) <= set(WRONG)
+    body = {"model": "m", "messages": HI, **dict.fromkeys(IGNORED_PARAMETERS, "x"), "top_k": None}
+    for name, values in NEUTRAL_VALUES.items():
         for value in values:
-            assert read({**body, name: value}, 5).request == Request((Message("user", "hi"),), 5)
+            assert parse_chat_request({**body, name: value}, 5).request == Request((Message("user", "hi"),), 5)
 
 
 def test_bodies_that_are_none(url: str) -> None:
@@ -238,7 +238,7 @@ def test_bodies_that_are_none(url: str) -> None:
         post(url, json=None, content=b"{}", headers={"Content-Type": "text/plain"}).status_code
         == 415
     )
-    large = post(url, json=None, content=bytes(LARGEST + 1), headers=kind)
+    large = post(url, json=None, content=bytes(MAX_BODY_BYTES + 1), headers=kind)
     assert large.status_code == 413 and large.json()["error"]["type"] == "invalid_request_error"
     for path, method, status in (("/v1/none", "GET", 404), ("/v1/models", "DELETE", 405)):
         came = HTTP.request(method, url.replace("/v1", path))
@@ -308,7 +308,7 @@ def test_many_at_once_with_the_async_client() -> None:
 
             return await asyncio.gather(*map(one, range(20)))
 
-    with served({"function/count": Function(count, concurrency=20)}, concurrency=4) as url:
+    with served({"function/count": FunctionModel(count, concurrency=20)}, concurrency=4) as url:
         assert asyncio.run(ask(url)) == [f"number {n}"[::-1] for n in range(20)]
     assert peak == 4
 
@@ -353,7 +353,7 @@ def test_who_goes_away_ends_the_members_that_can_be_told() -> None:
             over.set()
             return [Completion("so far") for _ in requests]
 
-    member = Slot(Local(), "member")
+    member = AgentSpec(Local(), "member")
     with served({"moa/m": MixtureOfAgents([member], member)}) as url:
         with asked(url, model="m"):
             assert begun.wait(60) and not over.wait(0.05)
@@ -387,11 +387,11 @@ FAILED = [
     (UserError("no room"), 502, False),
     (BadRequest("at box: 400"), 400, False),
     (RateLimited("at box: 429", 7.0), 429, True),
-    (TimedOut("at box: late"), 504, True),
+    (RequestTimeout("at box: late"), 504, True),
     (ServerFault("at box: 503"), 502, True),
-    (Unreachable("at box: nobody"), 502, True),
+    (ConnectionFailed("at box: nobody"), 502, True),
     (ZeroDivisionError("secret"), 500, False),
-    (Refused("no"), 400, False),
+    (HttpError("no"), 400, False),
 ]
 
 
@@ -484,7 +484,7 @@ def test_who_is_answered_hears_that_the_server_ends() -> None:
 
 def test_our_own_model_of_an_endpoint_talks_to_it(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("OUR_KEY", KEY)
-    models = {"f/pieces": Function(talkers.pieces), "moa/thinks": Told(THOUGHT)}
+    models = {"f/pieces": FunctionModel(talkers.pieces), "moa/thinks": Told(THOUGHT)}
     with served(models, key=KEY) as url:
         file = tmp_path / "providers.yaml"
         file.write_text(json.dumps({"ours": {"base_url": url, "api_key_env": "OUR_KEY"}}))

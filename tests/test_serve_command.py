@@ -22,8 +22,8 @@ import warm
 from swarm.errors import UserError
 from swarm.roster import Roster
 from swarm.serve.__main__ import main
-from swarm.serve.arguments import KEY, read
-from swarm.serve.served import everything
+from swarm.serve.arguments import DEFAULT_KEY_VARIABLE, parse_arguments
+from swarm.serve.served import discover_models
 
 SECRET = "sk-served-0123456789"
 USUAL = "http://127.0.0.1:8000/v1"
@@ -35,21 +35,21 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No file, key or saved consortium of the user's."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
-    for name in (KEY, "MODEL_SWARMS_PROVIDERS", "OPENAI_BASE_URL", "OPENAI_API_KEY",
+    for name in (DEFAULT_KEY_VARIABLE, "MODEL_SWARMS_PROVIDERS", "OPENAI_BASE_URL", "OPENAI_API_KEY",
                  "TOGETHER_API_KEY", "OPENROUTER_API_KEY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
 
 
 def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = read(["--model", "a", "--model=b_c", "--max_tokens", "5", "--no_cache"])
+    given = parse_arguments(["--model", "a", "--model=b_c", "--max_tokens", "5", "--no_cache"])
     assert (given.model, given.max_tokens, given.no_cache) == (["a", "b_c"], 5, True)
     assert (given.host, given.port, given.key) == ("127.0.0.1", 8000, None)
     monkeypatch.setenv("MINE", SECRET)
-    assert read(["--api-key-env", "MINE", "--host", "0.0.0.0"]).key == SECRET
-    assert read(["--insecure", "--host", "0.0.0.0"]).key is None
-    monkeypatch.setenv(KEY, f" {SECRET}\n")
-    assert read(["--host", "::"]).key == SECRET
-    assert read(["--host", "::1"]).host == "::1"
+    assert parse_arguments(["--api-key-env", "MINE", "--host", "0.0.0.0"]).key == SECRET
+    assert parse_arguments(["--insecure", "--host", "0.0.0.0"]).key is None
+    monkeypatch.setenv(DEFAULT_KEY_VARIABLE, f" {SECRET}\n")
+    assert parse_arguments(["--host", "::"]).key == SECRET
+    assert parse_arguments(["--host", "::1"]).host == "::1"
 
 
 WRONG = {
@@ -76,9 +76,9 @@ def test_mistakes_are_one_line(words: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_key_that_cannot_be_sent_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY, "schlüssel")
+    monkeypatch.setenv(DEFAULT_KEY_VARIABLE, "schlüssel")
     with pytest.raises(UserError, match="printable ASCII") as caught:
-        read([])
+        parse_arguments([])
     assert "schl" not in str(caught.value)
 
 
@@ -96,16 +96,16 @@ def test_help_loads_nothing_heavy() -> None:
 def test_what_is_served_by_default(
     tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.collab.configs import Config
-    from swarm.collab.shelf import Shelf
+    from swarm.collab.configs import ConsortiumSettings
+    from swarm.collab.shelf import ConsortiumStore
 
-    Shelf().put("mine", Config.from_dict({"models": {"local/amber": 2}, "arbiter": "local/base"}))
+    ConsortiumStore().save("mine", ConsortiumSettings.from_dict({"models": {"local/amber": 2}, "arbiter": "local/base"}))
     roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
-    found, left_out = everything(roster, ["base", "amber", "none"])
+    found, left_out = discover_models(roster, ["base", "amber", "none"])
     assert list(found)[:2] == ["local/base", "local/amber"] and "consortium/mine" in found
     assert {"local/none", "moa/lite", "moa/self"} <= set(left_out)
     monkeypatch.setenv("TOGETHER_API_KEY", "x")
-    assert "moa/lite" in everything(roster, [])[0]
+    assert "moa/lite" in discover_models(roster, [])[0]
 
 
 ENDLESS = """
@@ -130,7 +130,7 @@ def lines_until(process: "subprocess.Popen[str]", last: str) -> list[str]:
 def test_a_process(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     (tmp_path / "endless.py").write_text(ENDLESS)
-    told = {**searches.environment(), KEY: SECRET, "LLM_USER_PATH": str(tmp_path)}
+    told = {**searches.environment(), DEFAULT_KEY_VARIABLE: SECRET, "LLM_USER_PATH": str(tmp_path)}
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.serve", "--port", "0", "--base", str(tiny_llama), "--pool",
          str(tiny_pool), "--model", "local/base", "--model", "local/amber", "--device", "cpu",
@@ -179,7 +179,7 @@ def the_page_says(url: str, answer: dict[str, Any]) -> None:
     code = page().split("```python\n")[1].split("```")[0].replace(USUAL, url)
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
-        patch.setenv(KEY, SECRET)
+        patch.setenv(DEFAULT_KEY_VARIABLE, SECRET)
         exec(code, {})
     first, rest = said.getvalue().split("\n", 1)
     assert (

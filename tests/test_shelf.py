@@ -12,12 +12,12 @@ import pytest
 from test_consortium_configs import OLD, config
 
 from swarm.collab.consortium import Consortium
-from swarm.collab.database import usual_folder
-from swarm.collab.shelf import Shelf, config_of
+from swarm.collab.database import default_folder
+from swarm.collab.shelf import ConsortiumStore, load_config
 from swarm.errors import UserError
 from swarm.models import Request
 from swarm.roster import Roster
-from swarm.roster.identity import identity
+from swarm.roster.identity import model_identity
 
 VOICE = "function/talkers:function"
 
@@ -47,74 +47,74 @@ def older(file: Path, rows: dict[str, Any]) -> Path:
 
 
 def test_what_is_put_is_there(folder: Path) -> None:
-    Shelf().put("mine", config())
-    Shelf().put("another", config(system="Be brief."))
-    assert Shelf().names() == ["another", "mine"]
-    assert Shelf().get("mine") == config() and Shelf().get("another").system == "Be brief."
-    assert Shelf(folder / "consortium.db").names() == ["another", "mine"]
-    Shelf().remove("another")
-    assert Shelf().names() == ["mine"]
+    ConsortiumStore().save("mine", config())
+    ConsortiumStore().save("another", config(system="Be brief."))
+    assert ConsortiumStore().list_names() == ["another", "mine"]
+    assert ConsortiumStore().get("mine") == config() and ConsortiumStore().get("another").system == "Be brief."
+    assert ConsortiumStore(folder / "consortium.db").list_names() == ["another", "mine"]
+    ConsortiumStore().remove("another")
+    assert ConsortiumStore().list_names() == ["mine"]
 
 
 def test_reading_makes_no_file(folder: Path) -> None:
-    assert Shelf().names() == [] and Shelf().foreign() == {}
-    for wrong in (Shelf().get, Shelf().remove):
+    assert ConsortiumStore().list_names() == [] and ConsortiumStore().find_importable() == {}
+    for wrong in (ConsortiumStore().get, ConsortiumStore().remove):
         with pytest.raises(UserError, match="mine: no consortium is saved by this name; none is"):
             wrong("mine")
     assert not folder.exists()
 
 
 def test_a_name_is_replaced_only_where_that_is_said() -> None:
-    Shelf().put("mine", config())
+    ConsortiumStore().save("mine", config())
     with pytest.raises(UserError, match="mine: there is a consortium of this name"):
-        Shelf().put("mine", config(seed=2))
-    assert Shelf().get("mine").seed == 0
-    Shelf().put("mine", config(seed=2), replace=True)
-    assert Shelf().get("mine").seed == 2
+        ConsortiumStore().save("mine", config(seed=2))
+    assert ConsortiumStore().get("mine").seed == 0
+    ConsortiumStore().save("mine", config(seed=2), replace=True)
+    assert ConsortiumStore().get("mine").seed == 2
     with pytest.raises(UserError, match="did you mean mine"):
-        Shelf().get("mien")
+        ConsortiumStore().get("mien")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a,b", "a:2", "mine.yaml", "-a", 3, "a\n"])
 def test_a_name_that_could_be_something_else(name: Any, folder: Path) -> None:
     with pytest.raises(UserError, match="is no name for a consortium"):
-        Shelf().put(name, config())
+        ConsortiumStore().save(name, config())
     assert not folder.exists()
 
 
 def test_a_bad_row_hides_no_other() -> None:
-    Shelf().put("good", config())
-    with Shelf().database.writing() as rows:
+    ConsortiumStore().save("good", config())
+    with ConsortiumStore().database.open_transaction() as rows:
         rows.execute("INSERT INTO consortia VALUES ('bad', '{', '')")
         rows.execute("INSERT INTO consortia VALUES ('worse', '{\"members\": 3}', '')")
-    assert Shelf().names() == ["bad", "good", "worse"] and Shelf().get("good") == config()
+    assert ConsortiumStore().list_names() == ["bad", "good", "worse"] and ConsortiumStore().get("good") == config()
     with pytest.raises(UserError, match="bad: what is saved is not JSON"):
-        Shelf().get("bad")
+        ConsortiumStore().get("bad")
     with pytest.raises(UserError, match="worse: members: name at least one model"):
-        Shelf().get("worse")
+        ConsortiumStore().get("worse")
 
 
 def test_older_files_are_brought_over_and_left_alone(folder: Path) -> None:
     first = older(folder / "logs.db", {"one": OLD["0.3"], "bad": "{", "mine": OLD["0.5"]})
     second = older(folder / "consortium_logs.db", {"two": OLD["0.8"], "has space": OLD["0.7"]})
     before = [file.read_bytes() for file in (first, second)]
-    Shelf().put("mine", config(seed=3))
-    assert Shelf().foreign() == {first: ["bad", "one"], second: ["has space", "two"]}
-    came = Shelf().import_from(first)
+    ConsortiumStore().save("mine", config(seed=3))
+    assert ConsortiumStore().find_importable() == {first: ["bad", "one"], second: ["has space", "two"]}
+    came = ConsortiumStore().import_from(first)
     assert came.put == ["one"] and came.there == ["mine"] and list(came.wrong) == ["bad"]
-    came = Shelf().import_from(second)
+    came = ConsortiumStore().import_from(second)
     assert came.put == ["two"] and "no name for a consortium" in came.wrong["has space"]
-    assert Shelf().names() == ["mine", "one", "two"]
-    assert Shelf().get("one").system == "Be brief." and Shelf().get("mine").seed == 3
-    assert Shelf().get("two").strategy == "elimination"
-    assert Shelf().import_from(first).there == ["mine", "one"]
+    assert ConsortiumStore().list_names() == ["mine", "one", "two"]
+    assert ConsortiumStore().get("one").system == "Be brief." and ConsortiumStore().get("mine").seed == 3
+    assert ConsortiumStore().get("two").strategy == "elimination"
+    assert ConsortiumStore().import_from(first).there == ["mine", "one"]
     assert [file.read_bytes() for file in (first, second)] == before
     assert sorted(one.name for one in folder.glob("*logs.db*")) == [second.name, first.name]
 
 
 def test_the_usual_folder_is_looked_at_as_older_programs_wrote_there_always() -> None:
-    file = older(usual_folder() / "consortium_logs.db", {"one": OLD["0.8"]})
-    assert Shelf().foreign() == {file: ["one"]}
+    file = older(default_folder() / "consortium_logs.db", {"one": OLD["0.8"]})
+    assert ConsortiumStore().find_importable() == {file: ["one"]}
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database" * 99])
@@ -124,14 +124,14 @@ def test_a_file_that_is_none_of_theirs(content: bytes | None, folder: Path) -> N
         folder.mkdir(parents=True)
         file.write_bytes(content)
     with pytest.raises(UserError, match=r"logs.db.*(no such file|older program's file)"):
-        Shelf().import_from(file)
-    assert Shelf().foreign() == {} and not (folder / "consortium.db").exists()
+        ConsortiumStore().import_from(file)
+    assert ConsortiumStore().find_importable() == {} and not (folder / "consortium.db").exists()
 
 
 def test_a_shelf_that_cannot_be_used_is_one_line(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "consortium.db").write_bytes(b"no database" * 99)
-    for use in (Shelf().names, lambda: Shelf().put("mine", config())):
+    for use in (ConsortiumStore().list_names, lambda: ConsortiumStore().save("mine", config())):
         with pytest.raises(UserError, match=r"consortium.db cannot be used: .*LLM_USER_PATH"):
             use()
 
@@ -139,7 +139,7 @@ def test_a_shelf_that_cannot_be_used_is_one_line(folder: Path) -> None:
 def test_many_put_at_once() -> None:
     def put(number: int) -> None:
         try:
-            Shelf().put("same" if number % 2 else f"own{number}", config())
+            ConsortiumStore().save("same" if number % 2 else f"own{number}", config())
         except UserError as error:
             errors.append(str(error))
 
@@ -150,16 +150,16 @@ def test_many_put_at_once() -> None:
     for thread in threads:
         thread.join()
     assert len(errors) == 7 and all("there is a consortium of this name" in e for e in errors)
-    assert len(Shelf().names()) == 9
+    assert len(ConsortiumStore().list_names()) == 9
 
 
 def test_the_folder_is_the_one_that_llm_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     click = pytest.importorskip("click")
-    assert str(usual_folder()) == click.get_app_dir("io.datasette.llm")
+    assert str(default_folder()) == click.get_app_dir("io.datasette.llm")
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    assert str(usual_folder()) == click.get_app_dir("io.datasette.llm")
+    assert str(default_folder()) == click.get_app_dir("io.datasette.llm")
     monkeypatch.delenv("LLM_USER_PATH")
-    assert Shelf().database.path == usual_folder() / "consortium.db"
+    assert ConsortiumStore().database.path == default_folder() / "consortium.db"
     assert os.environ.get("LLM_USER_PATH") is None
 
 
@@ -168,7 +168,7 @@ def spoken(**settings: Any) -> Any:
 
 
 def test_the_roster_finds_saved_ones_presets_and_files(tmp_path: Path) -> None:
-    Shelf().put("mine", spoken(members=[f"{VOICE}:2", "moa/./mix.yaml"]))
+    ConsortiumStore().save("mine", spoken(members=[f"{VOICE}:2", "moa/./mix.yaml"]))
     (tmp_path / "mix.yaml").write_text(f"proposers: [{VOICE}]\naggregator: {VOICE}\n")
     (tmp_path / "own.yaml").write_text(f"members: [consortium/mine]\narbiter: {VOICE}\n")
     roster = Roster()
@@ -182,14 +182,14 @@ def test_the_roster_finds_saved_ones_presets_and_files(tmp_path: Path) -> None:
 
 
 def test_a_saved_one_goes_before_a_preset() -> None:
-    Shelf().put("council", config(seed=5))
-    assert config_of("council").seed == 5
+    ConsortiumStore().save("council", config(seed=5))
+    assert load_config("council").seed == 5
 
 
 def test_what_contains_itself_is_told_with_the_way(tmp_path: Path) -> None:
-    Shelf().put("alone", spoken(members=["consortium/alone", VOICE]))
-    Shelf().put("first", spoken(members=["moa/./mix.yaml"]))
-    Shelf().put("last", spoken(arbiter="consortium/first"))
+    ConsortiumStore().save("alone", spoken(members=["consortium/alone", VOICE]))
+    ConsortiumStore().save("first", spoken(members=["moa/./mix.yaml"]))
+    ConsortiumStore().save("last", spoken(arbiter="consortium/first"))
     (tmp_path / "mix.yaml").write_text(f"proposers: [{VOICE}]\naggregator: consortium/last\n")
     with pytest.raises(UserError) as error:
         Roster().model("consortium/alone")
@@ -202,8 +202,8 @@ def test_what_contains_itself_is_told_with_the_way(tmp_path: Path) -> None:
 
 def test_what_tells_a_consortium_from_one_of_its_name() -> None:
     def told(**settings: Any) -> str:
-        Shelf().put("mine", spoken(**settings), replace=True)
-        return json.dumps(identity(Roster().model("consortium/mine")))
+        ConsortiumStore().save("mine", spoken(**settings), replace=True)
+        return json.dumps(model_identity(Roster().model("consortium/mine")))
 
     assert told() == told()
     assert len({told(), told(system="Be brief."), told(strategy="vote"), told(seed=1)}) == 4

@@ -13,38 +13,38 @@ import tiny
 from playing import Knowing, Silent, Unscored, choice_items, match_items, played, write
 
 from swarm import rehearsal
-from swarm.certainty import interval_of
-from swarm.engine.base import Base
+from swarm.certainty import utility_with_interval
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.tokens import choice_ids, prompt_ids
+from swarm.engine.tokens import encode_choice, encode_prompt
 from swarm.errors import UserError
-from swarm.evaluation import Cut, Evaluator
+from swarm.evaluation import Batching, Evaluator
 from swarm.executors import Job, Worker
-from swarm.executors.inline import Inline
+from swarm.executors.inline import InlineExecutor
 from swarm.models import Completion, Model, Request
 from swarm.optimizers.pso import ParticleSwarm
 from swarm.pool import Pool
-from swarm.racing import Mark, Racing
-from swarm.record import Record
-from swarm.tasks import Item, Score, plain, unparsed
+from swarm.racing import Incumbent, Racing
+from swarm.record import RunRecord
+from swarm.tasks import Item, Score, metric_task, unparsed_rate
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.choice import Choice
-from swarm.tasks.match import Match
+from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.match import ExactMatch
 from swarm.tasks.mixture import Mixture
-from swarm.tasks.reward import Rewarded
-from swarm.tasks.signal import LEAST
+from swarm.tasks.reward import RewardModelTask
+from swarm.tasks.signal import MIN_LOGPROB
 
 K = len(tiny.NAMES)
 
 
-def choice(folder: Path, **keys: Any) -> Choice:
+def choice(folder: Path, **keys: Any) -> MultipleChoice:
     file = write(folder / "letters.json", {"dev": choice_items(8), "test": choice_items(12)[8:]})
-    return Choice("letters", str(file), **keys)
+    return MultipleChoice("letters", str(file), **keys)
 
 
-def match(folder: Path, **keys: Any) -> Match:
+def match(folder: Path, **keys: Any) -> ExactMatch:
     file = write(folder / "golds.json", {"dev": match_items(6), "test": match_items(8)[6:]})
-    return Match("golds", str(file), **keys)
+    return ExactMatch("golds", str(file), **keys)
 
 
 class Sure:
@@ -81,17 +81,17 @@ def test_one_round_asks_for_the_gold_answer_as_it_is_written(tmp_path: Path) -> 
     file = str(write(tmp_path / "golds.json", {"dev": golds}))
     requests = {}
     for chat in (False, True):
-        task = Match("golds", file, signal="logprob", chat=chat)
-        requests[chat] = next(task.play(task.items("dev")))
+        task = ExactMatch("golds", file, signal="logprob", chat=chat)
+        requests[chat] = next(task.run(task.items("dev")))
         assert all(r.max_new_tokens == 0 and r.decided is None for r in requests[chat])
     assert [r.choices for r in requests[False]] == [(" 7",), ("7",), ("7",)]
     assert [r.choices for r in requests[True]] == [("7",)] * 3
     for chat, letter in ((False, " A"), (True, "A")):
         both = choice(tmp_path, signal="both", chat=chat)
         item = next(item for item in both.items("dev") if item["answer"] == "A")
-        own, gold = next(both.play([item]))
+        own, gold = next(both.run([item]))
         assert (own.max_new_tokens, own.choices) == (10, ())
-        assert own.prompt == next(both.plain.play([item]))[0].prompt
+        assert own.prompt == next(both.metric_task.run([item]))[0].prompt
         assert gold == Request(own.prompt, 0, (letter,))
 
 
@@ -102,19 +102,19 @@ def test_the_value_is_that_of_a_forward_over_prompt_and_answer(
     import torch
 
     engine = HFEngine()
-    engine.load(Base(str(tiny_llama)), "cpu", {}, "none")
+    engine.load_base(BaseModel(str(tiny_llama)), "cpu", {}, "none")
     model, words = tiny.load(tiny_llama), tiny.tokenizer(tmp_path)
     for task in (choice(tmp_path, signal="logprob", chat=chat),
                  match(tmp_path, signal="logprob", chat=chat)):  # fmt: skip
         items = task.items("dev")
-        requests = next(task.play(items))
-        said = engine.answer(np.zeros((1, 0)), [requests])[0]
+        requests = next(task.run(items))
+        said = engine.generate(np.zeros((1, 0)), [requests])[0]
         answers = dict(zip(requests, said, strict=True))
         counts = [completion.choice_tokens[0] for completion in said]
-        assert max(counts) > 1 or isinstance(task, Choice)
+        assert max(counts) > 1 or isinstance(task, MultipleChoice)
         for item, request in zip(items, requests, strict=True):
-            start = prompt_ids(words, request.prompt)
-            gold = choice_ids(words, request.prompt, request.choices[0])
+            start = encode_prompt(words, request.prompt)
+            gold = encode_choice(words, request.prompt, request.choices[0])
             with torch.inference_mode():
                 chances = model(torch.tensor([start + gold])).logits[0].log_softmax(-1)
             each = [float(chances[len(start) + i - 1, token]) for i, token in enumerate(gold)]
@@ -133,7 +133,7 @@ class Given:
 
 
 def test_no_number_is_beyond_the_bounds(tmp_path: Path) -> None:
-    for signal, low, high in (("logprob", LEAST, 0.0), ("both", 0.0, 1.0)):
+    for signal, low, high in (("logprob", MIN_LOGPROB, 0.0), ("both", 0.0, 1.0)):
         task = match(tmp_path, signal=signal)
         assert (task.lowest, task.highest) == (low, high)
         for nats in (math.nan, math.inf, 1e9):
@@ -150,8 +150,8 @@ def test_no_number_is_beyond_the_bounds(tmp_path: Path) -> None:
 def test_an_answer_that_was_not_asked_for_is_not_unparsed(tmp_path: Path) -> None:
     task = choice(tmp_path, signal="logprob")
     items = task.items("dev")
-    assert unparsed(played(task, items, Knowing(items))) == 0.0
-    assert unparsed(played(task, items, Silent())) == 1.0
+    assert unparsed_rate(played(task, items, Knowing(items))) == 0.0
+    assert unparsed_rate(played(task, items, Silent())) == 1.0
 
 
 class Uncounted:
@@ -176,12 +176,12 @@ def test_a_model_without_log_probabilities_is_told_so(
 def test_plain_is_the_task_by_its_accuracy_and_reads_nothing_again(tmp_path: Path) -> None:
     for make in (choice, match):
         task = make(tmp_path)
-        assert task.plain is task and plain(task) is task
+        assert task.metric_task is task and metric_task(task) is task
         for signal in ("logprob", "both"):
             task = make(tmp_path, signal=signal)
             items = task.items("dev")
             task.data.file = "moved away"
-            own = task.plain
+            own = task.metric_task
             assert own.signal == "accuracy" and task.signal == signal
             assert own.items("dev") is items
             assert own.utility(played(own, items, Knowing(items))) == 1.0
@@ -196,14 +196,14 @@ def test_signals_that_there_are(tmp_path: Path) -> None:
             make(tmp_path, signal="log")
     with pytest.raises(UserError, match=r"^task\.signal: 'both' is not one of accuracy\.$"):
         Abstain("small", signal="both")
-    assert Abstain("small").plain.lowest == -1.0
+    assert Abstain("small").metric_task.lowest == -1.0
 
 
 def test_a_rehearsal_counts_what_is_asked(tmp_path: Path) -> None:
     words = tiny.tokenizer(tmp_path)
-    plainly = rehearsal.asked(match(tmp_path), words)
-    forced = rehearsal.asked(match(tmp_path, signal="logprob"), words)
-    both = rehearsal.asked(match(tmp_path, signal="both"), words)
+    plainly = rehearsal.count_prompt_tokens(match(tmp_path), words)
+    forced = rehearsal.count_prompt_tokens(match(tmp_path, signal="logprob"), words)
+    both = rehearsal.count_prompt_tokens(match(tmp_path, signal="both"), words)
     assert (len(plainly.tokens), plainly.new) == (6, 10)
     assert (len(forced.tokens), forced.new) == (6, 0)
     # All tokens of an answer but the last are read.
@@ -217,7 +217,7 @@ class Lengths:
     highest = None
     votes = False
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         return None
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
@@ -230,21 +230,21 @@ def mixture(tmp_path: Path) -> Mixture:
     """One part with a signal, one whose scale the experts set."""
     prompts = [{"prompt": f"write {n}", "id": n} for n in range(4)]
     file = str(write(tmp_path / "free.json", {"dev": prompts, "test": prompts}))
-    free = Rewarded("free", Lengths(), file=file, dedupe=False, max_new_tokens=6)
+    free = RewardModelTask("free", Lengths(), file=file, dedupe=False, max_new_tokens=6)
     parts = {"letters": choice(tmp_path, signal="logprob", scoring="logits"), "free": free}
     return Mixture("two", parts, combine="mean")
 
 
 def test_a_mixture_is_plain_where_its_parts_are(mixture: Mixture, tmp_path: Path) -> None:
-    own = mixture.plain
-    assert own.tasks["free"] is mixture.tasks["free"] and own.plain is own
+    own = mixture.metric_task
+    assert own.tasks["free"] is mixture.tasks["free"] and own.metric_task is own
     assert own.tasks["letters"].signal == "accuracy"  # type: ignore[attr-defined]
     assert (own.name, own.combine, own.items("dev")) == ("two", "mean", mixture.items("dev"))
-    assert mixture.signal == "letters: logprob" and mixture.lowest == LEAST and own.lowest == 0.0
+    assert mixture.signal == "letters: logprob" and mixture.lowest == MIN_LOGPROB and own.lowest == 0.0
     outer = Mixture("outer", {"inner": mixture, "golds": match(tmp_path)}, "weights",
                     {"inner": 1, "golds": 3})  # fmt: skip
-    assert outer.plain.weights == {"inner": 1, "golds": 3}
-    assert outer.plain.tasks["inner"].lowest == 0.0  # type: ignore[attr-defined]
+    assert outer.metric_task.weights == {"inner": 1, "golds": 3}
+    assert outer.metric_task.tasks["inner"].lowest == 0.0  # type: ignore[attr-defined]
 
 
 def test_a_harmonic_mean_of_log_probabilities_is_refused(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_harmonic_mean_of_log_probabilities_is_refused(tmp_path: Path) -> None
 
 
 def worker(base: Path, pool: Path, task: Any) -> Worker:
-    return Worker(Base(str(base)), Pool(pool).open(), task, HFEngine())
+    return Worker(BaseModel(str(base)), Pool(pool).open(), task, HFEngine())
 
 
 def test_a_worker_plays_the_signal_on_dev_alone(
@@ -274,46 +274,46 @@ def test_a_worker_plays_the_signal_on_dev_alone(
 
     dev, judged, test = values("dev", 8), values("judged", 8), values("test", 4)
     assert all(value < 0 for value in dev) and {*judged, *test} <= {0.0, 1.0}
-    mine.task = task.plain
+    mine.task = task.metric_task
     assert values("dev", 8) == judged and values("test", 4) == test
 
 
 def test_judged_scores_are_on_the_scale_of_a_calibrated_part(
     mixture: Mixture, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    executor = Inline()
+    executor = InlineExecutor()
     executor.open(worker(tiny_llama, tiny_pool, mixture))
-    evaluator = Evaluator(mixture, executor, Cut())
-    dev = evaluator.scores(np.eye(K), "dev")
+    evaluator = Evaluator(mixture, executor, Batching())
+    dev = evaluator.score_positions(np.eye(K), "dev")
     mixture.calibrate([score for scores in dev for score in scores])
-    (judged,) = evaluator.scores(np.eye(K)[:1], "judged")
+    (judged,) = evaluator.score_positions(np.eye(K)[:1], "judged")
     values = {part: [s.value for s in judged if s.part == part] for part in ("letters", "free")}
     assert len(values["letters"]) == 8 and set(values["letters"]) <= {0.0, 1.0}
     assert len(values["free"]) == 4 and all(0.0 <= value <= 1.0 for value in values["free"])
-    assert values["free"] == [mixture.settled(s).value for s in dev[0] if s.part == "free"]
-    assert 0.0 <= mixture.plain.utility(judged) <= 1.0
+    assert values["free"] == [mixture.apply_scale(s).value for s in dev[0] if s.part == "free"]
+    assert 0.0 <= mixture.metric_task.utility(judged) <= 1.0
 
 
 def test_racing_knows_that_no_log_probability_is_above_0(tmp_path: Path) -> None:
     racing, optimizer = Racing("exact", chunk=2), ParticleSwarm()
     optimizer.start(K, 0)
-    racing.check(match(tmp_path, signal="logprob"), optimizer)
+    racing.check_raceable(match(tmp_path, signal="logprob"), optimizer)
 
     def ask(positions: Any, *, items: Sequence[int]) -> list[list[Score]]:
         return [[Score(-5.0, "") for _ in items] for _ in positions]
 
     # After n items the mean of ten is at most -n / 2: the race is over once that is no gain.
     for best, asked in ((-0.9, 2), (-1.0, 2), (-1.01, 4), (-2.1, 6), (-5.1, 10)):
-        raced = racing.score(ask, {0: [1.0]}, [Mark(best, (best,) * 10)], 10, 0, 1)
+        raced = racing.race_particles(ask, {0: [1.0]}, [Incumbent(best, (best,) * 10)], 10, 0, 1)
         assert len(raced.scores[0]) == asked
 
 
 def test_a_certain_model_has_no_interval_of_right_and_wrong(tmp_path: Path) -> None:
     task = choice(tmp_path, signal="logprob")
     items = task.items("dev")
-    interval = interval_of(task, played(task, items, Knowing(items)))
+    interval = utility_with_interval(task, played(task, items, Knowing(items)))
     assert (interval.low, interval.high) == (0.0, 0.0)
-    own = interval_of(task.plain, played(task.plain, items, Knowing(items)))
+    own = utility_with_interval(task.metric_task, played(task.metric_task, items, Knowing(items)))
     assert own.low < 0.7 and own.high == 1.0
 
 
@@ -324,11 +324,11 @@ def test_a_search_climbs_the_signal_and_reports_the_accuracy(
                                  optimizer__max_iterations=2)  # fmt: skip
     done = searches.run(command)
     assert done.returncode == 0, done.stderr
-    record = Record(tmp_path / "search" / "run")
+    record = RunRecord(tmp_path / "search" / "run")
     record.state = json.loads((record.folder / "state.json").read_text())
-    utilities = [u for entry in record.rounds for u in entry["utilities"]]
+    utilities = [u for entry in record.iterations for u in entry["utilities"]]
     assert all(u < 0 for u in utilities)
-    rows = record.answers(0, 0)
+    rows = record.load_iteration_answers(0, 0)
     assert np.mean([row["value"] for row in rows]) == pytest.approx(utilities[0])
     assert {(row["answer"], row["text"]) for row in rows} == {("", "")}
     metrics = record.state["metrics"]

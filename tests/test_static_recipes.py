@@ -10,7 +10,7 @@ import pytest
 import searches
 
 from swarm.errors import UserError
-from swarm.optimizers.recipes import StaticRecipes
+from swarm.optimizers.recipes import StaticMerges
 from swarm.pool import Pool
 from swarm.report.folder import RunFolder
 
@@ -18,11 +18,11 @@ NAMES = ["amber", "birch", "cedar", "dune", "elm"]
 Utility = Callable[[np.ndarray], float]
 
 
-def asked(optimizer: StaticRecipes, utility: Utility, experts: int = 5) -> list[np.ndarray]:
+def asked(optimizer: StaticMerges, utility: Utility, experts: int = 5) -> list[np.ndarray]:
     """A whole search; the positions whose utility it wanted, in order."""
     optimizer.start(experts, 0)
     found = []
-    while optimizer.done() is None:
+    while optimizer.stop_reason() is None:
         rows = optimizer.ask()
         wanted = optimizer.evaluate
         found += list(rows[wanted])
@@ -30,7 +30,7 @@ def asked(optimizer: StaticRecipes, utility: Utility, experts: int = 5) -> list[
     return found
 
 
-def of(optimizer: StaticRecipes, label: str) -> list[np.ndarray]:
+def of(optimizer: StaticMerges, label: str) -> list[np.ndarray]:
     return [
         row for row, name in zip(optimizer.rows, optimizer.labels, strict=True) if name == label
     ]
@@ -42,7 +42,7 @@ def noise(seed: int) -> Utility:
 
 
 def test_what_needs_no_score_is_asked_at_once() -> None:
-    optimizer = StaticRecipes(lambdas=[0.4, 1])
+    optimizer = StaticMerges(lambdas=[0.4, 1])
     optimizer.start(5, 0)
     uniform, some, whole = optimizer.ask()[5:]
     np.testing.assert_array_equal(uniform, np.full(5, 0.2))
@@ -52,10 +52,10 @@ def test_what_needs_no_score_is_asked_at_once() -> None:
 
 
 def test_the_weighted_soup_goes_by_the_height_above_the_lowest() -> None:
-    optimizer, heights = StaticRecipes(), np.array([0.5, 0.2, 0.3, 0.2, np.nan])
+    optimizer, heights = StaticMerges(), np.array([0.5, 0.2, 0.3, 0.2, np.nan])
     asked(optimizer, lambda row: heights[row.argmax()] if row.max() == 1 else 0.0)
     np.testing.assert_allclose(of(optimizer, "weighted soup"), [[0.75, 0, 0.25, 0, 0]])
-    equal = StaticRecipes()
+    equal = StaticMerges()
     asked(equal, lambda row: 0.5)
     np.testing.assert_allclose(of(equal, "weighted soup"), [np.full(5, 0.2)])
 
@@ -71,26 +71,26 @@ def test_the_greedy_soup_is_recipe_1_of_its_paper(seed: int, particles: int | No
         tried.append(np.eye(5)[[*soup, j]].mean(axis=0))
         if utility(tried[-1]) >= utility(np.eye(5)[soup].mean(axis=0)):
             soup.append(j)
-    optimizer = StaticRecipes(particles=particles)
+    optimizer = StaticMerges(particles=particles)
     asked(optimizer, utility)
     np.testing.assert_allclose(of(optimizer, "greedy soup"), tried)
-    assert optimizer.done() == f"every recipe is scored; the greedy soup took {len(soup)} of 5"
+    assert optimizer.stop_reason() == f"every recipe is scored; the greedy soup took {len(soup)} of 5"
 
 
 def test_the_greedy_soup_takes_what_does_not_fall() -> None:
-    optimizer = StaticRecipes()
+    optimizer = StaticMerges()
     asked(optimizer, lambda row: 0.5)
-    assert optimizer.done() == "every recipe is scored; the greedy soup took 5 of 5"
+    assert optimizer.stop_reason() == "every recipe is scored; the greedy soup took 5 of 5"
 
 
 def test_lost_experts_are_in_no_soup_that_goes_by_utility() -> None:
-    optimizer = StaticRecipes()
+    optimizer = StaticMerges()
     asked(optimizer, lambda row: np.nan if row[2] == 1 else 0.5)
     for label in ("weighted soup", "greedy soup"):
         rows = of(optimizer, label)
         assert len(rows) == (1 if label == "weighted soup" else 3)
         assert all(row[2] == 0 for row in rows)
-    nothing = StaticRecipes()
+    nothing = StaticMerges()
     asked(nothing, lambda row: np.nan)
     assert set(nothing.labels) == {"expert", "uniform soup"} | {
         f"task arithmetic {factor}" for factor in nothing.lambdas
@@ -98,16 +98,16 @@ def test_lost_experts_are_in_no_soup_that_goes_by_utility() -> None:
 
 
 def test_every_position_is_wanted_once_and_all_asks_are_as_long() -> None:
-    optimizer = StaticRecipes(particles=20)
+    optimizer = StaticMerges(particles=20)
     rows = asked(optimizer, noise(0))
     np.testing.assert_array_equal(rows, optimizer.rows)
     assert len(optimizer.ask()) == 20 and len(optimizer.labels) == len(optimizer.utilities)
-    few = StaticRecipes(particles=5)
+    few = StaticMerges(particles=5)
     assert len(asked(few, noise(0))) == len(rows)
 
 
 def test_only_the_first_rows_are_merged() -> None:
-    optimizer = StaticRecipes(among=3)
+    optimizer = StaticMerges(among=3)
     asked(optimizer, lambda row: row[4])
     merged = optimizer.rows[5:]
     assert len(optimizer.rows) == 5 + 1 + 3 + 1 + 2 and not merged[:, 3:].any()
@@ -116,12 +116,12 @@ def test_only_the_first_rows_are_merged() -> None:
 
 
 def test_a_position_has_a_name() -> None:
-    optimizer = StaticRecipes(lambdas=[])
+    optimizer = StaticMerges(lambdas=[])
     optimizer.start(3, 0, groups=2)
-    while optimizer.done() is None:
+    while optimizer.stop_reason() is None:
         optimizer.tell(np.where(optimizer.evaluate, optimizer.ask()[:, 1], np.nan))
-    again = StaticRecipes(lambdas=[])
-    again.load(json.loads(json.dumps(optimizer.state())))
+    again = StaticMerges(lambdas=[])
+    again.load_state_dict(json.loads(json.dumps(optimizer.state_dict())))
     assert len(again.labels) == len(again.rows)
     assert again.labels == optimizer.labels == [
         "expert", "expert", "expert", "uniform soup", "greedy soup", "weighted soup", "greedy soup",
@@ -138,7 +138,7 @@ def test_a_position_has_a_name() -> None:
 )
 def test_says_what_is_wrong(options: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        StaticRecipes(**options)  # type: ignore[arg-type]
+        StaticMerges(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_a_real_search_with_merges_in_the_pool(
     assert len(rounds) == 4 and {len(entry["positions"]) for entry in rounds} == {9 + 1 + 3}
     assert None not in rounds[0]["utilities"]
     run = RunFolder(tmp_path / "search" / "run")
-    assert run.label((0, 4)) == "expert" and run.label((0, 9)) == "uniform soup"
+    assert run.position_label((0, 4)) == "expert" and run.position_label((0, 9)) == "uniform soup"
     pool = Pool(tiny_pool, space=space, recipes=made).open()
     ways = [pool.combine(row) for row in rounds[0]["positions"][:9]]
     module = next(iter(pool.modules))

@@ -8,7 +8,7 @@ from swarm.report.statistics import (
     paired_test,
     utility_interval,
     utility_test,
-    vote,
+    plurality_vote,
 )
 
 
@@ -105,7 +105,7 @@ def test_nothing_has_no_mean() -> None:
     ],
 )
 def test_votes(answers: list[str | None], weights: list[float], winner: str | None) -> None:
-    assert vote(answers, weights) == winner
+    assert plurality_vote(answers, weights) == winner
 
 
 def test_a_utility_that_is_no_mean_is_resampled_by_part() -> None:

@@ -30,13 +30,13 @@ from swarm.models.failures import (
     BadRequest,
     RequestError,
     ServerFault,
-    TimedOut,
-    Unreachable,
+    RequestTimeout,
+    ConnectionFailed,
 )
 from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
-from swarm.models.sse import Event, Events
-from swarm.models.thoughts import Thoughts
+from swarm.models.sse import ServerSentEvent, EventStreamParser
+from swarm.models.thoughts import ThoughtSplitter
 
 KEY = "sk-very-secret-0123456789"
 ASK = Request("a")
@@ -139,11 +139,11 @@ data: [DONE]"""
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
 def test_streams_may_be_cut_anywhere(size: int) -> None:
     data = b"\xef\xbb\xbf" + ODD.encode()
-    found = Events()
+    found = EventStreamParser()
     cut = [data[i : i + size] for i in range(0, len(data), size)]
-    events = [event for chunk in cut for event in found.feed(chunk)] + list(found.rest())
+    events = [event for chunk in cut for event in found.feed(chunk)] + list(found.flush_pending())
     assert [e.name for e in events] == ["", "", "x", "", "", "", ""]
-    assert events[-1] == Event("", "[DONE]")
+    assert events[-1] == ServerSentEvent("", "[DONE]")
     with endpoint(in_turn(sent(*cut))) as server:
         pieces, done = drained(model(server, retries=0).stream(ASK))
     assert said(pieces) == ("grüß 𝄞 dich\n€", "") and done.text == "grüß 𝄞 dich\n€"
@@ -166,9 +166,9 @@ def test_thoughts_are_told_apart_wherever_the_text_is_cut(
     text: str, answer: str, thoughts: str
 ) -> None:
     for size in (1, 2, 5, 100):
-        splitter = Thoughts()
+        splitter = ThoughtSplitter()
         pieces = [splitter.feed(text[i : i + size]) for i in range(0, len(text), size)]
-        assert said([*pieces, splitter.rest()]) == (answer, thoughts)
+        assert said([*pieces, splitter.flush_pending()]) == (answer, thoughts)
     replies = streamed(*text), streamed(text), chat(text)
     with endpoint(in_turn(*replies)) as server:
         mine = model(server)
@@ -204,13 +204,13 @@ def test_log_probabilities_come_with_the_pieces() -> None:
 
 BROKEN = {
     "cut short": (sent(piece("half an")), ServerFault, "the answer broke off"),
-    "dropped": (sent(piece("half an"), drop=True), Unreachable, "the connection failed"),
+    "dropped": (sent(piece("half an"), drop=True), ConnectionFailed, "the connection failed"),
     "cut in an event": (sent(piece("half an"), b'data: {"cho'), ServerFault, "is not JSON"),
     "an error": (sent(piece("half an"), event({"error": {"message": "gone", "code": 502}}), DONE),
                  ServerFault, "gone"),
     "an error event": (sent(piece("half an"), b'event: error\ndata: {"message": "gone"}\n\n'),
                        ServerFault, "gone"),
-    "stalled": (sent(piece("half an"), 30, DONE), TimedOut, "no answer within 3 s"),
+    "stalled": (sent(piece("half an"), 30, DONE), RequestTimeout, "no answer within 3 s"),
 }  # fmt: skip
 
 
@@ -341,7 +341,7 @@ def test_an_answer_has_a_time_limit_of_its_own() -> None:
     with endpoint(in_turn(sent(piece("half"), 30, DONE))) as server:
         stream = model(server).stream(Request("a", timeout=3))
         assert next(stream) == Delta("half")
-        with pytest.raises(TimedOut, match=r"no answer within 3 s$"):
+        with pytest.raises(RequestTimeout, match=r"no answer within 3 s$"):
             next(stream)
 
 

@@ -16,10 +16,10 @@ import yaml
 
 from swarm.errors import UserError
 from swarm.report.pictures import Chart, Series
-from swarm.report.statistics import exact_flips
-from swarm.report.svg import alone
+from swarm.report.statistics import exact_sign_flip_p
+from swarm.report.svg import render_standalone
 from swarm.studies import suite_analysis
-from swarm.studies.suite import Suite, cell_words, cells, chosen, missing, read_suite, result_path
+from swarm.studies.suite import Suite, cell_words, list_cells, select_cells, find_missing, read_suite, result_path
 from swarm.studies.suite_runner import write_result
 
 SUITES = sorted((searches.ROOT / "conf" / "suite").glob("*.yaml"))
@@ -74,7 +74,7 @@ def run(line: list[str], timeout: float = 300) -> "subprocess.CompletedProcess[s
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_every_suite_that_ships_reads(path: Path) -> None:
     suite = read_suite(path.stem)
-    every = cells(suite)
+    every = list_cells(suite)
     assert len(every) == len(set(every)) and every[0].task == suite.tasks[0]
     seeds = [cell.seed for cell in every if cell.seed is not None]
     assert seeds == sorted(seeds), "by seed first, so that a part is balanced"
@@ -86,7 +86,7 @@ def test_every_suite_that_ships_reads(path: Path) -> None:
 
 def test_cells_run_once_for_what_they_do_not_depend_on(tmp_path: Path) -> None:
     suite = made(tmp_path, methods={**GIVEN["methods"], "b": {"skip": ["two"]}})
-    names = [f"{cell.task.name}/{cell.name}" for cell in cells(suite)]
+    names = [f"{cell.task.name}/{cell.name}" for cell in list_cells(suite)]
     assert names[:4] == [
         "one/a_dev4_budget6_seed0",
         "one/b_dev4_budget6_seed0",
@@ -95,7 +95,7 @@ def test_cells_run_once_for_what_they_do_not_depend_on(tmp_path: Path) -> None:
     ]
     assert names.count("one/c_dev4") == 1 and not any("two/b" in name for name in names)
     assert len(names) == 2 * 2 * 2 + 2 * 2 + 2
-    part = chosen(suite, ["two", "seed1", 8])
+    part = select_cells(suite, ["two", "seed1", 8])
     assert [cell.name for cell in part] == ["c_dev5", "a_dev5_budget8_seed1"]
     assert cell_words(suite, part[1]) == [
         "ensemble=0",
@@ -108,7 +108,7 @@ def test_cells_run_once_for_what_they_do_not_depend_on(tmp_path: Path) -> None:
 
 def test_dev_items_are_a_dimension(tmp_path: Path) -> None:
     suite = made(tmp_path, dev_items=[3, 9], seeds=1)
-    assert {(cell.task.name, cell.dev) for cell in cells(suite)} == {
+    assert {(cell.task.name, cell.dev) for cell in list_cells(suite)} == {
         (task, dev) for task in ("one", "two") for dev in (3, 9)
     }
 
@@ -135,7 +135,7 @@ def test_a_wrong_suite_is_one_line(tmp_path: Path, changes: dict[str, Any], erro
 
 def test_only_names_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="only=three: is nothing of the suite; allowed: tasks one"):
-        chosen(made(tmp_path), ["three"])
+        select_cells(made(tmp_path), ["three"])
     with pytest.raises(UserError, match="there is no such suite; allowed: dev_items, small"):
         read_suite("large")
 
@@ -144,7 +144,7 @@ def record(suite: Suite, values: list[str | list[float]], **more: Any) -> None:
     """Write results, a value list for each cell that `more` leaves (method=, task=, budget=)."""
     some = [
         cell
-        for cell in cells(suite)
+        for cell in list_cells(suite)
         if all(
             more.get(key) in (None, value)
             for key, value in (
@@ -186,7 +186,7 @@ def test_numbers_are_those_by_hand(tmp_path: Path) -> None:
     )
     record(suite, ["00000000", "00000000"], method="a")
     record(suite, ["11111111", "11111110"], method="b", dev=1.0)
-    found = suite_analysis.analyse(suite)
+    found = suite_analysis.analyse_suite(suite)
     assert (found["there"], found["expected"]) == (4, 4)
     (block,) = found["blocks"]
     a, b = block["methods"]
@@ -214,7 +214,7 @@ def test_holm_is_over_methods_and_tasks(tmp_path: Path) -> None:
         for method in ("b", "d"):
             won = wins[task, method]
             record(suite, ["1" * won + "0" * (n - won)], task=task, method=method)
-    found = suite_analysis.analyse(suite)
+    found = suite_analysis.analyse_suite(suite)
     pairs = {
         (block["task"], row["method"]): row["against"]["a"]
         for block in found["blocks"]
@@ -251,8 +251,8 @@ def test_partial_results_rank_on_common_seeds(tmp_path: Path) -> None:
     record(suite, ["0000", "1111"], method="a")
     record(suite, ["0011", "0000"], method="b")
     record(suite, ["0001"], method="c")
-    result_path(suite, chosen(suite, ["b", "seed1"])[-1]).unlink()
-    found = suite_analysis.analyse(suite)
+    result_path(suite, select_cells(suite, ["b", "seed1"])[-1]).unlink()
+    found = suite_analysis.analyse_suite(suite)
     rows = {row["method"]: row for row in found["blocks"][0]["methods"]}
     assert [rows[name]["seeds"] for name in "abc"] == [2, 1, 1]
     assert rows["b"]["against"]["a"]["seeds"] == 1 and rows["c"]["test"] == 0.25
@@ -270,10 +270,10 @@ def test_results_of_other_items_are_refused(tmp_path: Path) -> None:
     )
     record(suite, ["01"], method="a")
     record(suite, ["01"], method="b")
-    path = result_path(suite, cells(suite)[1])
+    path = result_path(suite, list_cells(suite)[1])
     path.write_text(path.read_text().replace('"test_digest": "t"', '"test_digest": "u"'))
     with pytest.raises(UserError, match="its results are of different test items"):
-        suite_analysis.analyse(suite)
+        suite_analysis.analyse_suite(suite)
     other = made(
         tmp_path,
         seeds=1,
@@ -282,25 +282,25 @@ def test_results_of_other_items_are_refused(tmp_path: Path) -> None:
         methods={"a": {"words": ["optimizer=cmaes"]}, "b": {}},
     )
     with pytest.raises(UserError, match=r"seed0\.json and 0 more were made with other"):
-        missing(other, cells(other))
+        find_missing(other, list_cells(other))
 
 
 def test_what_is_written(tmp_path: Path) -> None:
     """The page's part between its lines, the picture, and a table for each task and budget."""
     page, picture = tmp_path / "page.md", tmp_path / "ranks.svg"
     suite = made(tmp_path, seeds=1, page=str(page), picture=str(picture))
-    assert suite_analysis.analyse(suite)["blocks"] == []
+    assert suite_analysis.analyse_suite(suite)["blocks"] == []
     for task in ("one", "two"):
         record(suite, ["0011"] * 2, task=task, method="a")
         record(suite, ["0111"] * 2, task=task, method="b")
         record(suite, ["1111"], task=task, method="c")
     page.write_text("before\n<!-- suite mine: begin -->\nold\n<!-- suite mine: end -->\nafter\n")
-    found = suite_analysis.analyse(suite)
-    assert set(suite_analysis.write(suite, found)) >= {page, picture}
+    found = suite_analysis.analyse_suite(suite)
+    assert set(suite_analysis.write_analysis(suite, found)) >= {page, picture}
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| c  " in text and "**1.000**" in text and "10 of 10 results" in text
-    suite_analysis.write(suite, found)
+    suite_analysis.write_analysis(suite, found)
     assert page.read_text() == text
     report = (suite.results / "README.md").read_text()
     assert "## two, 5 dev items, budget 8" in report and "best constant answer (Yes)" in report
@@ -321,17 +321,17 @@ def test_curves_are_against_dev_items(tmp_path: Path) -> None:
     )
     record(suite, ["0000", "0001", "0011"], method="a")
     record(suite, ["0111"] * 3, method="b")
-    found = suite_analysis.analyse(suite)
+    found = suite_analysis.analyse_suite(suite)
     tests = {row["method"]: row["mean_test"] for row in found["summaries"][2]["methods"]}
     assert tests == {"a": 0.5, "b": 0.75} and found["summaries"][2]["dev_items"] == 80
-    suite_analysis.write(suite, found)
+    suite_analysis.write_analysis(suite, found)
     drawn = picture.read_text()
     assert all(f">{dev}</text>" in drawn for dev in (10, 20, 80))
 
 
 def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios() -> None:
     series = Series("a", [10, 20, 40], [1, 2, 3])
-    drawn = alone(Chart("k", "t", "x", "y", [series], log=True))
+    drawn = render_standalone(Chart("k", "t", "x", "y", [series], log=True))
     line = drawn.partition('class="line"')[2].partition('d="')[2].partition('"')[0]
     places = [float(part.split()[0]) for part in line.replace("M", "L").split("L")[1:]]
     assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)
@@ -342,17 +342,17 @@ def test_exact_flips_are_the_enumerated_ones() -> None:
     for gains in (draw.integers(-3, 4, 11) / 3, draw.integers(-1, 2, 12), np.zeros(4)):
         signs = np.array(list(itertools.product((-1, 1), repeat=len(gains))))
         sums = np.abs((signs * gains).sum(axis=1))
-        assert exact_flips(np.asarray(gains)) == pytest.approx(
+        assert exact_sign_flip_p(np.asarray(gains)) == pytest.approx(
             (sums >= abs(gains.sum()) - 1e-9).mean()
         )
     real = draw.normal(0.4, 1.0, 14)
     signs = np.array(list(itertools.product((-1, 1), repeat=14)))
     p = (np.abs(signs @ real) >= abs(real.sum())).mean()
-    assert exact_flips(real) == pytest.approx(p, rel=0.05)
+    assert exact_sign_flip_p(real) == pytest.approx(p, rel=0.05)
     # McNemar's exact test: 9 won, 1 lost.
     binary = np.array([1.0] * 9 + [-1.0] + [0.0] * 30)
-    assert exact_flips(binary) == pytest.approx(2 * (1 + 10) / 2**10)
-    assert exact_flips(np.ones(400)) == pytest.approx(2.0**-399)
+    assert exact_sign_flip_p(binary) == pytest.approx(2 * (1 + 10) / 2**10)
+    assert exact_sign_flip_p(np.ones(400)) == pytest.approx(2.0**-399)
 
 
 @pytest.mark.slow

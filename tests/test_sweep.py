@@ -18,10 +18,10 @@ import searches
 
 from swarm import sweep
 from swarm.errors import UserError
-from swarm.manifest import sealed
+from swarm.manifest import encode_state
 from swarm.studies import rerun, trials
 from swarm.studies.trials import Trial
-from swarm.sweep import read
+from swarm.sweep import parse_sweep
 
 ORIGINALS = searches.ROOT.parent / "shared" / "data" / "eval"
 KEYS = ["inertia", "cognitive", "social", "repel", "step_length"]
@@ -46,7 +46,7 @@ def arguments(folder: Path, base: Path, pool: Path, name: str, **more: Any) -> l
 
 
 def drawn(*words: str) -> list[dict[str, Any]]:
-    return [{"seed": t.config["seed"], **t.drawn} for t in read(["task=nlgraph", *words]).trials]
+    return [{"seed": t.config["seed"], **t.drawn} for t in parse_sweep(["task=nlgraph", *words]).trials]
 
 
 def test_each_trial_draws_by_seed_and_number_alone() -> None:
@@ -74,11 +74,11 @@ def test_the_space_is_the_original_s_and_all_of_it_is_drawn() -> None:
 
 
 def test_a_sweep_is_named_and_placed() -> None:
-    legal = read(["task=legal", "gpus=[0,1]", "folder=here", "experiment=paper"])
+    legal = parse_sweep(["task=legal", "gpus=[0,1]", "folder=here", "experiment=paper"])
     assert legal.folder == Path("here/legal_sweep")
     assert legal.trials[3].path == Path("here/legal_sweep/trial_03")
     assert legal.trials[3].config["gpus"] == [0, 1]
-    assert read(["name=mine"]).folder == Path("search/mine")
+    assert parse_sweep(["name=mine"]).folder == Path("search/mine")
 
 
 def test_help_says_what_is_drawn() -> None:
@@ -137,7 +137,7 @@ def ended(folder: Path, number: int, dev: float, gain: float | None, p: float = 
         }
     identity = {"task.name": "x", "seed": number, "task items": "1234"}
     trial.path.mkdir(parents=True)
-    (trial.path / "state.json").write_bytes(sealed({"identity": identity, "metrics": metrics}))
+    (trial.path / "state.json").write_bytes(encode_state({"identity": identity, "metrics": metrics}))
     return trial
 
 
@@ -150,35 +150,35 @@ def test_the_best_is_chosen_by_dev_and_told_with_its_test(tmp_path: Path) -> Non
         begun(tmp_path, 3),
         begun(tmp_path, 4),
     ]
-    summary = trials.summarise(five, {five[3].path: "no memory"})
+    summary = trials.summarize_trials(five, {five[3].path: "no memory"})
     assert summary["best"] == "trial_01"
     assert (summary["ended"], summary["failed"]) == (3, 1)
     assert (summary["gained_on_test"], summary["gained_with_p_below_0.05"]) == (2, 1)
     assert summary["gain_on_test_median"] == 0.10
-    text = "\n".join(trials.report(summary))
+    text = "\n".join(trials.format_summary(summary))
     assert "best by dev, of 3: trial_01" in text and "selected 3 times over" in text
     assert "0.350 [0.300, 0.600], -0.050 [-0.150, +0.050]" in text and "0.400" in text
     assert "2 of 3 gained on test, 1 of them" in text and "73 %" in text
     assert "trial_03 failed: no memory" in text and "trial_04" not in text
-    trials.write(tmp_path, summary)
+    trials.write_summary(tmp_path, summary)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert text in (tmp_path / "summary.md").read_text()
 
 
 def test_without_a_test_or_an_end_the_table_says_so(tmp_path: Path) -> None:
     untested = [ended(tmp_path, 0, dev=0.4, gain=None)]
-    assert "test=false" in "\n".join(trials.report(trials.summarise(untested, {})))
+    assert "test=false" in "\n".join(trials.format_summary(trials.summarize_trials(untested, {})))
     nothing = [begun(tmp_path, 1)]
-    assert "No trial has ended" in "\n".join(trials.report(trials.summarise(nothing, {})))
+    assert "No trial has ended" in "\n".join(trials.format_summary(trials.summarize_trials(nothing, {})))
 
 
 def test_trials_on_other_items_are_no_sweep(tmp_path: Path) -> None:
     two = [ended(tmp_path, number, dev=0.4, gain=0.1) for number in (0, 1)]
-    trials.check(two)
+    trials.check_trials(two)
     path = two[1].path / "state.json"
-    path.write_bytes(sealed(json.loads(path.read_text().replace("1234", "5678"))))
+    path.write_bytes(encode_state(json.loads(path.read_text().replace("1234", "5678"))))
     with pytest.raises(UserError, match=r"trial_01 holds another search \(task items"):
-        trials.check(two)
+        trials.check_trials(two)
 
 
 def summary(folder: Path, name: str) -> tuple[Any, str]:
@@ -273,10 +273,10 @@ def test_a_trial_that_fails_is_told_and_the_others_go_on(
 def test_two_sweeps_in_one_folder_are_refused(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rerun, "PATIENCE_S", 0)
-    second = read(arguments(tmp_path, tiny_llama, tiny_pool, "sweep"))
-    with rerun.alone(second.folder), pytest.raises(UserError, match="is at work there"):
-        sweep.run(second)
+    monkeypatch.setattr(rerun, "LOCK_TIMEOUT_S", 0)
+    second = parse_sweep(arguments(tmp_path, tiny_llama, tiny_pool, "sweep"))
+    with rerun.lock_study_folder(second.folder), pytest.raises(UserError, match="is at work there"):
+        sweep.run_sweep(second)
     assert not (second.folder / "trial_00").exists()
 
 

@@ -38,7 +38,7 @@ from scoring import reward_items, reward_needs
 
 from swarm.errors import UserError
 from swarm.models import Completion, Request
-from swarm.tasks import Item, Prepared, Task, unparsed
+from swarm.tasks import Item, RequiresSetup, Task, unparsed_rate
 from swarm.tasks.reward import MODES
 from swarm.tasks.signal import SIGNALS
 
@@ -177,7 +177,7 @@ def task(config: DictConfig, parts: int) -> Task:
 @pytest.fixture
 def ready(task: Task) -> Task:
     """The task as a worker has it."""
-    if isinstance(task, Prepared):
+    if isinstance(task, RequiresSetup):
         task.check()
         task.open("cpu")
     return task
@@ -194,9 +194,9 @@ def test_items_have_unique_ids(task: Task, parts: int) -> None:
 
 def test_play_asks_the_same_in_every_process(task: Task) -> None:
     items = task.items("dev")
-    requests = next(task.play(items))
+    requests = next(task.run(items))
     assert requests and all(isinstance(request, Request) for request in requests)
-    again = next(pickle.loads(pickle.dumps(task)).play(items))
+    again = next(pickle.loads(pickle.dumps(task)).run(items))
     assert [request.prompt for request in again] == [request.prompt for request in requests]
 
 
@@ -213,7 +213,7 @@ def test_a_model_that_is_right_scores_higher_than_one_that_is_wrong(ready: Task)
     wrong = played(ready, items, Mistaken(items))
     silent = played(ready, items, Silent())
     assert ready.utility(right) > ready.utility(wrong)
-    assert unparsed(right) == 0.0 and unparsed(silent) == 1.0
+    assert unparsed_rate(right) == 0.0 and unparsed_rate(silent) == 1.0
     if getattr(ready, "votes", True):  # then an answer is right or wrong
         assert ready.utility(right) == 1.0
         assert len({score.value for score in (*wrong, *silent)}) == 1
@@ -233,7 +233,7 @@ def test_right_is_above_wrong_by_every_signal(yaml: Path, tmp_path: Path) -> Non
         right, wrong, silent = map(task.utility, scores)
         assert right == task.highest > wrong >= silent == pytest.approx(task.lowest)
         assert all(task.lowest <= s.value <= task.highest for row in scores for s in row)
-        assert task.plain.utility(played(task.plain, items, Knowing(items))) == 1.0
+        assert task.metric_task.utility(played(task.metric_task, items, Knowing(items))) == 1.0
 
 
 def test_dev_and_test_are_played_alike(config: DictConfig, tmp_path: Path) -> None:
@@ -243,11 +243,11 @@ def test_dev_and_test_are_played_alike(config: DictConfig, tmp_path: Path) -> No
     for swapped in (False, True):
         small(config, tmp_path / str(swapped), swapped)
         tasks.append(instantiate(config))
-        if isinstance(tasks[-1], Prepared):
+        if isinstance(tasks[-1], RequiresSetup):
             tasks[-1].open("cpu")
     for split, other in (("dev", "test"), ("test", "dev")):
         one, two = tasks[0].items(split), tasks[1].items(other)
-        asked = [[(r.prompt, r.max_new_tokens) for r in next(t.play(i))]
+        asked = [[(r.prompt, r.max_new_tokens) for r in next(t.run(i))]
                  for t, i in zip(tasks, (one, two), strict=True)]  # fmt: skip
         assert one == two and asked[0] == asked[1]
         for model in (Knowing(one), Mistaken(one)):
@@ -260,10 +260,10 @@ def test_no_answer_is_too_strange(ready: Task) -> None:
     for start in range(0, len(texts), len(items)):
         some = texts[start : start + len(items)]
         mine = items[: len(some)]
-        for request, text in zip(next(ready.play(mine)), some, strict=False):
+        for request, text in zip(next(ready.run(mine)), some, strict=False):
             assert request.decided is None or request.decided(text) in (True, False)
         scores = played(ready, mine, Saying(some))
-        assert len(scores) == len(mine) and 0.0 <= unparsed(scores) <= 1.0
+        assert len(scores) == len(mine) and 0.0 <= unparsed_rate(scores) <= 1.0
         for item, score in zip(mine, scores, strict=True):
             assert not math.isnan(score.value)
             assert ready.grade(item, score.answer) == score.value
@@ -278,7 +278,7 @@ def test_grade_agrees_with_play(ready: Task) -> None:
 
 def test_requests_and_tasks_travel_to_other_processes(task: Task) -> None:
     items = pickle.loads(pickle.dumps(task)).items("dev")
-    requests = pickle.loads(pickle.dumps(next(task.play(items))))
+    requests = pickle.loads(pickle.dumps(next(task.run(items))))
     for request, answer in zip(requests, Knowing(items).generate(requests), strict=True):
         assert request.choices or request.max_new_tokens > 0
         if request.decided is not None:
@@ -314,7 +314,7 @@ class KnowingByPrompt(Knowing):
     """As `Knowing`, by the whole prompt: real questions repeat, and hold one another."""
 
     def __init__(self, task: Task, items: Sequence[Item]) -> None:
-        requests = next(task.play(items))
+        requests = next(task.run(items))
         pairs = list(zip(requests, items, strict=True))
         self.golds = {str(request.prompt): gold(item) for request, item in pairs}
         self.texts = {str(request.prompt): item.get("choices", {}) for request, item in pairs}

@@ -14,9 +14,9 @@ import tracked
 from swarm.errors import UserError
 from swarm.manifest import read_state
 from swarm.report.folder import RunFolder
-from swarm.track import Both, Shown, Table, TensorBoard, Tracker, named
-from swarm.track.search import Followed
-from swarm.track.stacked import bands
+from swarm.track import MultiTracker, TrackedRun, TrackerTable, TensorBoard, Tracker, tracker_by_name
+from swarm.track.search import SearchTracker
+from swarm.track.stacked import band_edges
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +24,16 @@ def folder(tmp_path_factory: Any) -> Path:
     """A finished run, shown in both."""
     made = reporting.folder(tmp_path_factory.mktemp("shown") / "run", text="a|b\nc")
     (made / "global_best").mkdir()
-    tell(made, Both("offline"))
+    tell(made, MultiTracker("offline"))
     return made
 
 
 def tell(folder: Path, tracker: Tracker) -> None:
     """Tell a tracker of a finished run."""
     state = json.loads((folder / "state.json").read_text())
-    followed = Followed(tracker, folder)
-    with followed.during(state, {"seed": 7, "api_key": "sk-secret"}):
-        followed.judged(state["metrics"])
+    followed = SearchTracker(tracker, folder)
+    with followed.track_search(state, {"seed": 7, "api_key": "sk-secret"}):
+        followed.log_final_metrics(state["metrics"])
 
 
 def test_the_series_are_those_of_the_run(folder: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     made = reporting.folder(tmp_path / "run", finished=False)
     state = read_state(made)
     assert state is not None
-    with pytest.raises(KeyboardInterrupt), Followed(TensorBoard(), made).during(state, {}):
+    with pytest.raises(KeyboardInterrupt), SearchTracker(TensorBoard(), made).track_search(state, {}):
         raise KeyboardInterrupt
     found = tracked.events(made)
     assert len(found.Scalars("g")) == 5
@@ -91,7 +91,7 @@ def test_a_disk_that_is_full_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = TensorBoard()
-    tracker.start(Shown("search", tmp_path))
+    tracker.start(TrackedRun("search", tmp_path))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
     try:
@@ -108,36 +108,36 @@ def test_a_disk_that_is_full_is_one_warning(
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write .*tensorboard"):
-        TensorBoard().start(Shown("search", tmp_path))
+        TensorBoard().start(TrackedRun("search", tmp_path))
 
 
 def test_one_of_both_that_cannot_begin_ends_the_other(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write .*tensorboard"):
-        Both("offline").start(Shown("search", tmp_path))
+        MultiTracker("offline").start(TrackedRun("search", tmp_path))
     assert tracked.Offline(tmp_path).code == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "wandb").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write .*wandb"):
-        Both("offline").start(Shown("search", tmp_path / "other"))
+        MultiTracker("offline").start(TrackedRun("search", tmp_path / "other"))
 
 
 def test_a_long_table_says_what_it_leaves_out(tmp_path: Path) -> None:
     tracker = TensorBoard()
-    tracker.start(Shown("evaluation", tmp_path))
-    tracker.log(0, {"answers": Table(["id"], [[str(n)] for n in range(1_205)])})
+    tracker.start(TrackedRun("evaluation", tmp_path))
+    tracker.log(0, {"answers": TrackerTable(["id"], [[str(n)] for n in range(1_205)])})
     tracker.finish({})
     words = tracked.text(tracked.events(tmp_path), "answers")
     assert "1,005 rows more" in words and "| 199 |" in words and "| 200 |" not in words
 
 
 def test_stacked_bands_do_not_cover_each_other() -> None:
-    low, high = bands(np.array([[0.5, -0.2, 0.7]]))
+    low, high = band_edges(np.array([[0.5, -0.2, 0.7]]))
     assert np.allclose(low, [[0.0, -0.2, 0.5]]) and np.allclose(high, [[0.5, 0.0, 1.2]])
 
 
 def test_words_for_trackers() -> None:
-    assert isinstance(named("tensorboard"), TensorBoard)
-    assert named("both-offline").trackers[0].mode == "offline"  # type: ignore[attr-defined]
+    assert isinstance(tracker_by_name("tensorboard"), TensorBoard)
+    assert tracker_by_name("both-offline").trackers[0].mode == "offline"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="must be one of none, wandb, wandb-offline"):
-        named("wandb-online")
+        tracker_by_name("wandb-online")

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from hydra import compose, initialize_config_dir
 
 from swarm import __version__
-from swarm.__main__ import commands
-from swarm.cli import gpu_list
+from swarm.__main__ import list_commands
+from swarm.cli import normalize_gpu_list
 from swarm.consortium.commands import COMMANDS, consortium
-from swarm.examples import EXAMPLES
+from swarm.examples import COMMAND_EXAMPLES
 from swarm.places import conf_folder
 
 PACKAGE = searches.ROOT / "swarm"
@@ -47,7 +47,7 @@ def test_the_list_names_every_module_that_runs() -> None:
     paths = [*PACKAGE.glob("*.py"), *PACKAGE.glob("*/__main__.py")]
     guarded = [p for p in paths if 'if __name__ == "__main__":' in p.read_text()]
     names = {p.parent.name if p.stem == "__main__" else p.stem for p in guarded} - {"swarm"}
-    found = {one.name: one for one in commands()}
+    found = {one.name: one for one in list_commands()}
     assert set(found) == names and {"search", "ui", "compare", "study", "cache"} <= names
     out = swarm("swarm").stdout
     for name, one in found.items():
@@ -76,7 +76,7 @@ def parsers(made: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 def test_every_sub_command_has_examples_that_it_understands() -> None:
     seen = set()
     for module in PARSED.values():
-        whole = import_module(module).parser()
+        whole = import_module(module).build_parser()
         for one in parsers(whole):
             name = one.prog.removeprefix("python -m swarm.")
             seen.add(name)
@@ -86,7 +86,7 @@ def test_every_sub_command_has_examples_that_it_understands() -> None:
                 if name == "report" and words[0] not in ("page", "analyse"):
                     words.insert(0, "page")
                 assert whole.parse_args(words), line
-    assert set(EXAMPLES) <= seen, "examples of no command"
+    assert set(COMMAND_EXAMPLES) <= seen, "examples of no command"
 
 
 @pytest.mark.parametrize("name", COMPOSED)
@@ -97,7 +97,7 @@ def test_the_examples_of_a_composed_entry_are_valid(name: str) -> None:
     assert lines, "no example"
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         for line in lines:
-            words = [gpu_list(word) for word in shlex.split(line)]
+            words = [normalize_gpu_list(word) for word in shlex.split(line)]
             if "-m" in words:  # a sweep: its first job
                 words = [word.partition(",")[0] for word in words if word != "-m"]
             assert compose(name, overrides=words)

@@ -19,14 +19,14 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import Mixture, TokenEngine
-from swarm.engine.panel import Panel
+from swarm.engine.mixture import TokenEnsembleModel, TokenEnsembleEngine
+from swarm.engine.panel import ModelEnsemble
 from swarm.errors import UserError
 from swarm.executors import packing
 from swarm.models import Completion, Request
-from swarm.tasks.choice import Choice
+from swarm.tasks.choice import MultipleChoice
 
 PROMPTS = (
     "the question is which of the answers is right",
@@ -67,18 +67,18 @@ def trio(tiny_llama: Path, tiny_gemma: Path, tiny_wide: Path) -> list[str]:
     return [str(folder) for folder in (tiny_llama, tiny_gemma, tiny_wide)]
 
 
-def opened(models: Sequence[str], **settings: Any) -> TokenEngine:
-    engine, panel = TokenEngine(**settings), Panel(models).open()
+def opened(models: Sequence[str], **settings: Any) -> TokenEnsembleEngine:
+    engine, panel = TokenEnsembleEngine(**settings), ModelEnsemble(models).open()
     engine.open(panel.base, panel, "cpu")
     return engine
 
 
 def answers(
-    engine: TokenEngine, weights: Any, new: int = 12, choices: tuple[str, ...] = ()
+    engine: TokenEnsembleEngine, weights: Any, new: int = 12, choices: tuple[str, ...] = ()
 ) -> list[list[Completion]]:
     positions = np.atleast_2d(np.array(weights, dtype=np.float64))
     requests = [Request(prompt, new, choices) for prompt in PROMPTS]
-    return engine.answer(positions, [requests] * len(positions))
+    return engine.generate(positions, [requests] * len(positions))
 
 
 def words(models: Sequence[str]) -> Any:
@@ -151,7 +151,7 @@ def test_choices_have_the_mixtures_chances(trio: list[str]) -> None:
     everyone = [*WEIGHTS, *np.eye(3).tolist()]
     for weights, row in zip(everyone, answers(engine, everyone, 0, CHOICES), strict=True):
         for prompt, completion in zip(PROMPTS, row, strict=True):
-            start, found = engine._ids(prompt), engine._choices(Request(prompt, 0, CHOICES))
+            start, found = engine._prompt_ids(prompt), engine._choice_ids(Request(prompt, 0, CHOICES))
             for choice, logprob, greedy in zip(
                 found, completion.logprobs, completion.greedy, strict=True
             ):
@@ -167,7 +167,7 @@ def test_choices_have_the_mixtures_chances(trio: list[str]) -> None:
 
 
 @contextmanager
-def counted(engine: TokenEngine) -> Iterator[list[int]]:
+def counted(engine: TokenEnsembleEngine) -> Iterator[list[int]]:
     """How many tokens each model reads inside, padding and all."""
     counts = [0] * len(engine._model._models)
 
@@ -210,10 +210,10 @@ def test_particles_may_ask_different_things(trio: list[str]) -> None:
         [Request("the answer is", 4), Request("a graph of 5 nodes", 2)],
         [Request("yes or no", 0, (" (A)", " no")), Request("the answer is", 5)],
     ]
-    together = engine.answer(positions, asked)
+    together = engine.generate(positions, asked)
     for position, requests, row in zip(positions, asked, together, strict=True):
         for request, completion in zip(requests, row, strict=True):
-            alone = engine.answer(position[None], [[request]])[0][0]
+            alone = engine.generate(position[None], [[request]])[0][0]
             assert completion.text == alone.text
             assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
 
@@ -232,7 +232,7 @@ def test_a_model_with_a_sliding_window_is_mixed_alike(tiny_gemma: Path, tmp_path
         start = tokenizer(prompt).input_ids
         new = written(networks, mixed, start)
         assert text.text == tokenizer.decode(new, skip_special_tokens=True)
-        first = engine._choices(Request(prompt, 0, CHOICES[:1]))[0]
+        first = engine._choice_ids(Request(prompt, 0, CHOICES[:1]))[0]
         chances = [shares(networks, mixed, start + first[:i])[t] for i, t in enumerate(first)]
         assert choices.logprobs[0] == pytest.approx(np.log(chances).sum(), abs=2e-3)
 
@@ -294,8 +294,8 @@ def test_other_tokenizers_are_refused_by_name(
     how: str, said: str, tiny_llama: Path, tiny_gemma: Path, tmp_path: Path
 ) -> None:
     other = change_tokenizer(tiny_gemma, tmp_path / "stranger", how)
-    panel = Panel([str(tiny_llama), str(other)]).open()
-    for act in (TokenEngine().check, lambda *both: TokenEngine().open(*both, "cpu")):
+    panel = ModelEnsemble([str(tiny_llama), str(other)]).open()
+    for act in (TokenEnsembleEngine().check, lambda *both: TokenEnsembleEngine().open(*both, "cpu")):
         with pytest.raises(UserError, match=f"tiny-llama and stranger .*{said}"):
             act(panel.base, panel)
 
@@ -306,9 +306,9 @@ def test_too_small_an_embedding_is_refused(tiny_llama: Path, tmp_path: Path) -> 
     config = LlamaConfig(vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
                          num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(small)
-    panel = Panel([str(tiny_llama), str(small)]).open()
+    panel = ModelEnsemble([str(tiny_llama), str(small)]).open()
     with pytest.raises(UserError, match="small knows 200 tokens"):
-        TokenEngine().check(panel.base, panel)
+        TokenEnsembleEngine().check(panel.base, panel)
 
 
 def command(folder: Path, models: Sequence[Path], name: str = "run", **more: Any) -> list[str]:
@@ -350,11 +350,11 @@ def test_the_saved_mixture_answers_as_it_was_evaluated(
     done: tuple[Path, "subprocess.CompletedProcess[str]"],
 ) -> None:
     place, _ = done
-    task = Choice("tiny", str(place / "tiny.json"), scoring="logits")
+    task = MultipleChoice("tiny", str(place / "tiny.json"), scoring="logits")
     for best in ("global_best", "particle_4/personal_best"):
         folder = place / "search" / "run" / best
         facts = json.loads((folder / "swarm.json").read_text())
-        model = Mixture(folder)
+        model = TokenEnsembleModel(folder)
         assert model.weights.tolist() == [facts["coefficients"]]
         scores = playing.played(task, task.items("dev"), model)
         rows = [json.loads(x) for x in (folder / "answers_dev.jsonl").read_text().splitlines()]
@@ -368,19 +368,19 @@ def test_a_saved_mixture_writes_the_same_text(
     """Also with adapters whose base has another name on this disk."""
     home = tmp_path / "copy"
     shutil.copytree(tiny_llama, home)
-    base = Base(str(home), name=str(tiny_llama))
-    panel = Panel([str(tiny_gemma), str(tiny_pool / "amber")], base).open()
-    engine = TokenEngine()
+    base = BaseModel(str(home), name=str(tiny_llama))
+    panel = ModelEnsemble([str(tiny_gemma), str(tiny_pool / "amber")], base).open()
+    engine = TokenEnsembleEngine()
     engine.open(base, panel, "cpu")
     panel.save([0.4, 0.6], tmp_path / "best")
     expected = [completion.text for completion in answers(engine, [0.4, 0.6])[0]]
-    model = Mixture(tmp_path / "best")
+    model = TokenEnsembleModel(tmp_path / "best")
     assert model.panel.members()[1].base.path == str(home)
     said = model.generate([Request(prompt, 12) for prompt in PROMPTS])
     assert [completion.text for completion in said] == expected
     (tmp_path / "best" / "mixture.json").write_text('{"models": 3}')
     with pytest.raises(UserError, match=r"mixture\.json is no mixture"):
-        Mixture(tmp_path / "best")
+        TokenEnsembleModel(tmp_path / "best")
 
 
 @pytest.mark.slow
@@ -431,15 +431,15 @@ def test_other_weights_in_the_same_place_are_another_search(
     shutil.copytree(tiny_gemma, copied)
     shutil.copytree(tiny_pool / "amber", tmp_path / "amber")
     models = [str(tiny_llama), str(copied), str(tmp_path / "amber")]
-    seen = [Panel(models).open().fingerprint()]
+    seen = [ModelEnsemble(models).open().fingerprint()]
     for file in (copied / "model.safetensors", tmp_path / "amber" / "adapter_model.safetensors"):
         weights = load_file(file)
         last = sorted(weights)[-1]
         save_file({**weights, last: weights[last] + 1}, file, metadata={"format": "pt"})
-        seen.append(Panel(models).open().fingerprint())
-    seen.append(Panel([models[i] for i in (1, 0, 2)]).open().fingerprint())
+        seen.append(ModelEnsemble(models).open().fingerprint())
+    seen.append(ModelEnsemble([models[i] for i in (1, 0, 2)]).open().fingerprint())
     assert len(set(seen)) == 4
-    assert Panel([models[i] for i in (1, 0, 2)]).open().fingerprint() == seen[-1]
+    assert ModelEnsemble([models[i] for i in (1, 0, 2)]).open().fingerprint() == seen[-1]
 
 
 WRONG = [
@@ -484,9 +484,9 @@ def test_an_adapter_of_another_base_is_refused(
     config = LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(wide)
-    panel = Panel([str(wide), str(tmp_path / "lora")]).open()
+    panel = ModelEnsemble([str(wide), str(tmp_path / "lora")]).open()
     with pytest.raises(UserError, match="lora does not fit"):
-        TokenEngine().check(panel.base, panel)
+        TokenEnsembleEngine().check(panel.base, panel)
 
 
 def test_an_adapter_that_is_not_finite_is_refused(
@@ -498,12 +498,12 @@ def test_an_adapter_that_is_not_finite_is_refused(
     next(iter(weights.values()))[0, 0] = float("nan")
     save_file(weights, file)
     with pytest.raises(UserError, match="amber"):
-        Panel([str(tiny_llama), str(tmp_path / "amber")]).open().check()
+        ModelEnsemble([str(tiny_llama), str(tmp_path / "amber")]).open().check()
 
 
 def test_ray_sends_no_models_and_adapters_need_the_other_engine(trio: list[str]) -> None:
-    panel = Panel(trio).open()
+    panel = ModelEnsemble(trio).open()
     with pytest.raises(UserError, match=r"executor\.experts=path"):
-        packing.pack(panel)
+        packing.pack_experts(panel)
     with pytest.raises(UserError, match="needs pool=adapters"):
         HFEngine().open(panel.base, panel, "cpu")

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import searches
 
-from swarm.engine.base import Base
-from swarm.engine.local import Local
-from swarm.engine.tokens import prompt_ids
+from swarm.engine.base import BaseModel
+from swarm.engine.local import HFModel
+from swarm.engine.tokens import encode_prompt
 from swarm.errors import UserError
-from swarm.rehearsal import fit
-from swarm.scorers.judge import Judge
+from swarm.rehearsal import fit_to_context
+from swarm.scorers.judge import LLMJudge
 from swarm.scorers.rules import Regex
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.choice import Choice
-from swarm.tasks.match import Match
+from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.match import ExactMatch
 from swarm.tasks.mixture import Mixture
 from swarm.tasks.perplexity import Perplexity
-from swarm.tasks.written import Written
+from swarm.tasks.written import FreeText
 
 CONTEXT = 512
 LONG = "the question is which of the answers is right " * 60
@@ -47,8 +47,8 @@ def data(folder: Path, field: str = "question") -> str:
     return str(path)
 
 
-def choice(folder: Path, **more: Any) -> Choice:
-    return Choice("tiny", data(folder), **more)
+def choice(folder: Path, **more: Any) -> MultipleChoice:
+    return MultipleChoice("tiny", data(folder), **more)
 
 
 KINDS: dict[str, Any] = {
@@ -56,10 +56,10 @@ KINDS: dict[str, Any] = {
     "text": lambda folder, **more: choice(folder, scoring="text", **more),
     "generate": choice,
     "chat": lambda folder, **more: choice(folder, chat=True, **more),
-    "logprob": lambda folder, **more: Match("tiny", data(folder), signal="logprob", **more),
-    "match": lambda folder, **more: Match("tiny", data(folder), **more),
+    "logprob": lambda folder, **more: ExactMatch("tiny", data(folder), signal="logprob", **more),
+    "match": lambda folder, **more: ExactMatch("tiny", data(folder), **more),
     "abstain": lambda folder, **more: Abstain("tiny", data(folder), **more),
-    "written": lambda folder, **more: Written(
+    "written": lambda folder, **more: FreeText(
         "tiny", Regex("(a)"), data(folder, "prompt"), chat=True, **more
     ),
 }
@@ -68,7 +68,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_longest_is_named(kind: str, tmp_path: Path, words: Any) -> None:
     with pytest.raises(UserError) as error:
-        fit(KINDS[kind](tmp_path), words, CONTEXT)
+        fit_to_context(KINDS[kind](tmp_path), words, CONTEXT)
     said = str(error.value)
     assert "1 of 4 dev items do not fit" in said and "item 2, needs" in said and "\n" not in said
     assert "task.too_long=drop or truncate" in said
@@ -79,7 +79,7 @@ def test_the_longest_is_named(kind: str, tmp_path: Path, words: Any) -> None:
 def test_dropped_or_truncated_it_fits(kind: str, policy: str, tmp_path: Path, words: Any) -> None:
     task = KINDS[kind](tmp_path, too_long=policy)
     before = {split: list(task.items(split)) for split in ("dev", "test")}
-    told = fit(task, words, CONTEXT)
+    told = fit_to_context(task, words, CONTEXT)
     assert len(told) == 2 and "1 of 4 dev" in told[0] and policy[:4] in told[0]
     after = {split: list(task.items(split)) for split in ("dev", "test")}
     assert [item["id"] for item in after["dev"]] == [0, 1, 3] if policy == "drop" else [0, 1, 2, 3]
@@ -89,55 +89,55 @@ def test_dropped_or_truncated_it_fits(kind: str, policy: str, tmp_path: Path, wo
         (cut,) = [item for item in after["dev"] if item["id"] == 2]
         field = "prompt" if kind == "written" else "question"
         assert before["dev"][2][field].endswith(cut[field]) and len(cut[field]) > 500
-        request = task.play([cut]).send(None)[0]
-        size = len(prompt_ids(words, request.prompt)) + max(request.max_new_tokens, 1)
+        request = task.run([cut]).send(None)[0]
+        size = len(encode_prompt(words, request.prompt)) + max(request.max_new_tokens, 1)
         assert CONTEXT - 60 < size <= CONTEXT
-    assert fit(task, words, CONTEXT) == []
+    assert fit_to_context(task, words, CONTEXT) == []
 
 
 def test_new_tokens_count(tmp_path: Path, words: Any) -> None:
-    task = Match("tiny", data(tmp_path), max_new_tokens=510)
+    task = ExactMatch("tiny", data(tmp_path), max_new_tokens=510)
     with pytest.raises(UserError, match="4 of 4 dev items do not fit"):
-        fit(task, words, CONTEXT)
+        fit_to_context(task, words, CONTEXT)
 
 
 def test_a_part_of_a_mixture_names_its_key(tmp_path: Path, words: Any) -> None:
     mixture = Mixture("both", {"one": choice(tmp_path), "two": choice(tmp_path)}, "mean")
     with pytest.raises(UserError, match=r"task\.tasks\.one\.too_long=drop"):
-        fit(mixture, words, CONTEXT)
+        fit_to_context(mixture, words, CONTEXT)
     parts = {name: choice(tmp_path, too_long="drop") for name in ("one", "two")}
     mixture = Mixture("both", parts, "mean")
-    assert len(fit(mixture, words, CONTEXT)) == 4 and len(mixture.items("dev")) == 6
+    assert len(fit_to_context(mixture, words, CONTEXT)) == 4 and len(mixture.items("dev")) == 6
 
 
 def test_a_window_is_never_cut(tmp_path: Path, words: Any) -> None:
     (tmp_path / "text.txt").write_text(LONG * 6)
     settings = {"file": str(tmp_path / "text.txt"), "window": 600, "context": 9000}
     with pytest.raises(UserError, match="do not fit"):
-        fit(Perplexity(**settings), words, CONTEXT)  # type: ignore[arg-type]
+        fit_to_context(Perplexity(**settings), words, CONTEXT)  # type: ignore[arg-type]
     task = Perplexity(**settings, too_long="truncate")  # type: ignore[arg-type]
     windows = [item["answer"] for item in task.items("dev")]
-    assert fit(task, words, CONTEXT)
+    assert fit_to_context(task, words, CONTEXT)
     assert [item["answer"] for item in task.items("dev")] == windows
     with pytest.raises(UserError, match="cannot be truncated"):
-        fit(Perplexity(**{**settings, "window": 6000}, too_long="truncate"), words, CONTEXT)  # type: ignore[arg-type]
+        fit_to_context(Perplexity(**{**settings, "window": 6000}, too_long="truncate"), words, CONTEXT)  # type: ignore[arg-type]
 
 
 def test_a_judge_on_this_machine_has_room_too(tmp_path: Path, words: Any, tiny_llama: Path) -> None:
     path = Path(data(tmp_path, "prompt"))
     short = json.loads(path.read_text().replace(LONG * 3, LONG).replace(LONG * 2, LONG))
     path.write_text(json.dumps(short))
-    judge = Judge(Local(Base(str(tiny_llama))), max_new_tokens=8)
+    judge = LLMJudge(HFModel(BaseModel(str(tiny_llama))), max_new_tokens=8)
     with pytest.raises(UserError, match="do not fit into the judge's 512 tokens"):
-        fit(Written("judged", judge, str(path)), words, 1e6)
-    task = Written("judged", judge, str(path), too_long="truncate")
+        fit_to_context(FreeText("judged", judge, str(path)), words, 1e6)
+    task = FreeText("judged", judge, str(path), too_long="truncate")
     with pytest.raises(UserError, match=r"not truncated: set task\.too_long=drop"):
-        fit(task, words, 1e6)
+        fit_to_context(task, words, 1e6)
 
 
 def test_when_all_are_dropped_none_are_left(tmp_path: Path, words: Any) -> None:
     with pytest.raises(UserError, match="leave none"):
-        fit(choice(tmp_path, too_long="drop"), words, 8)
+        fit_to_context(choice(tmp_path, too_long="drop"), words, 8)
 
 
 @pytest.mark.parametrize("scoring", ["logits", "generate"])
@@ -171,7 +171,7 @@ def test_nine_hundred_items_cost_little(tiny_llama: Path, tmp_path: Path, words:
     import time
 
     shutil.copy(searches.choice_file(tmp_path / "many.json", 300, 600), tmp_path / "copy.json")
-    task = Choice("many", str(tmp_path / "copy.json"), scoring="logits")
+    task = MultipleChoice("many", str(tmp_path / "copy.json"), scoring="logits")
     began = time.monotonic()
-    fit(task, words, CONTEXT)
+    fit_to_context(task, words, CONTEXT)
     assert time.monotonic() - began < 40

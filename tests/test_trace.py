@@ -10,14 +10,14 @@ import pytest
 from endpoints import Asked, Reply, chat, endpoint
 from talking import Speaker, Streamer, slot
 
-from swarm.collab import Slot, Stages
+from swarm.collab import AgentSpec, Transcript
 from swarm.collab.moa import MixtureOfAgents
-from swarm.collab.presets import build
+from swarm.collab.presets import build_mixture
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Message, Request, Token
 from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
-from swarm.models.trace import Replay, Trace, Traced
+from swarm.models.trace import Replay, Trace, TracingModel
 
 KEY = "sk-very-secret-0123456789"
 DEAD = UserError("it is gone")
@@ -60,8 +60,8 @@ def test_a_completion_comes_back_whole(tmp_path: Path) -> None:
         "so", (-0.5, -2.0), 3, 4, (True, False), (1, 2), 0.25, "hm", "length",
         (Token("s", -0.1, (("s", -0.1), ("t", -3.0))), Token("o", -0.2)), "m-1", 1.5, True,
     )  # fmt: skip
-    Traced(Speaker("m", lambda _: said), "m", Trace(tmp_path / "t")).generate([Request("?")])
-    (again,) = Replay(tmp_path / "t").model("m").generate([Request("?")])
+    TracingModel(Speaker("m", lambda _: said), "m", Trace(tmp_path / "t")).generate([Request("?")])
+    (again,) = Replay(tmp_path / "t").get_model("m").generate([Request("?")])
     assert again == said and isinstance(again.tokens[0], Token)
     assert (again.model, again.seconds, again.cached) == ("m-1", 1.5, True)
 
@@ -82,23 +82,23 @@ def test_the_same_collaboration_is_replayed_without_anybody(tmp_path: Path) -> N
         }.items()
     }
     requests = [Request("why?", 7), Request((Message("user", "and who?"),), 7, seed=3)]
-    first = build(preset, models.__getitem__, trace=Trace(tmp_path / "one")).run(requests)
+    first = build_mixture(preset, models.__getitem__, trace=Trace(tmp_path / "one")).run(requests)
     replay = Replay(tmp_path / "one")
-    again = build(preset, replay.model, trace=Trace(tmp_path / "two")).run(requests)
-    assert again == first and all(isinstance(one, Stages) for one in first)
+    again = build_mixture(preset, replay.get_model, trace=Trace(tmp_path / "two")).run(requests)
+    assert again == first and all(isinstance(one, Transcript) for one in first)
     assert calls(tmp_path / "one") == calls(tmp_path / "two") and len(calls(tmp_path / "one")) == 24
     with pytest.raises(
         UserError, match=r"layer 1: 0 of 5 proposers answered .* a was not asked this"
     ):
-        build(preset, replay.model).generate([Request("who?")])
+        build_mixture(preset, replay.get_model).generate([Request("who?")])
 
 
 def test_a_streamed_answer_is_in_the_trace(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "t")
     for streamer in (Streamer("z", "one ", "two"), Streamer("z", "one ", DEAD)):
-        mixture = MixtureOfAgents([slot("a")], Slot(streamer, "z"), trace=trace)
+        mixture = MixtureOfAgents([slot("a")], AgentSpec(streamer, "z"), trace=trace)
         mixture.run([Request("why?")], lambda number, event: None)
-    pieces = MixtureOfAgents([slot("a")], Slot(Streamer("z", "x", "y"), "z"), trace=trace).stream(
+    pieces = MixtureOfAgents([slot("a")], AgentSpec(Streamer("z", "x", "y"), "z"), trace=trace).stream(
         Request("why?")
     )
     assert next(pieces) == Delta("x")
@@ -117,7 +117,7 @@ def test_no_key_reaches_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return chat("fine")
 
     with endpoint(answer) as server:
-        slots = [Slot(OpenAI(name, server.url, "MY_KEY", limits=Limits(retries=0)), name)
+        slots = [AgentSpec(OpenAI(name, server.url, "MY_KEY", limits=Limits(retries=0)), name)
                  for name in ("a", "dead")]  # fmt: skip
         mixture = MixtureOfAgents(slots, slots[0], trace=Trace(tmp_path / "t", {"who": "a"}))
         mixture.generate([Request("why?")])
@@ -127,10 +127,10 @@ def test_no_key_reaches_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_asked_again_is_answered_in_order(tmp_path: Path) -> None:
-    model = Traced(Speaker("m"), "m", Trace(tmp_path / "t"))
+    model = TracingModel(Speaker("m"), "m", Trace(tmp_path / "t"))
     asked = [Request("?"), Request("?"), Request("!")]
-    model.attempt(asked)
-    again = Replay(tmp_path / "t").model("m")
+    model.generate_each(asked)
+    again = Replay(tmp_path / "t").get_model("m")
     texts = [one.text for one in again.generate([*asked, Request("?")])]
     assert texts == ["<m says 1>", "<m says 2>", "<m says 3>", "<m says 2>"]
     with pytest.raises(
@@ -144,8 +144,8 @@ def test_what_is_asked_again_is_answered_in_order(tmp_path: Path) -> None:
 
 def test_traced_is_as_its_model(tmp_path: Path) -> None:
     inner = Speaker("m", lambda request: DEAD if request.prompt == "bad" else "fine")
-    model = Traced(inner, "m", Trace(tmp_path / "t"), {"role": "judge"})
-    good, bad = model.attempt([Request("good"), Request("bad")])
+    model = TracingModel(inner, "m", Trace(tmp_path / "t"), {"role": "judge"})
+    good, bad = model.generate_each([Request("good"), Request("bad")])
     assert isinstance(good, Completion) and bad is DEAD
     with pytest.raises(UserError, match="it is gone"):
         model.generate([Request("good"), Request("bad")])
@@ -154,14 +154,14 @@ def test_traced_is_as_its_model(tmp_path: Path) -> None:
     assert inner.ready == ["checked", "cpu"]
     assert records(tmp_path / "t")[1]["call"] == {"name": "m", "role": "judge"}
     assert len(records(tmp_path / "t")) == 5
-    bare = Traced(type("Bare", (), {})(), "bare", Trace(tmp_path / "u"))
+    bare = TracingModel(type("Bare", (), {})(), "bare", Trace(tmp_path / "u"))
     bare.check()
     bare.open("cpu")
 
 
 def test_many_threads_write_whole_lines(tmp_path: Path) -> None:
     trace = pickle.loads(pickle.dumps(Trace(tmp_path / "t")))
-    model = Traced(Speaker("m", "long " * 5000), "m", trace)
+    model = TracingModel(Speaker("m", "long " * 5000), "m", trace)
 
     def ask(thread: int) -> None:
         for number in range(20):
@@ -181,19 +181,19 @@ def test_many_threads_write_whole_lines(tmp_path: Path) -> None:
 
 def test_a_torn_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "t"
-    model = Traced(Speaker("m", "fine"), "m", Trace(path, {"run": 1}))
+    model = TracingModel(Speaker("m", "fine"), "m", Trace(path, {"run": 1}))
     model.generate([Request("a"), Request("b")])
     path.write_bytes(path.read_bytes()[:-30])
     replay = Replay(path)
     assert "line 3 is not whole" in caplog.text and replay.about == {"run": 1}
-    assert replay.model("m").generate([Request("a")])[0].text == "fine"
+    assert replay.get_model("m").generate([Request("a")])[0].text == "fine"
     with pytest.raises(UserError, match="m was not asked this"):
-        replay.model("m").generate([Request("b")])
-    again = Traced(Speaker("m", "better"), "m", Trace(path, {"run": 2}))
+        replay.get_model("m").generate([Request("b")])
+    again = TracingModel(Speaker("m", "better"), "m", Trace(path, {"run": 2}))
     again.generate([Request("b")])
     replay = Replay(path)
-    assert replay.about == {"run": 2} and replay.model("m") is replay.model("m")
-    assert replay.model("m").generate([Request("b")])[0].text == "better"
+    assert replay.about == {"run": 2} and replay.get_model("m") is replay.get_model("m")
+    assert replay.get_model("m").generate([Request("b")])[0].text == "better"
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_what_is_no_trace_is_named(text: Any, message: str, tmp_path: Path) -> N
 
 
 def test_who_was_not_asked_and_where_nothing_can_be_written(tmp_path: Path) -> None:
-    Traced(Speaker("m"), "m", Trace(tmp_path / "t")).generate([Request("?")])
+    TracingModel(Speaker("m"), "m", Trace(tmp_path / "t")).generate([Request("?")])
     with pytest.raises(UserError, match=r"has no answer of n; it has those of m$"):
-        Replay(tmp_path / "t").model("n")
+        Replay(tmp_path / "t").get_model("n")
     with pytest.raises(UserError, match=r"cannot read the trace .*none"):
         Replay(tmp_path / "none")
     with pytest.raises(UserError, match=r"cannot write the trace .*below: "):

@@ -14,8 +14,8 @@ import ui_pages
 from browsers import SIZES
 from ui_pages import window
 
-from swarm.manifest import read_state, sealed
-from swarm.running import underway
+from swarm.manifest import read_state, encode_state
+from swarm.running import running_info
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +147,7 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
         page.get_by_role("button", name="Stop").click()
         settled(page, "stopped")
         done = len((read_state(run) or {})["rounds"])
-        assert underway(run) is None and done > 1
+        assert running_info(run) is None and done > 1
         page.get_by_role("button", name="Resume").click()
         settled(page, "running")
         page.wait_for_function(
@@ -270,7 +270,7 @@ def test_a_run_with_several_objectives_shows_its_front(
     draw = np.random.default_rng(0)
     for entry in state["rounds"]:
         entry["objectives"] = draw.random((len(entry["positions"]), 2)).round(3).tolist()
-    path.write_bytes(sealed({**state, "objectives": {"one": 15, "two": 15}}))
+    path.write_bytes(encode_state({**state, "objectives": {"one": 15, "two": 15}}))
     try:
         with window(browser, page_url) as page:
             page.goto(f"{page_url}runs/several")

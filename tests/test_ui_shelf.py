@@ -12,12 +12,12 @@ import reporting
 from click.testing import CliRunner
 
 from swarm.errors import UserError
-from swarm.running import Hold
+from swarm.running import RunLock
 from swarm.ui import form
 from swarm.ui.command import ui
-from swarm.ui.home import Home
-from swarm.ui.launching import Launcher, check, output
-from swarm.ui.shelf import Shelf
+from swarm.ui.home import AppState
+from swarm.ui.launching import SearchLauncher, check_search, output_path
+from swarm.ui.shelf import RunIndex
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from swarm.ui.shelf import Shelf
 )
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="is no name of a run"):
-        Home(tmp_path).run(name)
+        AppState(tmp_path).run_path(name)
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,65 +38,65 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     part = tmp_path / "sweep" / "trial_00"
     part.mkdir(parents=True)
     (part / "state.json").write_bytes(state)
-    shelf = Shelf(tmp_path)
-    lines = shelf.lines()
+    shelf = RunIndex(tmp_path)
+    lines = shelf.list_runs()
     assert "sweep/trial_00" in {line.name for line in lines} and len(lines) == 501
     with monkeypatch.context() as patch:
         patch.setattr("swarm.ui.shelf._facts", lambda state: pytest.fail("read again"))
-        assert shelf.lines() == lines
+        assert shelf.list_runs() == lines
     kept = (first / "state.json").stat()
     (first / "state.json").write_bytes(b"x" * len(state))
     os.utime(first / "state.json", ns=(kept.st_atime_ns, kept.st_mtime_ns))
-    assert shelf.lines() == lines
+    assert shelf.list_runs() == lines
     os.utime(first / "state.json")
-    assert len(shelf.lines()) == 500
+    assert len(shelf.list_runs()) == 500
 
 
 def test_states_of_a_run(tmp_path: Path) -> None:
-    run, shelf = reporting.folder(tmp_path / "run", finished=False), Shelf(tmp_path)
-    assert shelf.lines()[0].state == "stopped"
-    hold = Hold(run)
-    hold.say({"what": "iteration 4", "iteration": 4, "most": 50, "done": 3, "total": 9})
+    run, shelf = reporting.folder(tmp_path / "run", finished=False), RunIndex(tmp_path)
+    assert shelf.list_runs()[0].state == "stopped"
+    hold = RunLock(run)
+    hold.update_status({"what": "iteration 4", "iteration": 4, "most": 50, "done": 3, "total": 9})
     ends = time.monotonic() + 60
-    while shelf.lines()[0].why != "iteration 4 of at most 50, 3 of 9 items":
-        assert time.monotonic() < ends, shelf.lines()[0].why
+    while shelf.list_runs()[0].why != "iteration 4 of at most 50, 3 of 9 items":
+        assert time.monotonic() < ends, shelf.list_runs()[0].why
         time.sleep(0.05)
-    assert shelf.lines()[0].state == "running"
+    assert shelf.list_runs()[0].state == "running"
     note = (run / "running.json").read_text()
     hold.close()
     (run / "running.json").write_text(note)
-    assert (shelf.lines()[0].state, shelf.lines()[0].why) == ("stopped", "killed after iteration 4")
+    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].why) == ("stopped", "killed after iteration 4")
     (run / "running.json").unlink()
-    output(run).parent.mkdir()
-    output(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
-    assert (shelf.lines()[0].state, shelf.lines()[0].why) == ("failed", "no room")
+    output_path(run).parent.mkdir()
+    output_path(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
+    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].why) == ("failed", "no room")
     os.utime(run / "state.json", (time.time() + 5, time.time() + 5))
-    assert shelf.lines()[0].state == "stopped"
+    assert shelf.list_runs()[0].state == "stopped"
 
 
 def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(UserError, match="no search is at work"):
-        Launcher().stop(run)
-    hold = Hold(run)
+        SearchLauncher().stop_search(run)
+    hold = RunLock(run)
     note = json.loads((run / "running.json").read_text())
     for wrong in ({"pid": os.getppid()}, {"host": "elsewhere"}, {"pid": "1"}):
         (run / "running.json").write_text(json.dumps(note | wrong))
         with pytest.raises(UserError, match="not this user's or not on this machine"):
-            Launcher().stop(run)
+            SearchLauncher().stop_search(run)
     with pytest.raises(UserError, match="at work already"):
-        Launcher().begin(run, [], tmp_path)
+        SearchLauncher().start_search(run, [], tmp_path)
     hold.close()
     for kept, error in (("5", "no command"), ('["name=other"]', "that of another run")):
         (run / "command.json").write_text(f'{{"arguments": {kept}, "directory": "/"}}')
         with pytest.raises(UserError, match=error):
-            Launcher().go_on(run)
+            SearchLauncher().resume_search(run)
 
 
 def test_the_form_s_arguments(tmp_path: Path) -> None:
-    home = Home(tmp_path, "mine", "some/folder", "cuda:1")
-    chosen, lines = form.begun(home)
-    assert form.arguments(home, "try", chosen, {"seed": " 007 ", "budget": ""}, lines) == [
+    home = AppState(tmp_path, "mine", "some/folder", "cuda:1")
+    chosen, lines = form.initial_form(home)
+    assert form.build_arguments(home, "try", chosen, {"seed": " 007 ", "budget": ""}, lines) == [
         "task=nlgraph_mini", "model=local", "seed=7", "pool.folder=mine", "model.path=some/folder",
         "gpus=[1]", "name=try",
     ]  # fmt: skip
@@ -109,8 +109,8 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         ("try", {}, "folder=/", "folder cannot be set here"),
     ):
         with pytest.raises(UserError, match=re.escape(error)):
-            form.arguments(home, name, chosen, numbers, more)
-    assert all(form.options(group)[form.defaults()[group]] for group in form.GROUPS)
+            form.build_arguments(home, name, chosen, numbers, more)
+    assert all(form.group_options(group)[form.default_options()[group]] for group in form.CONFIG_GROUPS)
 
 
 def test_the_command_s_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +126,6 @@ def test_the_command_s_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_check_tells_the_error(tmp_path: Path) -> None:
-    right, said = check(["task=nothing", "name=bad"], tmp_path)
+    right, said = check_search(["task=nothing", "name=bad"], tmp_path)
     assert not right and said.startswith("task=nothing") and "\n" not in said
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ import ui_pages
 from browsers import shown
 from ui_pages import HOSTILE, fits
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.models import Message, Request
 from swarm.roster import Roster
@@ -201,7 +201,7 @@ def test_a_mixture_by_hand_is_what_a_run_has_saved(
     questions = [QUESTION, "yes or no", talkers.ODD]
     best = roster.model(f"local/{page_folder}/search/first")
     said(best)
-    monkeypatch.setattr(Base, "load", lambda *_: pytest.fail("the base is loaded again"))
+    monkeypatch.setattr(BaseModel, "load", lambda *_: pytest.fail("the base is loaded again"))
     mixed = roster.blend(dict(zip(tiny.NAMES, ui_pages.BEST, strict=True)))
     assert [said(mixed, one) for one in questions] == [said(best, one) for one in questions]
     assert said(roster.blend({"amber": 1.0})) == said(roster.model("local/amber"))

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from swarm.collab.course import pick
-from swarm.collab.deliberation.rankings import ranking
-from swarm.collab.deliberation.reading import areas, verdict
-from swarm.collab.deliberation.said import answer_of, share, without_thoughts
+from swarm.collab.course import parse_pick
+from swarm.collab.deliberation.rankings import parse_ranking
+from swarm.collab.deliberation.reading import parse_areas, parse_verdict
+from swarm.collab.deliberation.said import split_confidence, parse_confidence, strip_thoughts
 from swarm.collab.deliberation.verdicts import Verdict
-from swarm.collab.deliberation.votes import groups, key_of
+from swarm.collab.deliberation.votes import group_equal_answers, comparison_key
 
 WHOLE = """<reasoning>weighed</reasoning>
 <synthesis>
@@ -30,7 +30,7 @@ true
 
 
 def read(reply: str) -> Verdict:
-    found = verdict(reply)
+    found = parse_verdict(reply)
     assert found is not None, reply
     return found
 
@@ -111,7 +111,7 @@ def test_what_is_written_is_read(reply: str, synthesis: str, confidence: float |
     ],
 )  # fmt: skip
 def test_without_a_synthesis_there_is_no_verdict(reply: str) -> None:
-    assert verdict(reply) is None
+    assert parse_verdict(reply) is None
 
 
 def test_nothing_that_is_written_breaks_the_reader() -> None:
@@ -123,10 +123,10 @@ def test_nothing_that_is_written_breaks_the_reader() -> None:
     read_some = 0
     for _ in range(4000):
         text = "".join(draws.choices(pieces, k=draws.randrange(1, 25)))
-        found = verdict(text)
-        answer, confidence = answer_of(text)
+        found = parse_verdict(text)
+        answer, confidence = split_confidence(text)
         assert answer == answer.strip()
-        assert sorted(ranking(text, [1, 2, 3]) or [1, 2, 3]) == [1, 2, 3]
+        assert sorted(parse_ranking(text, [1, 2, 3]) or [1, 2, 3]) == [1, 2, 3]
         for sure in (confidence, found.confidence if found else None):
             assert sure is None or 0 <= sure <= 1
         if found:
@@ -149,7 +149,7 @@ def test_nothing_that_is_written_breaks_the_reader() -> None:
     ],
 )  # fmt: skip
 def test_confidences(said: str, number: float | None) -> None:
-    assert share(said) == (None if number is None else pytest.approx(number))
+    assert parse_confidence(said) == (None if number is None else pytest.approx(number))
 
 
 @pytest.mark.parametrize("value", [0.7, "0.7", "70%", 70])
@@ -185,7 +185,7 @@ def test_whether_another_iteration_is_needed(said: str, wanted: bool) -> None:
     ],
 )  # fmt: skip
 def test_refinement_areas(said: object, found: tuple[str, ...]) -> None:
-    assert areas(said) == found
+    assert parse_areas(said) == found
 
 
 @pytest.mark.parametrize("said", ["none", "None.", "N/A", "-", " "])
@@ -207,14 +207,14 @@ def test_no_dissent_is_none(said: str) -> None:
     ],
 )  # fmt: skip
 def test_orders(reply: str) -> None:
-    assert ranking(reply, [1, 2, 3]) == [3, 1, 2]
+    assert parse_ranking(reply, [1, 2, 3]) == [3, 1, 2]
 
 
 @pytest.mark.parametrize(
     "reply", ["", "3 is best", "7 > 8", "1 > 1 > 2", "none of them", "4, 5, 6"]
 )
 def test_what_is_no_order(reply: str) -> None:
-    assert ranking(reply, [1, 2, 3]) is None
+    assert parse_ranking(reply, [1, 2, 3]) is None
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_what_is_no_order(reply: str) -> None:
     ],
 )  # fmt: skip
 def test_an_answer_and_its_confidence(text: str, answer: str, confidence: float | None) -> None:
-    assert answer_of(text) == (answer, confidence)
+    assert split_confidence(text) == (answer, confidence)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_answer_and_its_confidence(text: str, answer: str, confidence: float 
     ],
 )
 def test_thoughts(text: str, rest: str) -> None:
-    assert without_thoughts(text) == rest
+    assert strip_thoughts(text) == rest
 
 
 @pytest.mark.parametrize(
@@ -272,16 +272,16 @@ def test_thoughts(text: str, rest: str) -> None:
     ],
 )  # fmt: skip
 def test_what_a_vote_is_for(text: str, key: tuple[str, str]) -> None:
-    assert key_of(text) == key
+    assert comparison_key(text) == key
 
 
 def test_groups_are_complete_and_keep_the_order() -> None:
     texts = ["the red house", "7", "red house!", "7.0", "8"]
-    assert groups(texts) == [[0, 2], [1, 3], [4]]
+    assert group_equal_answers(texts) == [[0, 2], [1, 3], [4]]
     # The first and the last are both like the middle one, and not like each other.
     chain = ["abcdefgh", "abcdefxy", "abcdwvxy"]
-    assert groups(chain, 0.7) == [[0, 1], [2]] and groups(chain, 0.4) == [[0, 1, 2]]
-    assert groups(["100001", "100002"], 0.1) == [[0], [1]]
+    assert group_equal_answers(chain, 0.7) == [[0, 1], [2]] and group_equal_answers(chain, 0.4) == [[0, 1, 2]]
+    assert group_equal_answers(["100001", "100002"], 0.1) == [[0], [1]]
 
 
 @pytest.mark.parametrize(
@@ -293,12 +293,12 @@ def test_groups_are_complete_and_keep_the_order() -> None:
 )  # fmt: skip
 def test_no_reply_takes_long_or_breaks_it(reply: str) -> None:
     began = time.process_time()
-    answer_of(reply)
-    assert ranking(reply, [1, 2, 3]) in (None, [2, 1, 3]) and pick(reply, 3) in (None, 1, 2)
-    assert verdict(reply) is None and key_of(reply)
+    split_confidence(reply)
+    assert parse_ranking(reply, [1, 2, 3]) in (None, [2, 1, 3]) and parse_pick(reply, 3) in (None, 1, 2)
+    assert parse_verdict(reply) is None and comparison_key(reply)
     assert time.process_time() - began < 3
 
 
 def test_long_numbers_are_compared_to_their_last_digit() -> None:
-    assert groups([str(2**200), str(2**200 + 1), f"{2**200}.0"]) == [[0, 2], [1]]
-    assert groups(["-0", "0", "0.00", "100", "1"]) == [[0, 1, 2], [3], [4]]
+    assert group_equal_answers([str(2**200), str(2**200 + 1), f"{2**200}.0"]) == [[0, 2], [1]]
+    assert group_equal_answers(["-0", "0", "0.00", "100", "1"]) == [[0, 1, 2], [3], [4]]

@@ -13,10 +13,10 @@ import vllms
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.engine import VLLMEngine
-from swarm.engine.vllm.way import MEMORY, ROOM, tidy
+from swarm.engine.vllm.way import SHARED_MEMORY, FOLDER_PREFIX, remove_stale_folders
 from swarm.errors import UserError
 from swarm.models import Message, Request
 from swarm.pool import Pool
@@ -62,7 +62,7 @@ def test_says_what_transformers_says(engine: VLLMEngine, hf: HFEngine, pool: Poo
         Request((Message("system", "be brief"), Message("user", "yes or no?")), 8),
     ]
     rows = vllms.positions(6, pool)  # more than fit into one batch
-    found, expected = (one.answer(rows, [asked] * 6) for one in (engine, hf))
+    found, expected = (one.generate(rows, [asked] * 6) for one in (engine, hf))
     assert found == expected
     assert {said.finish for row in found for said in row} == {"stop", "length"}
 
@@ -73,7 +73,7 @@ def test_scores_choices_as_transformers_does(engine: VLLMEngine, hf: HFEngine, p
     many = tuple(map(hf._tokenizer.decode, range(60, 290)))  # more than vLLM lists at once
     asked.append(Request(PROMPTS[0], 0, many))
     rows = vllms.positions(3, pool)
-    found, expected = (one.answer(rows, [asked] * 3) for one in (engine, hf))
+    found, expected = (one.generate(rows, [asked] * 3) for one in (engine, hf))
     assert np.allclose(vllms.logprobs(found), vllms.logprobs(expected), atol=2e-4)
     for row, other in zip(found, expected, strict=True):
         for said, same in zip(row, other, strict=True):
@@ -86,7 +86,7 @@ def test_tells_the_likeliest_tokens(engine: VLLMEngine, hf: HFEngine, pool: Pool
     # Beside choices vLLM's sampler would tell those instead.
     asked += [*vllms.scoring(PROMPTS), Request(PROMPTS[3], 5)]
     rows = vllms.positions(1, pool)
-    for said, same in zip(*(one.answer(rows, [asked])[0] for one in (engine, hf)), strict=True):
+    for said, same in zip(*(one.generate(rows, [asked])[0] for one in (engine, hf)), strict=True):
         assert [one.text for one in said.tokens] == [one.text for one in same.tokens]
         for token, other in zip(said.tokens, same.tokens, strict=True):
             assert token.logprob == pytest.approx(other.logprob, abs=1e-4)
@@ -97,26 +97,26 @@ def test_draws_by_seed_and_sample(engine: VLLMEngine, pool: Pool) -> None:
     asked = [Request(PROMPTS[0], 12, temperature=2.0, seed=seed, sample=sample)
              for seed in (0, 1) for sample in (0, 1)]  # fmt: skip
     rows = vllms.positions(1, pool)
-    first, again = (engine.answer(rows, [asked])[0] for _ in range(2))
+    first, again = (engine.generate(rows, [asked])[0] for _ in range(2))
     assert first == again and len({said.text for said in first}) == 4
 
 
 def test_what_does_not_fit_is_named_and_nothing_stays(engine: VLLMEngine, pool: Pool) -> None:
     rows = vllms.positions(1, pool)
     with pytest.raises(UserError, match="max_position_embeddings"):
-        engine.answer(rows, [[Request("no", 5), Request("one " * 600, 5)]])
+        engine.generate(rows, [[Request("no", 5), Request("one " * 600, 5)]])
     assert not engine._asker._engine.has_unfinished_requests()  # type: ignore[union-attr]
-    assert engine.answer(rows, [[Request("no", 5)]])[0][0].new_tokens
-    assert not [*MEMORY.glob(f"{ROOM}{os.getpid()}-*"), *Path(tempfile.gettempdir()).glob(
-        f"{ROOM}{os.getpid()}-*")]  # fmt: skip
+    assert engine.generate(rows, [[Request("no", 5)]])[0][0].new_tokens
+    assert not [*SHARED_MEMORY.glob(f"{FOLDER_PREFIX}{os.getpid()}-*"), *Path(tempfile.gettempdir()).glob(
+        f"{FOLDER_PREFIX}{os.getpid()}-*")]  # fmt: skip
 
 
 def test_what_a_killed_process_left_is_removed(engine: VLLMEngine) -> None:
-    gone, ours = MEMORY / f"{ROOM}999999999-abc", MEMORY / f"{ROOM}{os.getpid()}-abc"
+    gone, ours = SHARED_MEMORY / f"{FOLDER_PREFIX}999999999-abc", SHARED_MEMORY / f"{FOLDER_PREFIX}{os.getpid()}-abc"
     for folder in (gone, ours):
         folder.mkdir()
         os.utime(folder, (0, 0))
-    tidy()
+    remove_stale_folders()
     assert not gone.exists() and ours.exists()
     ours.rmdir()
 
@@ -127,60 +127,60 @@ def test_never_stale(way: str, family: tuple[Path, Path], pool: Pool) -> None:
     asked = vllms.scoring([vllms.PREFIX + tail for tail in ("yes or no?", "one?", "answer:")])
     first, second = vllms.positions(3, pool, 1), vllms.positions(3, pool, 2)
     with vllms.opened(family[0], pool, way) as engine:
-        before = vllms.logprobs(engine.answer(first, [asked] * 3))
+        before = vllms.logprobs(engine.generate(first, [asked] * 3))
         assert engine._llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
-        after = vllms.logprobs(engine.answer(second, [asked] * 3))
-        back = vllms.logprobs(engine.answer(first, [asked] * 3))
+        after = vllms.logprobs(engine.generate(second, [asked] * 3))
+        back = vllms.logprobs(engine.generate(first, [asked] * 3))
     with vllms.opened(family[0], pool, way) as engine:
-        fresh = vllms.logprobs(engine.answer(second, [asked] * 3))
+        fresh = vllms.logprobs(engine.generate(second, [asked] * 3))
     assert np.allclose(after, fresh, atol=1e-5) and np.allclose(before, back, atol=1e-5)
     assert np.abs(after - before).max() > 0.1, "the weights change nothing"
 
 
 def test_the_canary_sings(engine: VLLMEngine, pool: Pool) -> None:
     """Under the old name, new weights do meet the old prompt's cache: the test above can fail."""
-    if not hasattr(engine._way, "_versions"):
+    if not hasattr(engine._way, "_list_versions"):
         pytest.skip("a folder's name cannot come twice")
     asked = [vllms.scoring([vllms.PREFIX + "yes or no?"])]
     first, second = vllms.positions(1, pool, 3), vllms.positions(1, pool, 4)
-    engine.answer(first, asked)
+    engine.generate(first, asked)
     old = engine._way.requests
-    right = vllms.logprobs(engine.answer(second, asked))
-    stale = vllms.logprobs(engine._asker.ask(old, asked))  # type: ignore[union-attr]
+    right = vllms.logprobs(engine.generate(second, asked))
+    stale = vllms.logprobs(engine._asker.generate(old, asked))  # type: ignore[union-attr]
     assert np.abs(stale - right).max() > 1e-3
 
 
 def test_slots_that_were_touched_are_noticed(family: tuple[Path, Path], pool: Pool) -> None:
     asked = [vllms.scoring(PROMPTS[:1])]
     with vllms.opened(family[0], pool, "slots") as engine:
-        engine.answer(vllms.positions(1, pool), asked)
+        engine.generate(vllms.positions(1, pool), asked)
         worker = engine._llm.llm_engine.model_executor.driver_worker.worker
         part = worker._swarm_parts[3]
         kept = part.slots.clone()
         part.slots[0].flatten()[:2] = part.slots[0].flatten()[:2].flip(0)  # as a sum sees it, equal
         with pytest.raises(UserError, match="is not what was written there"):
-            engine.answer(vllms.positions(1, pool), asked)
+            engine.generate(vllms.positions(1, pool), asked)
         part.slots.copy_(kept)
-        engine.answer(vllms.positions(1, pool), asked)
+        engine.generate(vllms.positions(1, pool), asked)
         for wrong in (part.basis[0] + 1, part.basis[0] * torch.nan):
             part.basis[0] = wrong
             with pytest.raises(UserError, match="checksum"):
-                engine.answer(vllms.positions(1, pool, 1), asked)
+                engine.generate(vllms.positions(1, pool, 1), asked)
         worker.model_runner.lora_manager._adapter_manager.remove_adapter(1)
         with pytest.raises(UserError, match="out of its slot"):
-            engine.answer(vllms.positions(1, pool, 2), asked)
+            engine.generate(vllms.positions(1, pool, 2), asked)
 
 
 def test_folders_that_were_dropped_are_noticed(family: tuple[Path, Path], pool: Pool) -> None:
     asked = [vllms.scoring(PROMPTS[:1])]
     with vllms.opened(family[0], pool, "folders") as engine:
-        engine.answer(vllms.positions(1, pool), asked)
+        engine.generate(vllms.positions(1, pool), asked)
         name = engine._way.requests[0]
         engine._llm.llm_engine.remove_lora(name.lora_int_id)
         with pytest.raises(UserError, match="has dropped 1 adapters"):
             engine._way.verify()
         with pytest.raises(Exception, match=name.lora_name):
-            engine.answer(vllms.positions(1, pool), asked)
+            engine.generate(vllms.positions(1, pool), asked)
 
 
 def test_one_engine_ends_and_another_goes_on(
@@ -190,7 +190,7 @@ def test_one_engine_ends_and_another_goes_on(
         pass
     rows = vllms.positions(1, pool, 7)
     asked = [[Request(PROMPTS[0], 5)]]
-    assert engine.answer(rows, asked) == hf.answer(rows, asked)
+    assert engine.generate(rows, asked) == hf.generate(rows, asked)
 
 
 def test_what_the_device_does_not_compute_shows_at_the_start(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_the_device_does_not_compute_shows_at_the_start(tmp_path: Path) -> 
     base = tiny.model(tmp_path / "base", head=8)
     pool = Pool(tiny.pool(base, tmp_path / "pool")).open()
     with pytest.raises(UserError, match=r"could not start: .*head_dim=8.*engine=hf"):
-        VLLMEngine().open(Base(str(base)), pool, "cpu")
+        VLLMEngine().open(BaseModel(str(base)), pool, "cpu")
 
 
 @pytest.mark.parametrize("way", vllms.WAYS)
@@ -212,9 +212,9 @@ def test_every_kind_of_pool(
     pool = Pool(family[1], **settings).open()  # type: ignore[arg-type]
     asked = [vllms.scoring(PROMPTS[:2]), vllms.scoring(PROMPTS[:2])]
     rows = vllms.positions(2, pool)
-    expected = vllms.logprobs(vllms.reference(family[0], pool).answer(rows, asked))
+    expected = vllms.logprobs(vllms.reference(family[0], pool).generate(rows, asked))
     with vllms.opened(family[0], pool, way) as engine:
-        assert np.allclose(vllms.logprobs(engine.answer(rows, asked)), expected, atol=2e-4)
+        assert np.allclose(vllms.logprobs(engine.generate(rows, asked)), expected, atol=2e-4)
 
 
 def test_a_prompt_that_is_read_in_pieces(
@@ -222,10 +222,10 @@ def test_a_prompt_that_is_read_in_pieces(
 ) -> None:
     asked = [[Request(PROMPTS[1], 0, (TEXT, " yes", TEXT[:30])), Request(PROMPTS[1], 4)]] * 2
     rows = vllms.positions(2, pool)
-    expected = hf.answer(rows, asked)
+    expected = hf.generate(rows, asked)
     few = {"max_num_batched_tokens": 64, "max_num_seqs": 3}
     with vllms.opened(family[0], pool, "folders", **few) as engine:
-        found = engine.answer(rows, asked)
+        found = engine.generate(rows, asked)
     assert np.allclose(vllms.logprobs(found), vllms.logprobs(expected), atol=2e-4)
     assert [row[1] for row in found] == [row[1] for row in expected]
 
@@ -236,6 +236,6 @@ def test_other_models(way: str, kind: str, tmp_path: Path) -> None:
     base, folder = vllms.family(tmp_path, kind)
     pool = Pool(folder).open()
     asked, rows = [vllms.scoring(PROMPTS[:2])] * 2, vllms.positions(2, pool)
-    expected = vllms.logprobs(vllms.reference(base, pool).answer(rows, asked))
+    expected = vllms.logprobs(vllms.reference(base, pool).generate(rows, asked))
     with vllms.opened(base, pool, way) as engine:
-        assert np.allclose(vllms.logprobs(engine.answer(rows, asked)), expected, atol=2e-4)
+        assert np.allclose(vllms.logprobs(engine.generate(rows, asked)), expected, atol=2e-4)

@@ -21,7 +21,7 @@ import warm
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.errors import UserError
 from swarm.models import Request
@@ -118,8 +118,8 @@ def test_an_adapter_that_always_says_one_word(family: tuple[Path, Path], tmp_pat
     asked = [[Request(prompt, 6) for prompt in tiny.TEXT]]
     for way in vllms.WAYS:
         with vllms.opened(base, pool, way) as engine:
-            said = [answer.text for answer in engine.answer(np.array([[0.0, 1.0]]), asked)[0]]
-            silent = [answer.text for answer in engine.answer(np.array([[0.0, 0.0]]), asked)[0]]
+            said = [answer.text for answer in engine.generate(np.array([[0.0, 1.0]]), asked)[0]]
+            silent = [answer.text for answer in engine.generate(np.array([[0.0, 0.0]]), asked)[0]]
         assert said == [word * 6] * len(tiny.TEXT)
         assert not any(word * 2 in text for text in silent)
 
@@ -168,7 +168,7 @@ def test_a_graphics_card_that_this_build_does_not_use(family: tuple[Path, Path])
     pool = Pool(family[1]).open()
     for device, told in (("cuda:0", "computes on the CPU"), ("cuda:3", "CUDA_VISIBLE_DEVICES=3")):
         with pytest.raises(UserError, match=told):
-            VLLMEngine().open(Base(str(family[0])), pool, device)
+            VLLMEngine().open(BaseModel(str(family[0])), pool, device)
 
 
 def test_the_benchmark_runs(family: tuple[Path, Path]) -> None:

@@ -12,23 +12,23 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from swarm.adapters import WEIGHTS
-from swarm.engine import Closing, Grouped
-from swarm.engine.base import Base
+from swarm.adapters import WEIGHTS_FILE
+from swarm.engine import SupportsClose, MultiGpuEngine
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm import starting
 from swarm.engine.vllm.engine import VLLMEngine
-from swarm.engine.vllm.mixing import Basis
+from swarm.engine.vllm.mixing import HostBasis
 from swarm.errors import UserError
 from swarm.executors import cluster
-from swarm.executors.devices import grouped, settled
-from swarm.executors.inline import Inline
+from swarm.executors.devices import group_gpus, select_device
+from swarm.executors.inline import InlineExecutor
 from swarm.executors.ray import RayExecutor
 from swarm.executors.worker import Worker
 from swarm.pool import Pool
 
-MISSING = pytest.mark.skipif(starting.installed() is not None, reason="vLLM is installed")
-PRESENT = pytest.mark.skipif(starting.installed() is None, reason="vLLM is not installed")
+MISSING = pytest.mark.skipif(starting.installed_version() is not None, reason="vLLM is installed")
+PRESENT = pytest.mark.skipif(starting.installed_version() is None, reason="vLLM is not installed")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_it_travels_as_its_settings() -> None:
     engine = VLLMEngine("slots", 3, 2, 0.5, 700, {"max_num_seqs": 8})
     again = pickle.loads(pickle.dumps(engine))
     assert vars(again) == vars(engine) and again.devices == 2
-    assert isinstance(engine, Grouped) and isinstance(engine, Closing)
-    assert not isinstance(HFEngine(), Grouped | Closing)
+    assert isinstance(engine, MultiGpuEngine) and isinstance(engine, SupportsClose)
+    assert not isinstance(HFEngine(), MultiGpuEngine | SupportsClose)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_cannot_be_is_told_before_anything_starts(
 def test_a_version_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, fits in (("0.31.9", False), ("0.32.0+cpu", True), ("0.33.1", True),
                           ("0.34.0", False), ("1.0", False)):  # fmt: skip
-        monkeypatch.setattr(starting, "installed", lambda version=version: version)
+        monkeypatch.setattr(starting, "installed_version", lambda version=version: version)
         if fits:
             starting.check_installed()
             continue
@@ -89,11 +89,11 @@ def test_a_version_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatc
 
 def test_the_output_layer_is_not_for_vllm(tiny_llama: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(("amber", "birch")):
-        file = tiny.expert(tiny_llama, tmp_path / name, seed, targets=("lm_head",)) / WEIGHTS
+        file = tiny.expert(tiny_llama, tmp_path / name, seed, targets=("lm_head",)) / WEIGHTS_FILE
         # PEFT saves the layer itself as well, which a pool does not take.
         save_file({k: v for k, v in load_file(file).items() if "base_layer" not in k}, file)
     with pytest.raises(UserError, match=r"adapt lm_head, which vLLM leaves out.*engine=hf"):
-        VLLMEngine().check(Base(str(tiny_llama)), Pool(tmp_path).open())
+        VLLMEngine().check(BaseModel(str(tiny_llama)), Pool(tmp_path).open())
 
 
 def test_a_rank_that_vllm_does_not_take(
@@ -104,7 +104,7 @@ def test_a_rank_that_vllm_does_not_take(
     assert starting.serving_rank(Pool(tiny_pool).open()) == 8
     pool.rank = 513
     with pytest.raises(UserError, match=r"rank 513.*up to rank 512; pool.space=factor.*engine=hf"):
-        VLLMEngine().check(Base(str(tiny_llama)), pool)
+        VLLMEngine().check(BaseModel(str(tiny_llama)), pool)
 
 
 def test_a_file_is_the_position(
@@ -114,7 +114,7 @@ def test_a_file_is_the_position(
     for number, (folder, space) in enumerate([(mixed_pool, "factor"), (tiny_pool, "delta")]):
         pool = Pool(folder, space=space).open()
         position = np.random.default_rng(0).normal(size=4)
-        Basis(pool).write(position, tmp_path / f"given-{number}", "float32")
+        HostBasis(pool).write_adapter(position, tmp_path / f"given-{number}", "float32")
         pool.save(position, tmp_path / f"saved-{number}")
         given, saved = (
             tiny.logits(PeftModel.from_pretrained(tiny.load(tiny_llama), file).eval())
@@ -125,26 +125,26 @@ def test_a_file_is_the_position(
 
 def test_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     hf, alone, pair = HFEngine(), VLLMEngine(), VLLMEngine(tensor_parallel_size=2)
-    assert grouped([4, 5, 6, 7], hf) == grouped([4, 5, 6, 7], alone) == [[4], [5], [6], [7]]
-    assert grouped([4, 5, 6, 7], pair) == [[4, 5], [6, 7]] and grouped([], pair) == []
+    assert group_gpus([4, 5, 6, 7], hf) == group_gpus([4, 5, 6, 7], alone) == [[4], [5], [6], [7]]
+    assert group_gpus([4, 5, 6, 7], pair) == [[4, 5], [6, 7]] and group_gpus([], pair) == []
     with pytest.raises(UserError, match=r"gpus=\[0, 1, 2\] with engine.tensor_parallel_size=2"):
-        grouped([0, 1, 2], pair)
+        group_gpus([0, 1, 2], pair)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-abc")
-    assert settled([2], hf) == "cuda:2" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
-    assert settled([], pair) == "cpu" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
-    assert settled([0, 2], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,GPU-abc"
+    assert select_device([2], hf) == "cuda:2" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
+    assert select_device([], pair) == "cpu" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
+    assert select_device([0, 2], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,GPU-abc"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(UserError, match=r"gpus=\[1\]: this engine takes the first GPU.*processes"):
-        inline = Inline()
+        inline = InlineExecutor()
         inline._gpus = [1]  # as on a machine that has it
-        inline.open(Worker(Base("x"), Pool("y"), None, alone))  # type: ignore[arg-type]
-    monkeypatch.setattr(cluster, "nodes", lambda: [{"GPU": 4.0, "CPU": 8.0}])
+        inline.open(Worker(BaseModel("x"), Pool("y"), None, alone))  # type: ignore[arg-type]
+    monkeypatch.setattr(cluster, "list_nodes", lambda: [{"GPU": 4.0, "CPU": 8.0}])
     for engine, share, expected in ((hf, 0.5, (0.5, 8)), (hf, None, (1, 4)), (pair, None, (2, 2))):
-        worker = Worker(Base("x"), Pool("y"), None, engine)  # type: ignore[arg-type]
-        assert RayExecutor(gpus_per_worker=share)._plan(worker) == expected
+        worker = Worker(BaseModel("x"), Pool("y"), None, engine)  # type: ignore[arg-type]
+        assert RayExecutor(gpus_per_worker=share)._plan_workers(worker) == expected
     with pytest.raises(UserError, match=r"gpus_per_worker=1 with engine.tensor_parallel_size=2"):
-        RayExecutor(gpus_per_worker=1)._plan(worker)
-    assert settled([6, 7], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
+        RayExecutor(gpus_per_worker=1)._plan_workers(worker)
+    assert select_device([6, 7], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
 
 
 @PRESENT

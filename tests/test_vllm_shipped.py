@@ -11,12 +11,12 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/
 
 from hydra.utils import instantiate
 
-from swarm.api.settings import composed
-from swarm.engine.base import Base
+from swarm.api.settings import compose_config
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.errors import UserError
-from swarm.executors.worker import Meter, play_together
+from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models import Completion, Message, Request
 from swarm.pool import Pool
 
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def shipped() -> tuple[Base, Pool]:
+def shipped() -> tuple[BaseModel, Pool]:
     """SmolLM2 and the nine experts that come with the toolkit."""
-    with composed("search", ["name=x", "model=smollm2"]) as config:
+    with compose_config("search", ["name=x", "model=smollm2"]) as config:
         base = instantiate(config["model"])
     try:
         base.resolve()
@@ -42,20 +42,20 @@ Told = tuple[list[float], list[Completion]]
 
 def told(engine: Any, pool: Pool, mixtures: int) -> Told:
     """What an open engine makes of the shipped experts, twenty answers a mixture."""
-    with composed("search", ["name=x", "task=nlgraph_mini", "task.dev_limit=24"]) as config:
+    with compose_config("search", ["name=x", "task=nlgraph_mini", "task.dev_limit=24"]) as config:
         task = instantiate(config["task"])
     items = task.items("dev")
     assert len(items) == 24
     turns = [Message("user", f"{item['question']} Say why.") for item in items[:20]]
     rows = vllms.positions(10, pool)[:mixtures] / 4
     asked = [[Request((turn,), 20) for turn in turns]] * mixtures
-    scores = play_together(task, engine, np.eye(9), items, Meter())
+    scores = run_tasks_lockstep(task, engine, np.eye(9), items, JobUsage())
     answers = [said for row in engine.answer(rows, asked) for said in row]
     return [task.utility(row) for row in scores], answers
 
 
 @pytest.fixture(scope="module")
-def by_transformers(shipped: tuple[Base, Pool]) -> Told:
+def by_transformers(shipped: tuple[BaseModel, Pool]) -> Told:
     engine = HFEngine()
     engine.open(*shipped, vllms.DEVICE)
     return told(engine, shipped[1], 10)
@@ -63,7 +63,7 @@ def by_transformers(shipped: tuple[Base, Pool]) -> Told:
 
 @pytest.mark.parametrize(("way", "mixtures"), [("folders", 10), ("slots", 2)])
 def test_the_shipped_experts(
-    way: str, mixtures: int, shipped: tuple[Base, Pool], by_transformers: Told
+    way: str, mixtures: int, shipped: tuple[BaseModel, Pool], by_transformers: Told
 ) -> None:
     engine = VLLMEngine(way, max_loras=10, max_model_len=512, gpu_memory_utilization=0.3)
     engine.open(*shipped, vllms.DEVICE)

@@ -21,13 +21,13 @@ import wandb
 
 from swarm.manifest import read_state
 from swarm.report.folder import RunFolder
-from swarm.report.trajectories import trajectory
-from swarm.scratchpad import scratchpad
+from swarm.report.trajectories import measure_trajectory
+from swarm.scratchpad import build_scratchpad
 from swarm.secrets import clean
 from swarm.studies import rerun
-from swarm.track import Shown, Tracker, WandB
-from swarm.track.search import Followed
-from swarm.track.wandb import artifacts
+from swarm.track import TrackedRun, Tracker, WandB
+from swarm.track.search import SearchTracker
+from swarm.track.wandb import artifact_names
 
 KEY = "sk-secret-0123456789"
 
@@ -57,9 +57,9 @@ def folder(tmp_path_factory: Any) -> Iterator[Path]:
 def tell(folder: Path, tracker: Tracker, config: dict[str, Any]) -> None:
     """Tell a tracker of a finished run."""
     state = json.loads((folder / "state.json").read_text())
-    followed = Followed(tracker, folder)
-    with followed.during(state, config):
-        followed.judged(state["metrics"])
+    followed = SearchTracker(tracker, folder)
+    with followed.track_search(state, config):
+        followed.log_final_metrics(state["metrics"])
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def shown(folder: Path) -> tracked.Offline:
 
 def test_an_offline_run_has_the_originals_series(folder: Path, shown: tracked.Offline) -> None:
     state = json.loads((folder / "state.json").read_text())
-    pad = scratchpad(state["rounds"])
+    pad = build_scratchpad(state["rounds"])
     assert shown.steps == [*range(5), 5]
     assert [row["g"] for row in shown.history[:5]] == pad["g_history"]
     for number, entry in enumerate(state["rounds"]):
@@ -87,18 +87,18 @@ def test_an_offline_run_has_the_originals_series(folder: Path, shown: tracked.Of
 def test_diversity_and_coefficients_are_series(folder: Path, shown: tracked.Offline) -> None:
     run = RunFolder(folder)
     rows = shown.history[: len(run.rounds)]
-    assert np.allclose([row["diversity"] for row in rows], trajectory(run)["diversity"])
-    best = run.means[run.best()]
+    assert np.allclose([row["diversity"] for row in rows], measure_trajectory(run)["diversity"])
+    best = run.means[run.find_best()]
     assert np.allclose([rows[-1][f"coefficient/{name}"] for name in run.experts], best)
     assert all(row["prompts_saved"] == 0 and row["prompts_asked"] == 180 for row in rows)
 
 
 def test_flips_and_the_stacked_picture(folder: Path, shown: tracked.Offline) -> None:
     run = RunFolder(folder)
-    places = run.best_expert(), run.best()
+    places = run.best_expert(), run.find_best()
     for split, (before, after) in {
-        "dev": [run.values(place) for place in places],
-        "test": [np.array([row["value"] for row in run.test_answers(p) or []]) for p in places],
+        "dev": [run.load_answer_values(place) for place in places],
+        "test": [np.array([row["value"] for row in run.load_test_answers(p) or []]) for p in places],
     }.items():
         table = shown.table(f"flips_{split}")
         assert len(table["data"]) == (before != after).sum() > 0
@@ -121,7 +121,7 @@ def test_the_best_is_an_artifact_that_names_its_experts(
     facts, run = json.loads(artifact.metadata), RunFolder(folder)
     assert facts["test"] == run.metrics["ending_best_single_test_accuracy"]
     shares = [facts["experts"][name]["coefficient"] for name in run.experts]
-    assert shares == run.positions[run.best()].tolist()
+    assert shares == run.positions[run.find_best()].tolist()
     expert = facts["experts"]["logic"]
     assert expert["folder"] == str(folder.parent / "pool" / "logic")
     assert expert["sha256"] == hashlib.sha256(b"logic").hexdigest()
@@ -132,7 +132,7 @@ def test_experts_name_the_artifacts_that_they_were(tmp_path: Path) -> None:
     (tmp_path / "artifacts" / "cot:v3").mkdir(parents=True)
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "cot").symlink_to(tmp_path / "artifacts" / "cot:v3")
-    assert artifacts([tmp_path / "pool" / "cot", tmp_path / "pool"]) == ["cot:v3"]
+    assert artifact_names([tmp_path / "pool" / "cot", tmp_path / "pool"]) == ["cot:v3"]
 
 
 def test_nothing_is_written_that_was_not_told(folder: Path, shown: tracked.Offline) -> None:
@@ -208,19 +208,19 @@ def test_searches_of_a_sweep_are_one_group(
 
 def test_trials_are_of_the_group_that_their_folder_is(tmp_path: Path) -> None:
     config = {"folder": str(tmp_path / "sweep"), "name": "trial_00", "tracker": {"group": None}}
-    with rerun.alone(tmp_path / "sweep"):
-        assert rerun.grouped(config)["tracker"] == {"group": "sweep"}
+    with rerun.lock_study_folder(tmp_path / "sweep"):
+        assert rerun.with_tracker_group(config)["tracker"] == {"group": "sweep"}
         given = {**config, "tracker": {"group": "mine"}}
-        assert rerun.grouped(given) == given
-        assert rerun.grouped({**config, "tracker": {}})["tracker"] == {}
-    assert rerun.grouped({**config, "folder": str(tmp_path)})["tracker"] == {"group": None}
+        assert rerun.with_tracker_group(given) == given
+        assert rerun.with_tracker_group({**config, "tracker": {}})["tracker"] == {}
+    assert rerun.with_tracker_group({**config, "folder": str(tmp_path)})["tracker"] == {"group": None}
 
 
 def test_a_tracker_that_dies_under_way_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = WandB("offline")
-    tracker.start(Shown("search", tmp_path))
+    tracker.start(TrackedRun("search", tmp_path))
     tracker.log(0, {"g": 0.5})
     children = psutil.Process().children(recursive=True)
     killed = 0

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from swarm.judge import win_rates
-from swarm.judge.board import measured, table
-from swarm.judge.win_rates import HOLDS_FROM, fitted, length_controlled, win_rate
+from swarm.judge.board import summarize_annotations, format_leaderboard
+from swarm.judge.win_rates import MIN_RELIABLE_INSTRUCTIONS, fit_logistic, length_controlled_win_rate, mean_win_rate
 
 
 def logistic(value: np.ndarray) -> np.ndarray:
@@ -20,27 +20,27 @@ def drawn(n: int, theta: float, phi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_raw_rate_is_the_mean_in_percent() -> None:
-    found = win_rate([1.0, 0.25, 0.5, 0.0])
+    found = mean_win_rate([1.0, 0.25, 0.5, 0.0])
     assert found.mean == 43.75 and found.n == 4
     assert 0 <= found.low < found.mean < found.high <= 100
-    assert found == win_rate([1.0, 0.25, 0.5, 0.0])
+    assert found == mean_win_rate([1.0, 0.25, 0.5, 0.0])
 
 
 @pytest.mark.parametrize(("theta", "phi"), [(0.4, 1.5), (-1.0, 0.8), (0.2, -1.2)])
 def test_a_known_length_effect_is_recovered(theta: float, phi: float) -> None:
     differences, soft = drawn(300, theta, phi)
-    found = length_controlled(soft.tolist(), differences.tolist())
+    found = length_controlled_win_rate(soft.tolist(), differences.tolist())
     assert found.length_effect == pytest.approx(phi, abs=0.03)
     assert found.rate.mean == pytest.approx(100 * logistic(np.array(theta)), abs=0.2)
     # The raw rate has the effect in it: answers are 150 characters longer on average.
-    assert abs(win_rate(soft.tolist()).mean - found.rate.mean) > 2
-    assert (win_rate(soft.tolist()).mean > found.rate.mean) == (phi > 0)
+    assert abs(mean_win_rate(soft.tolist()).mean - found.rate.mean) > 2
+    assert (mean_win_rate(soft.tolist()).mean > found.rate.mean) == (phi > 0)
 
 
 def test_of_hard_verdicts_the_truth_is_in_the_interval() -> None:
     differences, soft = drawn(400, 0.4, 1.5)
     hard = (np.random.default_rng(3).random(400) < soft).astype(float)
-    found = length_controlled(hard.tolist(), differences.tolist())
+    found = length_controlled_win_rate(hard.tolist(), differences.tolist())
     assert found.rate.low < 100 * logistic(np.array(0.4)) < found.rate.high
     assert found.rate.high - found.rate.low == pytest.approx(4 * found.standard_error, rel=0.2)
     assert 1 < found.standard_error < 5
@@ -49,8 +49,8 @@ def test_of_hard_verdicts_the_truth_is_in_the_interval() -> None:
 @pytest.mark.parametrize("lengths", [[0, 0, 0, 0], [7, 7, 7, 7]])
 def test_where_lengths_say_nothing_it_is_the_raw_rate(lengths: list[int]) -> None:
     soft = [0.9, 0.2, 0.6, 1.0]
-    found = length_controlled(soft, lengths)
-    assert found.rate == win_rate(soft) and found.length_effect == 0.0
+    found = length_controlled_win_rate(soft, lengths)
+    assert found.rate == mean_win_rate(soft) and found.length_effect == 0.0
     assert found.standard_error == pytest.approx(100 * np.std(soft, ddof=1) / 2)
 
 
@@ -58,9 +58,9 @@ def test_difficulty_is_one_more_term_and_stays_in_the_prediction() -> None:
     differences, _ = drawn(300, 0.0, 0.0)
     difficulty = np.random.default_rng(1).normal(size=300)
     soft = logistic(0.3 + 1.0 * np.tanh(differences / differences.std(ddof=1)) + 2.0 * difficulty)
-    found = length_controlled(soft.tolist(), differences.tolist(), difficulty.tolist())
+    found = length_controlled_win_rate(soft.tolist(), differences.tolist(), difficulty.tolist())
     assert found.rate.mean == pytest.approx(100 * logistic(0.3 + 2 * difficulty).mean(), abs=0.3)
-    without = length_controlled(soft.tolist(), differences.tolist())
+    without = length_controlled_win_rate(soft.tolist(), differences.tolist())
     assert without.length_effect < found.length_effect  # what is left out flattens the others
 
 
@@ -74,7 +74,7 @@ def test_difficulty_is_one_more_term_and_stays_in_the_prediction() -> None:
     ],
 )
 def test_what_can_be_separated_stays_finite(soft: list[float], lengths: list[int]) -> None:
-    found = length_controlled(soft, lengths)
+    found = length_controlled_win_rate(soft, lengths)
     numbers = [*found.rate, found.standard_error, found.length_effect]
     assert np.isfinite(numbers).all() and abs(found.length_effect) < 20
     assert 0 <= found.rate.low <= found.rate.mean <= found.rate.high <= 100
@@ -82,48 +82,48 @@ def test_what_can_be_separated_stays_finite(soft: list[float], lengths: list[int
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_all_lost_and_all_won(value: float) -> None:
-    found = length_controlled([value] * 6, [5, -3, 8, 100, 2, 0])
-    assert found.rate == win_rate([value] * 6)
+    found = length_controlled_win_rate([value] * 6, [5, -3, 8, 100, 2, 0])
+    assert found.rate == mean_win_rate([value] * 6)
     assert found.rate.mean == 100 * value
     # One that never lost among six may still lose.
     assert found.rate.high - found.rate.low > 30
 
 
 def test_a_single_instruction() -> None:
-    assert length_controlled([0.7], [12]).rate.mean == 70
-    assert length_controlled([0.7], [12]).standard_error == 0
+    assert length_controlled_win_rate([0.7], [12]).rate.mean == 70
+    assert length_controlled_win_rate([0.7], [12]).standard_error == 0
 
 
 def test_newton_finds_the_maximum() -> None:
     design = np.stack([np.ones(50), np.random.default_rng(2).normal(size=50)], axis=1)
     soft = np.random.default_rng(3).random(50)
-    found = fitted(design, soft)
+    found = fit_logistic(design, soft)
     slope = design.T @ (soft - logistic(design @ found)) - [1e-6, 0.1] * found
     assert np.abs(slope).max() < 1e-6
-    assert fitted(design, soft, found + 5) == pytest.approx(found, abs=1e-6)
+    assert fit_logistic(design, soft, found + 5) == pytest.approx(found, abs=1e-6)
 
 
 def test_as_many_lengths_as_preferences() -> None:
     with pytest.raises(ValueError, match="as many length differences"):
-        length_controlled([0.5, 0.5], [1])
+        length_controlled_win_rate([0.5, 0.5], [1])
     with pytest.raises(ValueError, match="at least one"):
-        length_controlled([], [])
+        length_controlled_win_rate([], [])
 
 
 def test_from_100_instructions_on_the_penalty_moves_the_rate_by_less_than_a_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    draws = np.random.default_rng(HOLDS_FROM)
+    draws = np.random.default_rng(MIN_RELIABLE_INSTRUCTIONS)
     differences = []
     for _ in range(100):
         theta, phi = draws.uniform(-1.5, 1.5), draws.uniform(-2, 2)
-        standing = np.tanh(draws.normal(draws.uniform(-0.75, 0.75), 1, HOLDS_FROM))
-        hard = (draws.random(HOLDS_FROM) < logistic(theta + phi * standing)).astype(float)
-        design = np.stack([np.ones(HOLDS_FROM), standing], axis=1)
+        standing = np.tanh(draws.normal(draws.uniform(-0.75, 0.75), 1, MIN_RELIABLE_INSTRUCTIONS))
+        hard = (draws.random(MIN_RELIABLE_INSTRUCTIONS) < logistic(theta + phi * standing)).astype(float)
+        design = np.stack([np.ones(MIN_RELIABLE_INSTRUCTIONS), standing], axis=1)
         rates = []
         for ridge in (0.1, 1e-7):
             monkeypatch.setattr(win_rates, "RIDGE", ridge)
-            rates.append(100 * logistic(fitted(design, hard)[0]))
+            rates.append(100 * logistic(fit_logistic(design, hard)[0]))
         differences.append(abs(rates[0] - rates[1]))
     assert max(differences) < 1
 
@@ -147,5 +147,5 @@ def test_the_table_warns_of_few_instructions() -> None:
         ]
 
     warning = "depend on the fit's penalty"
-    assert any(warning in line for line in table([measured(annotations(30))]))
-    assert not any(warning in line for line in table([measured(annotations(HOLDS_FROM))]))
+    assert any(warning in line for line in format_leaderboard([summarize_annotations(annotations(30))]))
+    assert not any(warning in line for line in format_leaderboard([summarize_annotations(annotations(MIN_RELIABLE_INSTRUCTIONS))]))

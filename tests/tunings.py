@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from swarm.finetune.tuning import Tuning
+from swarm.finetune.tuning import FinetuneRun
 from swarm.places import conf_folder
 
 
@@ -42,5 +42,5 @@ def tune(arguments: Sequence[str]) -> dict[str, Any]:
         config = OmegaConf.to_container(compose("finetune", list(arguments)), resolve=True)
     assert isinstance(config, dict)
     tuning = instantiate(config, _convert_="all")
-    assert isinstance(tuning, Tuning)
+    assert isinstance(tuning, FinetuneRun)
     return tuning.tune(config)

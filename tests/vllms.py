@@ -9,7 +9,7 @@ import numpy as np
 import tiny
 import torch
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.models import Completion, Request
@@ -34,7 +34,7 @@ def opened(base: Path, pool: Pool, way: str, **options: Any) -> Iterator[VLLMEng
     """A vLLM engine of its own, ended afterwards; its memory is free when the last one ends."""
     options = {"kv_cache_memory_bytes": 2**27, **options}
     engine = VLLMEngine(way, max_loras=4, gpu_memory_utilization=0.3, options=options)
-    exact = Base(str(base), dtype="float32")
+    exact = BaseModel(str(base), dtype="float32")
     engine.check(exact, pool)
     engine.open(exact, pool, DEVICE)
     try:
@@ -46,7 +46,7 @@ def opened(base: Path, pool: Pool, way: str, **options: Any) -> Iterator[VLLMEng
 def reference(base: Path, pool: Pool) -> HFEngine:
     """The transformers engine on the same."""
     engine = HFEngine()
-    engine.open(Base(str(base), dtype="float32"), pool, DEVICE)
+    engine.open(BaseModel(str(base), dtype="float32"), pool, DEVICE)
     return engine
 
 

@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.api.result import Best, Result
-from swarm.api.settings import Keys, composed, described, made, words
-from swarm.api.tasks import NO_ITEMS
+from swarm.api.settings import OverrideKeys, compose_config, describe_object, instantiate_part, to_overrides
+from swarm.api.tasks import ITEMS_MISSING
 from swarm.candidates import Candidate, runs, saved, speaker
-from swarm.candidates.evaluation import Evaluation, told
-from swarm.certainty import gain_of
+from swarm.candidates.evaluation import Evaluation, format_result
+from swarm.certainty import paired_gain
 from swarm.errors import UserError
-from swarm.evaluation import as_scores
+from swarm.evaluation import records_to_scores
 from swarm.models import Model
-from swarm.models.function import Function
+from swarm.models.function import FunctionModel
 from swarm.roster import Roster
-from swarm.tasks import Task, plain
-from swarm.words import told as compared
+from swarm.tasks import Task, metric_task
+from swarm.words import describe_difference as compared
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Asked = str | Path | Result | Best | Model | Candidate | Callable[..., str]
+Evaluable = str | Path | Result | Best | Model | Candidate | Callable[..., str]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """What a model came to on a split of a task.
 
     Attributes:
@@ -78,43 +78,43 @@ class Evaluated:
     @cached_property
     def items(self) -> "pd.DataFrame":
         """The rows as a table; needs pandas."""
-        from swarm.api.history import needed
+        from swarm.api.history import import_optional
 
-        frame: pd.DataFrame = needed("pandas").DataFrame(self.rows)
+        frame: pd.DataFrame = import_optional("pandas").DataFrame(self.rows)
         return frame
 
-    def against(self, other: "Evaluated") -> "Gain":
+    def against(self, other: "EvaluationResult") -> "Gain":
         """This one's utility less another's on the same items, tested.
 
         Raises:
             UserError: They were not asked the same items.
         """
-        mine, others = self._first(), other._first()
+        mine, others = self._first_model_rows(), other._first_model_rows()
         if [row["id"] for row in mine] != [row["id"] for row in others]:
             raise UserError("against: the two were not asked the same items, so nothing is paired")
-        found = gain_of(plain(self.task), as_scores(mine), as_scores(others))
+        found = paired_gain(metric_task(self.task), records_to_scores(mine), records_to_scores(others))
         return Gain(found.difference, (found.low, found.high), found.p, found.n)
 
-    def _first(self) -> list[dict[str, Any]]:
+    def _first_model_rows(self) -> list[dict[str, Any]]:
         """The answers of the first voice."""
         name = self.result["voices"][0]["name"]
         return [dict(row) for row in self.rows if row.get("voice", name) == name]
 
     def __str__(self) -> str:
-        return told(self.result)
+        return format_result(self.result)
 
 
 def evaluate(
-    model: Asked,
+    model: Evaluable,
     task: str | Task = "nlgraph_mini",
     split: str = "test",
     *,
     device: str | None = None,
     out: str | Path | None = None,
     roster: Roster | None = None,
-    overrides: Keys = (),
+    overrides: OverrideKeys = (),
     **settings: Any,
-) -> Evaluated:
+) -> EvaluationResult:
     """Put a split of a task to a model: its utility with a 95 % interval, and every answer.
 
     Args:
@@ -133,42 +133,42 @@ def evaluate(
         UserError: Something is wrong with an input, or a model cannot be asked.
     """
     keys = {f"task.{key}": value for key, value in settings.items()}
-    chosen, config = _task(task, [*words(keys), *words(overrides)])
-    candidate = _candidate(model, roster or Roster(device=device))
+    chosen, config = _resolve_task(task, [*to_overrides(keys), *to_overrides(overrides)])
+    candidate = _resolve_candidate(model, roster or Roster(device=device))
     told_of = {"task": config, "candidate": {"names": candidate.names}}
     evaluation = Evaluation(chosen, candidate, split, device, None if out is None else str(out))
-    return Evaluated(evaluation.run(told_of), evaluation.rows(), chosen)
+    return EvaluationResult(evaluation.run(told_of), evaluation.answer_rows(), chosen)
 
 
-def _task(task: str | Task, arguments: Sequence[str]) -> tuple[Task, Mapping[str, Any]]:
+def _resolve_task(task: str | Task, arguments: Sequence[str]) -> tuple[Task, Mapping[str, Any]]:
     """A task, and what a configuration says of it."""
     if isinstance(task, str):
-        with composed("evaluate", [f"task={task}", *arguments]) as config:
-            return made(config["task"]), config["task"]
+        with compose_config("evaluate", [f"task={task}", *arguments]) as config:
+            return instantiate_part(config["task"]), config["task"]
     if arguments:
         raise UserError(f"{arguments[0]}: a task that is an object has its own settings; give them "
                         "where it is made")  # fmt: skip
-    if not hasattr(task, "play"):
-        raise UserError(NO_ITEMS)
-    return task, described(task)
+    if not hasattr(task, "run"):
+        raise UserError(ITEMS_MISSING)
+    return task, describe_object(task)
 
 
-def _candidate(model: Any, roster: Roster) -> Candidate:
+def _resolve_candidate(model: Any, roster: Roster) -> Candidate:
     """Whatever answers, as a candidate."""
     if isinstance(model, Best):
-        return saved.Saved(model.base, str(model.folder), [model.words])
+        return saved.CheckpointCandidate(model.base, str(model.folder), [model.words])
     if isinstance(model, Result):
-        return runs.Best(str(model.folder))
+        return runs.BestCandidate(str(model.folder))
     if isinstance(model, str | Path):
         name = f"local/{model}" if isinstance(model, Path) else model
-        return speaker.Named(name, roster)
-    if hasattr(model, "answers") and hasattr(model, "fingerprint"):
+        return speaker.NamedModelCandidate(name, roster)
+    if hasattr(model, "score_items") and hasattr(model, "fingerprint"):
         return model  # type: ignore[no-any-return]
     if hasattr(model, "generate"):
-        return speaker.Speaker(model, getattr(model, "name", type(model).__name__))
+        return speaker.ModelCandidate(model, getattr(model, "name", type(model).__name__))
     if callable(model):
-        made = Function(model)
-        return speaker.Speaker(made, made.who)
+        made = FunctionModel(model)
+        return speaker.ModelCandidate(made, made.who)
     raise UserError(
         f"model={model!r:.80}: must be a model's name or folder, a result, a model, or a function "
         "of the prompt"

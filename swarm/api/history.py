@@ -20,7 +20,7 @@ COLUMNS = ("iteration", "particle", "utility", "best")
 PROMPTS = ("prompts_asked", "prompts_saved")
 
 
-def frame(run: RunFolder) -> "pd.DataFrame":
+def history_frame(run: RunFolder) -> "pd.DataFrame":
     """A row a particle and iteration, 0 being the start.
 
     Columns: `iteration`, `particle`, `utility` on dev (NaN where none was measured), `best` (the
@@ -31,7 +31,7 @@ def frame(run: RunFolder) -> "pd.DataFrame":
     Raises:
         UserError: pandas is not installed.
     """
-    pandas = needed("pandas")
+    pandas = import_optional("pandas")
     iterations, particles = run.utilities.shape
     number, particle = np.indices((iterations, particles))
     columns: dict[str, Any] = dict(zip(COLUMNS, (
@@ -46,7 +46,7 @@ def frame(run: RunFolder) -> "pd.DataFrame":
     return pandas.DataFrame(columns)
 
 
-def figure(run: RunFolder) -> "Figure":
+def history_figure(run: RunFolder) -> "Figure":
     """Above best-so-far and all particles, below the coefficients of the best so far, stacked.
 
     Shares below 0 are stacked downwards, so that what stands above less what hangs below is the
@@ -55,24 +55,24 @@ def figure(run: RunFolder) -> "Figure":
     Raises:
         UserError: matplotlib is not installed.
     """
-    figures = needed("matplotlib.figure")
+    figures = import_optional("matplotlib.figure")
     made: Figure = figures.Figure(figsize=(8, 6), layout="constrained")
     above, below = made.subplots(2, sharex=True)
-    _course(above, run)
-    _shares(below, run)
+    _plot_utilities(above, run)
+    _plot_coefficients(below, run)
     # A notebook that has not loaded pyplot does not know how to show a figure.
-    made._repr_png_ = partial(as_png, made)  # type: ignore[attr-defined]
+    made._repr_png_ = partial(figure_to_png, made)  # type: ignore[attr-defined]
     return made
 
 
-def as_png(figure: "Figure") -> bytes:
+def figure_to_png(figure: "Figure") -> bytes:
     """A figure as a PNG file."""
     image = BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
 
 
-def _course(axes: "Axes", run: RunFolder) -> None:
+def _plot_utilities(axes: "Axes", run: RunFolder) -> None:
     when = np.arange(len(run.utilities))
     axes.plot(when, run.utilities, ".", color=GREY, label="_")
     axes.plot([], [], ".", color=GREY, label="particles")
@@ -81,8 +81,8 @@ def _course(axes: "Axes", run: RunFolder) -> None:
     axes.legend(loc="lower right")
 
 
-def _shares(axes: "Axes", run: RunFolder) -> None:
-    shares = np.array([run.means[place] for place in bests(run)])
+def _plot_coefficients(axes: "Axes", run: RunFolder) -> None:
+    shares = np.array([run.means[place] for place in best_indices(run)])
     when = np.arange(len(shares))
     tops, bottoms = np.zeros(len(shares)), np.zeros(len(shares))
     for place, name in enumerate(run.experts):
@@ -95,11 +95,11 @@ def _shares(axes: "Axes", run: RunFolder) -> None:
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlabel("iteration")
     axes.set_ylabel("coefficients of the best so far")
-    axes.xaxis.set_major_locator(needed("matplotlib.ticker").MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(import_optional("matplotlib.ticker").MaxNLocator(integer=True))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def bests(run: RunFolder) -> list[tuple[int, int]]:
+def best_indices(run: RunFolder) -> list[tuple[int, int]]:
     """(iteration, particle) of the first highest utility up to each iteration."""
     known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
     found: list[tuple[int, int]] = []
@@ -109,7 +109,7 @@ def bests(run: RunFolder) -> list[tuple[int, int]]:
     return found
 
 
-def needed(package: str) -> Any:
+def import_optional(package: str) -> Any:
     """A package that not every installation has.
 
     Raises:

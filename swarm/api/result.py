@@ -7,15 +7,15 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Request
 from swarm.report import result as told
-from swarm.report.compared import Compared
-from swarm.report.folder import Place, RunFolder
-from swarm.roster.local import Locals
-from swarm.roster.runs import base_of
-from swarm.words import sentence
+from swarm.report.compared import TestComparison
+from swarm.report.folder import PositionIndex, RunFolder
+from swarm.roster.local import LocalModels
+from swarm.roster.runs import base_of_run
+from swarm.words import describe_position
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,15 +42,15 @@ class Best:
         words: What it is made of, the largest share first.
     """
 
-    def __init__(self, run: RunFolder, place: Place, folder: Path, home: Locals) -> None:
+    def __init__(self, run: RunFolder, place: PositionIndex, folder: Path, home: LocalModels) -> None:
         self._run, self._home, self.folder = run, home, folder
         self.iteration, self.particle = place
         self.utility = float(run.utilities[place])
         self.position: list[float] = run.positions[place].tolist()
-        self.words = sentence(run.experts, self.position, run.groups)
+        self.words = describe_position(run.experts, self.position, run.groups)
 
     @property
-    def base(self) -> Base:
+    def base(self) -> BaseModel:
         """The base of the adapter."""
         return self._home.base
 
@@ -86,7 +86,7 @@ class Best:
         Raises:
             UserError: The model cannot be opened, or the text is too long for it.
         """
-        voice = self._home.model(str(self.folder))
+        voice = self._home.get_model(str(self.folder))
         if not isinstance(requests, str):
             return voice.generate(requests)
         prompt = (Message("user", requests),) if chat else requests
@@ -119,38 +119,38 @@ class Result:
     @cached_property
     def best(self) -> Best:
         """The best found, and so far that of a search that is not over."""
-        return Best(self.run, self.run.best(), self.folder / "global_best", self._home)
+        return Best(self.run, self.run.find_best(), self.folder / "global_best", self._local_models)
 
     def bests(self, most: int = 3) -> list[Best]:
         """The best of the particles' own bests, of different positions, the best first."""
         utilities = self.run.utilities
-        places = [self.run.best(particle) for particle in range(self.run.particles)]
+        places = [self.run.find_best(particle) for particle in range(self.run.particles)]
         known = [place for place in places if not isnan(utilities[place])]
-        different: dict[tuple[float, ...], Place] = {}
+        different: dict[tuple[float, ...], PositionIndex] = {}
         for place in sorted(known, key=lambda place: (-utilities[place], place)):
             different.setdefault(tuple(self.run.positions[place]), place)
         return [
-            Best(self.run, place, self.folder / f"particle_{place[1]}/personal_best", self._home)
+            Best(self.run, place, self.folder / f"particle_{place[1]}/personal_best", self._local_models)
             for place in [*different.values()][:most]
         ]
 
     @cached_property
-    def _home(self) -> Locals:
+    def _local_models(self) -> LocalModels:
         """All of them share one base in memory."""
-        return Locals(base_of(self.run))
+        return LocalModels(base_of_run(self.run))
 
     @property
     def history(self) -> "pd.DataFrame":
         """A row a particle and iteration; see `swarm.api.history.frame`."""
-        from swarm.api.history import frame
+        from swarm.api.history import history_frame
 
-        return frame(self.run)
+        return history_frame(self.run)
 
     def plot(self) -> "Figure":
         """Best and particles, and below it what the best is made of; needs matplotlib."""
-        from swarm.api.history import figure
+        from swarm.api.history import history_figure
 
-        return figure(self.run)
+        return history_figure(self.run)
 
     def report(self) -> Path:
         """Write the report into the folder; gives the HTML page.
@@ -158,14 +158,14 @@ class Result:
         Raises:
             UserError: The folder cannot be written.
         """
-        from swarm.report.write import write
+        from swarm.report.write import write_report
 
-        return write(self.folder)[0]
+        return write_report(self.folder)[0]
 
     def __str__(self) -> str:
-        models = Compared(self.run)
-        _, headline, words = told.verdict(models)
-        facts = [f"{name}: {value}" for name, value in told.figures(models)]
+        models = TestComparison(self.run)
+        _, headline, words = told.summarize_verdict(models)
+        facts = [f"{name}: {value}" for name, value in told.headline_figures(models)]
         made = f"best found = {self.best.words}"
         return "\n".join([f"{headline}. {words}", *facts, made, f"folder: {self.folder}"])
 
@@ -174,9 +174,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        models = Compared(self.run)
-        _, headline, words = told.verdict(models)
-        facts = [*told.figures(models), ("best found", self.best.words),
+        models = TestComparison(self.run)
+        _, headline, words = told.summarize_verdict(models)
+        facts = [*told.headline_figures(models), ("best found", self.best.words),
                  ("folder", str(self.folder))]  # fmt: skip
         rows = "".join(
             f'<tr><th style="text-align:left">{escape(name)}</th>'
@@ -184,15 +184,15 @@ class Result:
             for name, value in facts
         )
         said = f"<p><b>{escape(headline)}</b>. {escape(words)}</p>"
-        return f"{said}<table>{rows}</table>{self._picture()}"
+        return f"{said}<table>{rows}</table>{self._history_image()}"
 
-    def _picture(self) -> str:
+    def _history_image(self) -> str:
         from base64 import b64encode
 
-        from swarm.api.history import as_png
+        from swarm.api.history import figure_to_png
 
         try:
-            data = b64encode(as_png(self.plot())).decode()
+            data = b64encode(figure_to_png(self.plot())).decode()
         except UserError:  # matplotlib is not there
             return ""
         return f'<img alt="best, particles and coefficients" src="data:image/png;base64,{data}">'

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from swarm.api.result import Result
-from swarm.api.settings import Keys, composed, described, made, options, words
-from swarm.api.tasks import NO_ITEMS
-from swarm.engine import Engine, Experts
-from swarm.engine.base import Base
+from swarm.api.settings import OverrideKeys, compose_config, describe_object, instantiate_part, list_options, to_overrides
+from swarm.api.tasks import ITEMS_MISSING
+from swarm.engine import Engine, ExpertPool
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.executors import Executor
-from swarm.executors.inline import Inline
+from swarm.executors.inline import InlineExecutor
 from swarm.optimizers import Optimizer
 from swarm.pool import Pool
 from swarm.run import Run
 from swarm.tasks import Task
 
-Pools = str | Path | Sequence[str | Path] | Experts
+PoolLike = str | Path | Sequence[str | Path] | ExpertPool
 
 
 def search(
     task: str | Task = "nlgraph_mini",
-    pool: Pools | None = None,
-    model: str | Path | Base | None = None,
+    pool: PoolLike | None = None,
+    model: str | Path | BaseModel | None = None,
     optimizer: str | Mapping[str, Any] | Optimizer | None = None,
     *,
     engine: str | Mapping[str, Any] | Engine | None = None,
@@ -37,7 +37,7 @@ def search(
     folder: str | Path = "search",
     seed: int = 42,
     show: bool = True,
-    overrides: Keys = (),
+    overrides: OverrideKeys = (),
     **settings: Any,
 ) -> Result:
     """Search a pool of experts for the best model of a task, as `python -m swarm.search` does.
@@ -66,19 +66,19 @@ def search(
     """
     given = {"task": task, "pool": pool, "model": model, "optimizer": optimizer,
              "engine": engine, "executor": executor}  # fmt: skip
-    keys, objects = divided(given)
-    name = name or free_name(folder, f"{_called(task)}_{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    keys, objects = split_keys_and_objects(given)
+    name = name or find_free_name(folder, f"{_task_name(task)}_{datetime.now():%Y-%m-%d_%H-%M-%S}")
     plain = {"folder": folder, "seed": seed, **settings}
-    arguments = [*words(keys), *words(plain), *words(overrides), *words({"name": name})]
-    with own_log(), composed("search", arguments) as config:
+    arguments = [*to_overrides(keys), *to_overrides(plain), *to_overrides(overrides), *to_overrides({"name": name})]
+    with preserve_logging(), compose_config("search", arguments) as config:
         if config["dry_run"]:
             raise UserError("dry_run is for the command line: python -m swarm.search dry_run=true")
-        run = built(config, objects)
+        run = build_run(config, objects)
         run.search(config, None if objects else arguments, show)
     return Result(run.record.folder)
 
 
-def divided(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stands for keys of the command line, and the objects.
 
     Raises:
@@ -90,28 +90,28 @@ def divided(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if value is None:
             continue
         if group == "pool":
-            value = _pool(value)
+            value = _pool_keys(value)
         if group == "model" and isinstance(value, str | Path):
             # A name without a slash may be a misspelt option, of which Hydra tells best.
             place = "/" in str(value) or Path(value).is_dir()
-            option = not place or str(value) in options("model")
+            option = not place or str(value) in list_options("model")
             keys |= {"model": str(value)} if option else {"model": "local", "model.path": value}
         elif isinstance(value, str | Mapping):
             keys[group] = value
         else:
-            objects[group] = _fitting(group, value)
+            objects[group] = _check_object(group, value)
     return keys, objects
 
 
-METHODS = {"task": "play", "pool": "open", "model": "resolve", "optimizer": "ask",
+REQUIRED_METHODS = {"task": "run", "pool": "open", "model": "resolve", "optimizer": "ask",
            "engine": "check", "executor": "map"}  # fmt: skip
 """What an object of each group can do, at least."""
 
 
-def _fitting(group: str, value: Any) -> Any:
-    if group == "task" and callable(value) and not hasattr(value, "play"):
-        raise UserError(NO_ITEMS)
-    if not hasattr(value, METHODS[group]) or isinstance(value, type):
+def _check_object(group: str, value: Any) -> Any:
+    if group == "task" and callable(value) and not hasattr(value, "run"):
+        raise UserError(ITEMS_MISSING)
+    if not hasattr(value, REQUIRED_METHODS[group]) or isinstance(value, type):
         allowed = f"the name of an option of conf/{group}, or an object of that kind"
         if group == "pool":
             allowed = "a folder of adapters, a list of adapters' folders, or a pool"
@@ -119,7 +119,7 @@ def _fitting(group: str, value: Any) -> Any:
     return value
 
 
-def _pool(value: Any) -> Any:
+def _pool_keys(value: Any) -> Any:
     """A pool of adapters as keys, so that a command line has them too; another one as it is."""
     if type(value) is Pool:
         return value.settings
@@ -137,7 +137,7 @@ def _pool(value: Any) -> Any:
     return {"folder": str(homes.pop()), "experts": [one.name for one in folders]}
 
 
-def built(config: dict[str, Any], objects: Mapping[str, Any]) -> Run:
+def build_run(config: dict[str, Any], objects: Mapping[str, Any]) -> Run:
     """The run of a configuration, with objects in the place of some parts.
 
     Args:
@@ -148,19 +148,19 @@ def built(config: dict[str, Any], objects: Mapping[str, Any]) -> Run:
     """
     from swarm.search import ENTRY_KEYS
 
-    config |= {group: described(thing) for group, thing in objects.items()}
+    config |= {group: describe_object(thing) for group, thing in objects.items()}
     parts = {
-        key: objects[key] if key in objects else made(value)
+        key: objects[key] if key in objects else instantiate_part(value)
         for key, value in config.items()
         if key not in (*ENTRY_KEYS, "_target_")
     }
     run = Run(**parts)
-    if not isinstance(run.executor, Inline):
-        _travels(objects)
+    if not isinstance(run.executor, InlineExecutor):
+        _check_picklable(objects)
     return run
 
 
-def _travels(objects: Mapping[str, Any]) -> None:
+def _check_picklable(objects: Mapping[str, Any]) -> None:
     for group in ("task", "pool", "engine"):
         try:
             pickle.dumps(objects.get(group))
@@ -171,18 +171,18 @@ def _travels(objects: Mapping[str, Any]) -> None:
             ) from None
 
 
-def free_name(folder: str | Path, name: str) -> str:
+def find_free_name(folder: str | Path, name: str) -> str:
     """The name, with a number where a search of the same second has it already."""
     later = (f"{name}-{number}" for number in itertools.count(2))
     return next(one for one in itertools.chain([name], later) if not (Path(folder) / one).exists())
 
 
-def _called(task: Any) -> str:
+def _task_name(task: Any) -> str:
     return task if isinstance(task, str) else str(getattr(task, "name", "search"))
 
 
 @contextmanager
-def own_log() -> Iterator[None]:
+def preserve_logging() -> Iterator[None]:
     """Leave the package's log as it was: what comes later is no part of a search's log.txt."""
     log = logging.getLogger("swarm")
     before = list(log.handlers), log.level, log.propagate

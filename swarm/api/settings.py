@@ -8,22 +8,22 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm.cli import as_user_error, gpu_list
+from swarm.cli import to_user_error, normalize_gpu_list
 from swarm.errors import UserError
 from swarm.places import conf_folder
 from swarm.secrets import plain_config
 
-Keys = Mapping[str, Any] | Sequence[str]
+OverrideKeys = Mapping[str, Any] | Sequence[str]
 """Keys with their values, {"optimizer.particles": 8}, or as a command line has them,
 ["optimizer.particles=8"]."""
 
 
-def options(group: str) -> list[str]:
+def list_options(group: str) -> list[str]:
     """The options of a group of the configuration."""
     return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
 
 
-def words(keys: Keys) -> list[str]:
+def to_overrides(keys: OverrideKeys) -> list[str]:
     """Keys as the command line has them; {"job": {"items": 9}} is {"job.items": 9}.
 
     Raises:
@@ -33,21 +33,21 @@ def words(keys: Keys) -> list[str]:
         given = [keys] if isinstance(keys, str) or not isinstance(keys, Sequence) else list(keys)
         if strange := [one for one in given if not isinstance(one, str)]:
             raise UserError(f"overrides={strange[0]!r:.60}: must be a dict of keys, or KEY=VALUE")
-        return [gpu_list(one) for one in given]
-    return [gpu_list(word) for key, value in keys.items() for word in _words(str(key), value)]
+        return [normalize_gpu_list(one) for one in given]
+    return [normalize_gpu_list(word) for key, value in keys.items() for word in _iterate_overrides(str(key), value)]
 
 
-def _words(key: str, value: Any) -> Iterator[str]:
+def _iterate_overrides(key: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping) and "." not in key:
         for name, one in value.items():
-            yield from _words(f"{key}.{name}", one)
+            yield from _iterate_overrides(f"{key}.{name}", one)
     elif isinstance(value, str) and (conf_folder() / key).is_dir():
         yield f"{key}={value}"  # an option's name, of which Hydra tells best where there is none
     else:
-        yield f"{key}={_value(key, value)}"
+        yield f"{key}={_format_value(key, value)}"
 
 
-def _value(key: str, value: Any) -> str:
+def _format_value(key: str, value: Any) -> str:
     """A value in Hydra's grammar."""
     if value is None:
         return "null"
@@ -60,9 +60,9 @@ def _value(key: str, value: Any) -> str:
         text += "\\" * (len(text) - len(text.rstrip("\\")))
         return f"'{text}'"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{k}:{_value(key, v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{k}:{_format_value(key, v)}" for k, v in value.items()) + "}"
     if isinstance(value, Sequence):
-        return "[" + ",".join(_value(key, one) for one in value) + "]"
+        return "[" + ",".join(_format_value(key, one) for one in value) + "]"
     raise UserError(
         f"{key}={value!r:.60}: must be a text, a number, true or false, None, or a list or a dict "
         "of these"
@@ -70,7 +70,7 @@ def _value(key: str, value: Any) -> str:
 
 
 @contextmanager
-def composed(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+def compose_config(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The configuration of an entry and these arguments, as plain values; for what is made of it.
 
     Raises:
@@ -92,12 +92,12 @@ def composed(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
             config = plain_config(found)
         yield config
     except (HydraException, OmegaConfBaseException) as error:
-        raise as_user_error(error) from None
+        raise to_user_error(error) from None
     finally:
         GlobalHydra.instance().hydra = hydra
 
 
-def made(part: Any) -> Any:
+def instantiate_part(part: Any) -> Any:
     """The object of a part of the configuration; a plain value as it is."""
     from hydra.utils import instantiate
 
@@ -106,7 +106,7 @@ def made(part: Any) -> Any:
     return part
 
 
-def described(thing: Any) -> dict[str, Any]:
+def describe_object(thing: Any) -> dict[str, Any]:
     """An object as a configuration has it: its class, and what it was made with, as far as known.
 
     That is its `settings`, where it has such a dict; else the parameters of its class of which it
@@ -117,25 +117,25 @@ def described(thing: Any) -> dict[str, Any]:
     if not isinstance(known, Mapping):
         parameters = inspect.signature(kind).parameters
         known = {name: getattr(thing, name) for name in parameters if hasattr(thing, name)}
-    plain = {name: _plain(value) for name, value in known.items()}
+    plain = {name: _to_json_value(value) for name, value in known.items()}
     target = f"{kind.__module__}.{kind.__qualname__}"
-    return {"_target_": target, **{k: v for k, v in plain.items() if v is not _STRANGE}}
+    return {"_target_": target, **{k: v for k, v in plain.items() if v is not _UNREPRESENTABLE}}
 
 
-_STRANGE = object()
+_UNREPRESENTABLE = object()
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """A value as JSON has it, or `_STRANGE`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _to_json_value(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        found = [_plain(one) for one in value]
-        return _STRANGE if any(one is _STRANGE for one in found) else found
+        found = [_to_json_value(one) for one in value]
+        return _UNREPRESENTABLE if any(one is _UNREPRESENTABLE for one in found) else found
     if is_dataclass(value):
-        return described(value)
-    return _STRANGE
+        return describe_object(value)
+    return _UNREPRESENTABLE

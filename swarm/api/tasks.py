@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import digest
+from swarm.files import short_digest
 from swarm.scorers.function import FunctionTask
-from swarm.tasks.formats import Given
+from swarm.tasks.formats import InMemoryItems
 
-Items = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+TaskItems = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
-NO_ITEMS = "task: a function needs items to be asked about: task=swarm.task(items, function)"
+ITEMS_MISSING = "task: a function needs items to be asked about: task=swarm.task(items, function)"
 
 
-class OwnTask(FunctionTask):
+class CustomTask(FunctionTask):
     """A task of a Python function, and what it was made with.
 
     Attributes:
@@ -26,13 +26,13 @@ class OwnTask(FunctionTask):
     def __init__(self, name: str, function: Callable[..., Any], **more: Any) -> None:
         super().__init__(name, function, **more)
         file = more.get("file")
-        told = {**more, "file": None if isinstance(file, Given) else file}
-        self.settings = {"name": name, "function": self.scorer.path, "source": source(function)}  # type: ignore[attr-defined]
+        told = {**more, "file": None if isinstance(file, InMemoryItems) else file}
+        self.settings = {"name": name, "function": self.scorer.path, "source": function_digest(function)}  # type: ignore[attr-defined]
         self.settings |= told
 
 
 def task(
-    items: Items,
+    items: TaskItems,
     score: Callable[[str, str, dict[str, Any]], float],
     *,
     name: str | None = None,
@@ -42,7 +42,7 @@ def task(
     max_new_tokens: int = 200,
     dev_limit: int | None = None,
     test_limit: int | None = None,
-) -> OwnTask:
+) -> CustomTask:
     """A task of items and a function, for `search` and `evaluate`.
 
     Args:
@@ -69,12 +69,12 @@ def task(
             f"items={items!r:.60}: must be a list of dicts, a dict of a list for each of dev and "
             "test, or the path of a data file"
         )
-    return OwnTask(
+    return CustomTask(
         name or getattr(score, "__name__", "function").strip("<>"),
         score,
         highest=highest,
         template=template,
-        file=str(items) if isinstance(items, str | Path) else Given(items),
+        file=str(items) if isinstance(items, str | Path) else InMemoryItems(items),
         dev_limit=dev_limit,
         test_limit=test_limit,
         chat=chat,
@@ -82,9 +82,9 @@ def task(
     )
 
 
-def source(function: Callable[..., Any]) -> str | None:
+def function_digest(function: Callable[..., Any]) -> str | None:
     """16 hexadecimal digits that change with a function's text; `None` where there is no text."""
     try:
-        return digest(inspect.getsource(function))
+        return short_digest(inspect.getsource(function))
     except (OSError, TypeError):
         return None

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from swarm.executors.worker import Meter
+from swarm.executors.worker import JobUsage
 from swarm.models import Completion, Request
 from swarm.tasks import Item, Score, Task
 
-__all__ = ["Candidate", "Meter", "play"]
+__all__ = ["Candidate", "JobUsage", "run_task"]
 
 
 class Candidate(Protocol):
@@ -36,7 +36,7 @@ class Candidate(Protocol):
         """
         ...
 
-    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """One list of scores a voice, in the order of the items; `meter` counts what is asked."""
         ...
 
@@ -46,11 +46,11 @@ class Candidate(Protocol):
         ...
 
 
-def play(
+def run_task(
     task: Task, items: Sequence[Item], ask: Callable[[list[Request]], list[Completion]]
 ) -> list[Score]:
     """Play a task to its end with whatever answers its requests; one score an item."""
-    game = task.play(items)
+    game = task.run(items)
     completions: list[Completion] | None = None
     while True:
         try:

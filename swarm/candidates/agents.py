@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swarm.candidates import Meter, play
-from swarm.certainty import poll
-from swarm.collab import Slot, Stages
+from swarm.candidates import JobUsage, run_task
+from swarm.certainty import majority_vote
+from swarm.collab import AgentSpec, Transcript
 from swarm.collab.moa import MixtureOfAgents
-from swarm.collab.presets import build, read_preset
+from swarm.collab.presets import build_mixture, read_preset
 from swarm.errors import UserError
-from swarm.models import Completion, Request, attempt
+from swarm.models import Completion, Request, generate_each
 from swarm.roster import Roster
-from swarm.roster.identity import identity
+from swarm.roster.identity import model_identity
 from swarm.tasks import Item, Score, Task
 
 log = logging.getLogger(__name__)
 
-Known = Mapping[object, Completion]
+KnownCompletions = Mapping[object, Completion]
 """Answers, by what they are to."""
 
 
 @dataclass(slots=True)
-class Spent:
+class CandidateUsage:
     """What one voice's answers took, whoever has paid for them."""
 
     calls: int = 0
@@ -39,7 +39,7 @@ class Spent:
         self.cost += completion.cost
         self.unpriced += completion.priced is False and not completion.cost
 
-    def take(self, other: "Spent") -> None:
+    def add_usage(self, other: "CandidateUsage") -> None:
         """Add what another voice has spent."""
         self.calls += other.calls
         self.tokens += other.tokens
@@ -47,10 +47,10 @@ class Spent:
         self.unpriced += other.unpriced
 
 
-VOTE = "vote of the proposers"
+VOTE_NAME = "vote of the proposers"
 
 
-class Agents:
+class MoACandidate:
     """A Mixture of Agents (arXiv 2406.04692), each of its proposers, and the proposers' vote.
 
     Weak proposers can make a mixture worse than its best member, so the members are always
@@ -78,61 +78,61 @@ class Agents:
     rivals = "single proposer or vote"
 
     def __init__(self, preset: str, roster: Roster, model: str | None = None) -> None:
-        self.mixture = build(read_preset(preset), roster.model, model)
+        self.mixture = build_mixture(read_preset(preset), roster.model, model)
         alone = [f"{slot.name} alone" for slot in self.mixture.proposers]
         if len(set(alone)) < len(alone):
             alone = [f"{number}. {name}" for number, name in enumerate(alone, 1)]
         self.names = [f"mixture {preset}", *alone]
         self._voters = sum(slot.count for slot in self.mixture.proposers)
-        self._spent: list[Spent] = []
+        self._spent: list[CandidateUsage] = []
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
         self.mixture.check()
-        if self._votes(task) and VOTE not in self.names:
-            self.names.append(VOTE)
+        if self._can_vote(task) and VOTE_NAME not in self.names:
+            self.names.append(VOTE_NAME)
 
-    def _votes(self, task: Task) -> bool:
+    def _can_vote(self, task: Task) -> bool:
         return self.mixture.layers > 1 and self._voters > 1 and bool(getattr(task, "votes", True))
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""
         self.mixture.open(device)
 
-    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.answers`."""
-        self._spent = [Spent() for _ in self.names]
-        heard: list[tuple[Request, Stages]] = []
-        scores = [play(task, items, lambda asked: self._together(asked, heard, meter))]
+        self._spent = [CandidateUsage() for _ in self.names]
+        heard: list[tuple[Request, Transcript]] = []
+        scores = [run_task(task, items, lambda asked: self._run_mixture(asked, heard, meter))]
         voters: list[list[Score]] = []
-        votes = self._votes(task)
+        votes = self._can_vote(task)
         place = 0  # of a slot's first sample in the first layer
         for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=False):
             samples = []
             for sample in range(slot.count if votes else 1):
-                took = Spent()
+                took = CandidateUsage()
                 known = self._first_layer(heard, place + sample)
-                samples.append(play(task, items, _Alone(slot, known, took, meter)))
+                samples.append(run_task(task, items, _SingleProposer(slot, known, took, meter)))
                 for mine in [spent] * (not sample) + [self._spent[-1]] * votes:
-                    mine.take(took)
+                    mine.add_usage(took)
             scores.append(samples[0])
             voters += samples
             place += slot.count
         if votes:
-            scores.append(poll(task, items, voters, [1.0] * len(voters)))
+            scores.append(majority_vote(task, items, voters, [1.0] * len(voters)))
         return scores
 
-    def _first_layer(self, heard: Sequence[tuple[Request, Stages]], place: int) -> Known:
+    def _first_layer(self, heard: Sequence[tuple[Request, Transcript]], place: int) -> KnownCompletions:
         """What the first layer's proposer at this place answered; nothing without proposers."""
         if self.mixture.layers == 1:
             return {}
         return {
-            about(asked): stages.layers[0][place].completion or Completion("")
+            question_key(asked): stages.layers[0][place].completion or Completion("")
             for asked, stages in heard
         }
 
-    def _together(
-        self, asked: Sequence[Request], heard: list[tuple[Request, Stages]], meter: Meter
+    def _run_mixture(
+        self, asked: Sequence[Request], heard: list[tuple[Request, Transcript]], meter: JobUsage
     ) -> list[Completion]:
         """The mixture's answers; what was said on the way is added to `heard`."""
         came = []
@@ -140,12 +140,12 @@ class Agents:
             if isinstance(one, UserError):
                 raise one
             heard.append((request, one))
-            meter.count([answer.completion or Completion("") for answer in one.answers])
+            meter.add_completions([answer.completion or Completion("") for answer in one.answers])
             self._spent[0].add(one.final, len(one.answers))
             came.append(one.final)
         return came
 
-    def account(self) -> list[dict[str, Any]]:
+    def usage_per_candidate(self) -> list[dict[str, Any]]:
         """What each voice's answers took, in the order of `names`."""
         return [
             {"calls": s.calls, "tokens": s.tokens, "cost": s.cost, "unpriced": s.unpriced}
@@ -154,31 +154,31 @@ class Agents:
 
     def fingerprint(self) -> str:
         """All that the answers depend on and can be told; see `swarm.roster.identity`."""
-        return json.dumps(identity(self.mixture), sort_keys=True)
+        return json.dumps(model_identity(self.mixture), sort_keys=True)
 
 
-class _Alone:
+class _SingleProposer:
     """Asks one proposer, unless it has been asked just that before."""
 
-    def __init__(self, slot: Slot, known: Known, spent: Spent, meter: Meter) -> None:
+    def __init__(self, slot: AgentSpec, known: KnownCompletions, spent: CandidateUsage, meter: JobUsage) -> None:
         self.model = MixtureOfAgents((), replace(slot, count=1), layers=1)
         self.known, self.spent, self.meter = known, spent, meter
         self.logged: set[str] = set()
 
     def __call__(self, asked: list[Request]) -> list[Completion]:
-        new = [request for request in asked if about(request) not in self.known]
-        came = iter(attempt(self.model, new))
+        new = [request for request in asked if question_key(request) not in self.known]
+        came = iter(generate_each(self.model, new))
         answers = []
         for request in asked:
-            answer = self.known.get(about(request))
+            answer = self.known.get(question_key(request))
             if answer is None:
-                answer = self._said(next(came))
-                self.meter.count([answer])
+                answer = self._completion_or_empty(next(came))
+                self.meter.add_completions([answer])
             self.spent.add(answer)
             answers.append(answer)
         return answers
 
-    def _said(self, came: Completion | UserError) -> Completion:
+    def _completion_or_empty(self, came: Completion | UserError) -> Completion:
         if not isinstance(came, UserError):
             return came
         if str(came) not in self.logged:
@@ -187,6 +187,6 @@ class _Alone:
         return Completion("")
 
 
-def about(request: Request) -> object:
+def question_key(request: Request) -> object:
     """What makes two requests of a task the same question."""
     return request.prompt, request.max_new_tokens

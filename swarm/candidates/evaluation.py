@@ -7,21 +7,21 @@ from typing import Any
 
 from swarm.candidates import Candidate, scoring
 from swarm.errors import UserError
-from swarm.evaluation import as_rows
-from swarm.files import as_json, make_folder, path_fault, write_json, write_whole
-from swarm.identity import items_digest, task_sources
+from swarm.evaluation import scores_to_records
+from swarm.files import encode_json, make_folder, path_fault, write_json, write_atomic
+from swarm.identity import digest_items, task_source_digests
 from swarm.places import as_path
 from swarm.secrets import identity_values
 from swarm.tasks import Task
-from swarm.track import Nothing, Shown, Tracker
-from swarm.track.during import during
-from swarm.track.evaluation import evaluated
-from swarm.words import MOST_DOMAINS, commonest, constant_label, line, one_answer_lines
-from swarm.words import told as compared
+from swarm.track import NullTracker, TrackedRun, Tracker
+from swarm.track.during import track_run
+from swarm.track.evaluation import log_evaluation
+from swarm.words import MAX_DOMAINS, format_most_common_answer, describe_constant_answers, shorten_text, format_one_answer_warnings
+from swarm.words import describe_difference as compared
 
 SPLITS = ("dev", "test")
 
-RESULT = "result.json"
+RESULT_FILE = "result.json"
 
 
 class Evaluation:
@@ -58,9 +58,9 @@ class Evaluation:
         self.out = None if out is None else as_path(out)
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise UserError(f"out={out}: must be a folder")
-        self.found: scoring.Scored | None = None
-        self.tracker = tracker or Nothing()
-        if self.out is None and not isinstance(self.tracker, Nothing):
+        self.found: scoring.SplitScores | None = None
+        self.tracker = tracker or NullTracker()
+        if self.out is None and not isinstance(self.tracker, NullTracker):
             raise UserError("out=null: a tracker keeps its files in that folder; name one", 2)
 
     def run(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -75,28 +75,28 @@ class Evaluation:
         Raises:
             UserError: Something is wrong with an input; nothing has been written then.
         """
-        device = scoring.chosen_device(self.device)
+        device = scoring.choose_device(self.device)
         self.task.items(self.split)
-        scoring.check(self.candidate, self.task)
-        identity = self._identity(config or {})
-        known = self._known(identity)
+        scoring.check_candidate(self.candidate, self.task)
+        identity = self._build_identity(config or {})
+        known = self._load_known_result(identity)
         if self.out is None:
-            return known or self._scored(device, identity)
+            return known or self._score_candidate(device, identity)
         self.tracker.check()
-        with during(self.tracker, Shown("evaluation", self.out, config or {})) as summary:
-            result = known or self._scored(device, identity)
-            summary |= evaluated(self.tracker, result, self.out)
+        with track_run(self.tracker, TrackedRun("evaluation", self.out, config or {})) as summary:
+            result = known or self._score_candidate(device, identity)
+            summary |= log_evaluation(self.tracker, result, self.out)
         return result
 
-    def _scored(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-        scoring.load(self.candidate, self.task, device)
-        self.found = found = scoring.score(self.candidate, self.task, self.split)
+    def _score_candidate(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+        scoring.load_candidate(self.candidate, self.task, device)
+        self.found = found = scoring.score_candidate(self.candidate, self.task, self.split)
         result = {
             "task": self.task.name,
             "split": self.split,
             "items": len(found.items),
-            "voices": scoring.voices(self.task, found),
-            "constant_answers": scoring.constants(self.task, self.split),
+            "voices": scoring.summarize_scores(self.task, found),
+            "constant_answers": scoring.summarize_constants(self.task, self.split),
             "prompts": found.prompts,
             "tokens": found.tokens,
             "seconds": round(found.seconds, 3),
@@ -105,31 +105,31 @@ class Evaluation:
             "device": device,
             "identity": identity,
         }
-        if isinstance(self.candidate, scoring.Accounted) and len(found.names) > 1:
+        if isinstance(self.candidate, scoring.HasBaselines) and len(found.names) > 1:
             rival = {"rivals": self.candidate.rivals}
-            result["against_best"] = scoring.against_best(self.task, found) | rival
+            result["against_best"] = scoring.compare_with_best(self.task, found) | rival
         if self.out:
-            self._write(result)
+            self._write_files(result)
         return result
 
-    def _identity(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _build_identity(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What makes an evaluation the one it is."""
         return {
             "task": identity_values(config.get("task")),
             "candidate": identity_values(_without_run(config.get("candidate"))),
             "split": self.split,
-            "task items": items_digest(self.task, self.split),
+            "task items": digest_items(self.task, self.split),
             "weights": self.candidate.fingerprint(),
-            **task_sources(self.task),
+            **task_source_digests(self.task),
         }
 
-    def _known(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _load_known_result(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:
         """What the folder holds of this evaluation.
 
         Raises:
             UserError: It holds another one.
         """
-        path = None if self.out is None else self.out / RESULT
+        path = None if self.out is None else self.out / RESULT_FILE
         if path is None or not path.is_file():
             return None
         try:
@@ -146,7 +146,7 @@ class Evaluation:
             )
         return found
 
-    def rows(self) -> list[dict[str, Any]]:
+    def answer_rows(self) -> list[dict[str, Any]]:
         """Every answer after `run`, as answers.jsonl has it: id, value, answer, text."""
         if self.found is None:
             assert self.out is not None, "nothing was run yet"
@@ -156,16 +156,16 @@ class Evaluation:
         return [
             {**({"voice": name} if several else {}), **row}
             for name, scores in zip(self.found.names, self.found.scores, strict=True)
-            for row in as_rows(self.found.items, scores)
+            for row in scores_to_records(self.found.items, scores)
         ]
 
-    def _write(self, result: Mapping[str, Any]) -> None:
+    def _write_files(self, result: Mapping[str, Any]) -> None:
         """The answers first: a result that is there has them."""
         assert self.out is not None
-        rows = self.rows()
+        rows = self.answer_rows()
         make_folder(self.out, private=True)
-        write_whole(self.out / "answers.jsonl", b"".join(as_json(row) + b"\n" for row in rows))
-        write_json(self.out / RESULT, result)
+        write_atomic(self.out / "answers.jsonl", b"".join(encode_json(row) + b"\n" for row in rows))
+        write_json(self.out / RESULT_FILE, result)
 
 
 def _without_run(settings: Any) -> Any:
@@ -177,7 +177,7 @@ def _without_run(settings: Any) -> Any:
     return {key: _without_run(value) for key, value in settings.items() if key != "run"}
 
 
-def told(result: Mapping[str, Any]) -> str:
+def format_result(result: Mapping[str, Any]) -> str:
     """A result in lines."""
     lines = [f"{result['task']}, {result['split']}, {result['items']} items"]
     for voice in result["voices"]:
@@ -186,15 +186,15 @@ def told(result: Mapping[str, Any]) -> str:
             f"{voice['name']}: {voice['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}, "
             f"unparsed {100 * voice['unparsed_rate']:.1f} %"
         )
-        lines += _by_domain(voice)
+        lines += _format_domains(voice)
         if "calls" in voice:
             cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
             if voice.get("unpriced"):
                 cost += f", no price known of {voice['unpriced']:,} answers"
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
-    lines += _constants(result)
+    lines += _format_constants(result)
     for voice in result["voices"]:
-        lines += one_answer_lines(voice.get("one_answer", ()), voice["name"], result["split"])
+        lines += format_one_answer_warnings(voice.get("one_answer", ()), voice["name"], result["split"])
     if best := result.get("against_best"):
         first = result["voices"][0]["name"]
         words = compared(
@@ -208,23 +208,23 @@ def told(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _by_domain(voice: Mapping[str, Any]) -> list[str]:
+def _format_domains(voice: Mapping[str, Any]) -> list[str]:
     """A voice's utilities by domain, or those of a mixture's parts."""
     domains = voice.get("domains", {})
-    if not 2 <= len(domains) <= MOST_DOMAINS:
+    if not 2 <= len(domains) <= MAX_DOMAINS:
         return [f"  {part}: {value:.3f}" for part, value in voice.get("parts", {}).items()]
     warned = {one["domain"] for one in voice["one_answer"]}
     lines = []
     for name, one in domains.items():
         low, high = one["interval"]
-        told = f"  {line(name)}: {one['utility']:.3f} [{low:.3f}, {high:.3f}], n = {one['items']}"
+        told = f"  {shorten_text(name)}: {one['utility']:.3f} [{low:.3f}, {high:.3f}], n = {one['items']}"
         if "commonest" in one:
-            told += f"; answers: {commonest(one, bool(warned & {name, None}))}"
+            told += f"; answers: {format_most_common_answer(one, bool(warned & {name, None}))}"
         lines.append(told)
     return lines
 
 
-def _constants(result: Mapping[str, Any]) -> list[str]:
+def _format_constants(result: Mapping[str, Any]) -> list[str]:
     """What the best constant answers reach on the split."""
     found = result.get("constant_answers")
     if not found:
@@ -234,10 +234,10 @@ def _constants(result: Mapping[str, Any]) -> list[str]:
     low, high = by_domain["interval"]
     several = len(found["by_domain"]["answers"]) > 1
     lines = [
-        f"best constant answer{' of each domain' * several} ({constant_label(found)}; {chosen}): "
+        f"best constant answer{' of each domain' * several} ({describe_constant_answers(found)}; {chosen}): "
         f"{by_domain['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}"
     ]
     if several:
         answer = found["overall"]["answer"]
-        lines[0] += f"; one to all items ({line(answer)}): {overall['utility']:.3f}"
+        lines[0] += f"; one to all items ({shorten_text(answer)}): {overall['utility']:.3f}"
     return lines

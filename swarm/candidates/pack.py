@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swarm.candidates.weighed import Weighed, softmax, temperature_of
-from swarm.engine import Experts
-from swarm.engine.base import Base
+from swarm.candidates.weighed import TokenEnsembleCandidate, softmax_rows, validate_temperature
+from swarm.engine import ExpertPool
+from swarm.engine.base import BaseModel
 from swarm.models import Request
 
 
-class Pack(Weighed):
+class PackLLM(TokenEnsembleCandidate):
     """PackLLM-sim (arXiv 2404.11531): w_k = softmax_k(-log perplexity_k(prompt) / temperature).
 
     Where paper and authors' code leave a choice, or this differs:
@@ -32,17 +32,17 @@ class Pack(Weighed):
 
     def __init__(
         self,
-        base: Base,
-        pool: Experts,
+        base: BaseModel,
+        pool: ExpertPool,
         experts: Sequence[str] | None = None,
         temperature: float = 1.0,
         max_tokens: int | None = None,
     ) -> None:
         super().__init__(base, pool, experts, max_tokens)
-        self.temperature = temperature_of(temperature)
+        self.temperature = validate_temperature(temperature)
 
-    def weights(self, requests: Sequence[Request]) -> np.ndarray:
+    def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """See `Weighed.weights`."""
         found, tokens = self.engine.log_perplexities([request.prompt for request in requests])
         self._meter.tokens += tokens
-        return softmax(-found / self.temperature)
+        return softmax_rows(-found / self.temperature)

@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from swarm.candidates import Meter
-from swarm.engine import Engine, Experts
-from swarm.engine.base import Base
+from swarm.candidates import JobUsage
+from swarm.engine import Engine, ExpertPool
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
-from swarm.executors.worker import play_together
-from swarm.rehearsal import fit
+from swarm.executors.worker import run_tasks_lockstep
+from swarm.rehearsal import fit_to_context
 from swarm.tasks import Item, Score, Task
 
 
-class Positions:
+class PositionsCandidate:
     """Several positions [P, G * K] of one pool, a voice each; answered together on one base.
 
     Args:
@@ -22,13 +22,13 @@ class Positions:
         engine: Of the pool's kind.
     """
 
-    def __init__(self, base: Base, pool: Experts, engine: Engine) -> None:
+    def __init__(self, base: BaseModel, pool: ExpertPool, engine: Engine) -> None:
         self.base, self.pool, self.engine = base, pool, engine
         self.names: list[str] = []
         self._rows = np.zeros((0, 0))
         self._opened = False
 
-    def rows(self) -> dict[str, np.ndarray]:
+    def build_positions(self) -> dict[str, np.ndarray]:
         """The positions of the open pool by name.
 
         Raises:
@@ -39,10 +39,10 @@ class Positions:
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
         self.pool.open(self.base)
-        rows = self.rows()
+        rows = self.build_positions()
         self.names, self._rows = list(rows), np.stack(list(rows.values()))
         self.pool.check()
-        fit(task, self.engine.check(self.base, self.pool), self.engine.context)
+        fit_to_context(task, self.engine.check(self.base, self.pool), self.engine.context)
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""
@@ -50,15 +50,15 @@ class Positions:
             self.engine.open(self.base, self.pool, device)
         self._opened = True
 
-    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.answers`."""
-        return play_together(task, self.engine, self._rows, items, meter)
+        return run_tasks_lockstep(task, self.engine, self._rows, items, meter)
 
     def fingerprint(self) -> str:
         """Of the base and of the pool."""
         return f"{self.base.fingerprint()} {self.pool.fingerprint()}"
 
-    def place(self, name: object) -> int:
+    def expert_index(self, name: object) -> int:
         """An expert's place in the open pool."""
         if name not in self.pool.names:
             have = ", ".join(self.pool.names)
@@ -66,7 +66,7 @@ class Positions:
         return self.pool.names.index(str(name))
 
 
-class Singles(Positions):
+class SingleExpertsCandidate(PositionsCandidate):
     """Experts of the pool as they are.
 
     Args:
@@ -75,19 +75,19 @@ class Singles(Positions):
     """
 
     def __init__(
-        self, base: Base, pool: Experts, engine: Engine, names: str | Sequence[str] | None = None
+        self, base: BaseModel, pool: ExpertPool, engine: Engine, names: str | Sequence[str] | None = None
     ) -> None:
         super().__init__(base, pool, engine)
         self.wanted = [names] if isinstance(names, str) else names
 
-    def rows(self) -> dict[str, np.ndarray]:
+    def build_positions(self) -> dict[str, np.ndarray]:
         """See `Positions.rows`."""
         names = self.pool.names if self.wanted is None else list(self.wanted)
         unit = np.tile(np.eye(len(self.pool.names)), len(self.pool.groups))
-        return {name: unit[self.place(name)] for name in names}
+        return {name: unit[self.expert_index(name)] for name in names}
 
 
-class Mixed(Positions):
+class MixedPositionCandidate(PositionsCandidate):
     """One position by its coefficients.
 
     Args:
@@ -98,8 +98,8 @@ class Mixed(Positions):
 
     def __init__(
         self,
-        base: Base,
-        pool: Experts,
+        base: BaseModel,
+        pool: ExpertPool,
         engine: Engine,
         coefficients: Mapping[str, float] | Sequence[float] | None,
     ) -> None:
@@ -114,13 +114,13 @@ class Mixed(Positions):
             raise UserError(f"candidate.coefficients={values}: must be finite numbers")
         self.coefficients = coefficients
 
-    def rows(self) -> dict[str, np.ndarray]:
+    def build_positions(self) -> dict[str, np.ndarray]:
         """See `Positions.rows`."""
         count, groups = len(self.pool.names), len(self.pool.groups)
         if isinstance(self.coefficients, Mapping):
             row = np.zeros(count)
             for name, value in self.coefficients.items():
-                row[self.place(name)] = value
+                row[self.expert_index(name)] = value
             return {"position": np.tile(row, groups)}
         if len(self.coefficients) != count * groups:
             raise UserError(

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swarm.candidates import Meter
-from swarm.candidates.similarity import Similarity, text_of
-from swarm.candidates.start import Start, start_of
-from swarm.candidates.weighed import Weighed, softmax, temperature_of
-from swarm.engine import Experts
-from swarm.engine.base import Base
+from swarm.candidates import JobUsage
+from swarm.candidates.similarity import TfidfSimilarity, prompt_text
+from swarm.candidates.start import InitialAnswers, load_initial_answers
+from swarm.candidates.weighed import TokenEnsembleCandidate, softmax_rows, validate_temperature
+from swarm.engine import ExpertPool
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
-from swarm.executors.worker import play_together
+from swarm.executors.worker import run_tasks_lockstep
 from swarm.models import Request
 from swarm.tasks import Item, Score, Task
 
 
-class Route(Weighed):
+class RoutingCandidate(TokenEnsembleCandidate):
     """The `top` experts that did best on the dev prompts most like a prompt answer it together.
 
     With s_i the cosine (tf-idf) of the prompt with its `neighbours` nearest dev prompts and u_ik
@@ -43,8 +43,8 @@ class Route(Weighed):
 
     def __init__(
         self,
-        base: Base,
-        pool: Experts,
+        base: BaseModel,
+        pool: ExpertPool,
         experts: Sequence[str] | None = None,
         top: int = 1,
         neighbours: int = 16,
@@ -57,8 +57,8 @@ class Route(Weighed):
             if type(value) is not int or value < 1:
                 raise UserError(f"candidate.{key}={value}: must be a whole number above 0")
         self.top, self.neighbours = top, neighbours
-        self.temperature, self.run = temperature_of(temperature), run
-        self._start: Start | None = None
+        self.temperature, self.run = validate_temperature(temperature), run
+        self._start: InitialAnswers | None = None
         self._texts: list[str] = []
         self._values = np.zeros((0, 0))
 
@@ -68,22 +68,22 @@ class Route(Weighed):
         if self.top > len(self.members):
             raise UserError(f"candidate.top={self.top}: there are {len(self.members)} experts")
         if self.run is not None:
-            self.learn(task, start_of(self.run, self.members, task))
+            self.fit_dev_answers(task, load_initial_answers(self.run, self.members, task))
 
-    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.answers`."""
         if self._start is None:
             dev = task.items("dev")
             unit = np.eye(len(self.members))
-            scores = play_together(task, self.engine, unit, dev, meter)
-            self.learn(task, Start(list(dev), scores))
-        return super().answers(task, items, meter)
+            scores = run_tasks_lockstep(task, self.engine, unit, dev, meter)
+            self.fit_dev_answers(task, InitialAnswers(list(dev), scores))
+        return super().score_items(task, items, meter)
 
-    def learn(self, task: Task, start: Start) -> None:
+    def fit_dev_answers(self, task: Task, start: InitialAnswers) -> None:
         """Take dev prompts and what each member's answers to them were worth."""
         self._start = start
         self._texts = [first_prompt(task, item) for item in start.items]
-        self._similarity = Similarity(self._texts)
+        self._similarity = TfidfSimilarity(self._texts)
         self._values = np.array([[s.value for s in mine] for mine in start.scores]).T
 
     def fingerprint(self) -> str:
@@ -93,17 +93,17 @@ class Route(Weighed):
         learnt = repr((self._texts, self._values.tolist())).encode()
         return f"{super().fingerprint()} {hashlib.sha256(learnt).hexdigest()[:16]}"
 
-    def weights(self, requests: Sequence[Request]) -> np.ndarray:
+    def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """See `Weighed.weights`."""
         assert self._start, "dev has to be learnt first: Route.learn(), or the key run"
-        texts = [text_of(request) for request in requests]
+        texts = [prompt_text(request) for request in requests]
         # A later round's prompt begins with the first's.
         others = np.array([[not text.startswith(dev) for dev in self._texts] for text in texts])
-        claims = claim(self._similarity.to(texts), others, self._values, self.neighbours)
-        return strongest(claims, self.top, self.temperature)
+        claims = expected_values(self._similarity.cosine_with(texts), others, self._values, self.neighbours)
+        return top_weights(claims, self.top, self.temperature)
 
 
-def claim(
+def expected_values(
     similar: np.ndarray, others: np.ndarray, values: np.ndarray, neighbours: int
 ) -> np.ndarray:
     """What each of K experts is expected to be worth on each of R prompts, [R, K].
@@ -122,17 +122,17 @@ def claim(
     return found
 
 
-def strongest(claims: np.ndarray, top: int, temperature: float) -> np.ndarray:
+def top_weights(claims: np.ndarray, top: int, temperature: float) -> np.ndarray:
     """Weights [R, K] of the `top` largest claims of each row; of equal ones the first."""
     order = np.argsort(-claims, axis=1, kind="stable")[:, top:]
     kept = claims / temperature
     np.put_along_axis(kept, order, -np.inf, axis=1)
-    return softmax(kept)
+    return softmax_rows(kept)
 
 
 def first_prompt(task: Task, item: Item) -> str:
     """What a task asks in its first round about one item."""
-    game = task.play([item])
+    game = task.run([item])
     requests = next(game)
     game.close()
-    return "\n".join(map(text_of, requests))
+    return "\n".join(map(prompt_text, requests))

@@ -6,18 +6,18 @@ from typing import Any
 
 import yaml
 
-from swarm.candidates.saved import Saved
-from swarm.candidates.vote import Vote
-from swarm.engine.base import Base
+from swarm.candidates.saved import CheckpointCandidate
+from swarm.candidates.vote import VotingCandidate
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.files import read_text
-from swarm.manifest import verify
+from swarm.manifest import verify_run_file
 from swarm.places import as_path
 from swarm.report.folder import RunFolder
-from swarm.roster.runs import base_of, best, finished
+from swarm.roster.runs import base_of_run, best_folder, load_finished_run
 
 
-class Best(Saved):
+class BestCandidate(CheckpointCandidate):
     """The best that a finished search has found, as it lies in its global_best.
 
     Args:
@@ -31,17 +31,17 @@ class Best(Saved):
         UserError: The folder holds no finished search.
     """
 
-    def __init__(self, folder: str | None, base: Base | None = None) -> None:
+    def __init__(self, folder: str | None, base: BaseModel | None = None) -> None:
         if not isinstance(folder, str) or not folder.strip():
             raise UserError(
                 "candidate.folder is missing: give a run's, e.g. candidate.folder=search/first"
             )
-        run = finished(folder, "take its global_best as it is with candidate=adapter")
+        run = load_finished_run(folder, "take its global_best as it is with candidate=adapter")
         self.scale = run.scale
-        super().__init__(base or base_of(run), str(best(run)), [run.path.name])
+        super().__init__(base or base_of_run(run), str(best_folder(run)), [run.path.name])
 
 
-class Ensemble(Vote):
+class SavedEnsembleCandidate(VotingCandidate):
     """The vote that a search has written into its folder: ensemble.yaml.
 
     Its keys: "rule" and "members", a list of {"folder", "utility"}, where folders are adapters,
@@ -57,7 +57,7 @@ class Ensemble(Vote):
         UserError: The file is none of these, or the run is gone.
     """
 
-    def __init__(self, file: str | None, base: Base | None = None, rule: str | None = None) -> None:
+    def __init__(self, file: str | None, base: BaseModel | None = None, rule: str | None = None) -> None:
         if not isinstance(file, str) or not file.strip():
             raise UserError(
                 "candidate.file is missing: give what a search has written, e.g. "
@@ -71,7 +71,7 @@ class Ensemble(Vote):
         folders = [str(home / one["folder"]) for one in members]
         weights = [float(one["utility"]) for one in members]
         names = [str(one["folder"]) for one in members]
-        saved = Saved(base or base_of(run), folders, names)
+        saved = CheckpointCandidate(base or base_of_run(run), folders, names)
         super().__init__(saved, rule or content.get("rule", "majority"), weights)
         self.names = [f"vote of {len(members)} of {run.path.resolve().name}"]
 
@@ -82,7 +82,7 @@ def read_ensemble(file: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]
     Raises:
         UserError: It is missing or is something else.
     """
-    verify(file)
+    verify_run_file(file)
     try:
         content = yaml.safe_load(read_text(file))
         members = content["members"]

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from swarm.candidates import Meter
+from swarm.candidates import JobUsage
 from swarm.engine import Engine
-from swarm.engine.base import Base
-from swarm.engine.stands import Stand, stands
+from swarm.engine.base import BaseModel
+from swarm.engine.stands import ModelGroup, group_models
 from swarm.errors import UserError
-from swarm.executors.worker import play_together
-from swarm.places import find
-from swarm.rehearsal import fit
+from swarm.executors.worker import run_tasks_lockstep
+from swarm.places import find_path
+from swarm.rehearsal import fit_to_context
 from swarm.tasks import Item, Score, Task
 
 
-class Saved:
+class CheckpointCandidate:
     """Folders with PEFT LoRA adapters, whole models, or mixtures that a search has saved.
 
     Adapters answer together on one resident base, mixtures of the same models too; several whole
@@ -30,7 +30,7 @@ class Saved:
 
     def __init__(
         self,
-        base: Base,
+        base: BaseModel,
         folder: str | Sequence[str] | None,
         names: Sequence[str] | None = None,
     ) -> None:
@@ -43,19 +43,19 @@ class Saved:
         if twice := sorted({one for one in given if given.count(one) > 1}):
             raise UserError(f"candidate: {twice[0]} is named more than once")
         self.base = base
-        self.folders = [find(one) for one in given]
+        self.folders = [find_path(one) for one in given]
         last = [one.name for one in self.folders]
         self.names = list(names or (last if len(set(last)) == len(last) else given) or ["base"])
-        self._stands: list[Stand] = []
+        self._stands: list[ModelGroup] = []
         self._loaded: Engine | None = None
         self._device = "cpu"
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
         if not self._stands:
-            self._stands = stands(self.folders, self.base)
+            self._stands = group_models(self.folders, self.base)
         for stand in self._stands:
-            fit(task, stand.tokenizer(), stand.context())
+            fit_to_context(task, stand.load_tokenizer(), stand.context_length())
 
     def open(self, device: str) -> None:
         """See `Candidate.open`; several models are loaded when it is their turn."""
@@ -63,12 +63,12 @@ class Saved:
         if len(self._stands) == 1 and self._loaded is None:
             self._loaded = self._stands[0].load(device)
 
-    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.answers`."""
         found: dict[int, list[Score]] = {}
         for stand in self._stands:
             engine = self._loaded or stand.load(self._device)
-            scores = play_together(task, engine, stand.positions, items, meter)
+            scores = run_tasks_lockstep(task, engine, stand.positions, items, meter)
             found |= dict(zip(stand.places, scores, strict=True))
             del engine
         return [found[place] for place in range(len(self.names))]

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from swarm.candidates import Candidate, Meter
-from swarm.certainty import described, described_constants, gain_of
-from swarm.engine.device import chosen_device as chosen_device  # an entry asks here
+from swarm.candidates import Candidate, JobUsage
+from swarm.certainty import utility_summary, summarize_constant_answers, paired_gain
+from swarm.engine.device import choose_device as choose_device  # an entry asks here
 from swarm.errors import UserError
-from swarm.tasks import Calibrated, Item, Prepared, Score, Task, plain
-from swarm.tasks.reward import Rewarded
+from swarm.tasks import HasScoreScale, Item, RequiresSetup, Score, Task, metric_task
+from swarm.tasks.reward import RewardModelTask
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class SplitScores:
     """What a candidate came to on a split.
 
     Attributes:
@@ -42,7 +42,7 @@ class Scored:
 
 
 @runtime_checkable
-class Accounted(Protocol):
+class HasBaselines(Protocol):
     """A candidate whose first voice has rivals in the others.
 
     Attributes:
@@ -51,22 +51,22 @@ class Accounted(Protocol):
 
     rivals: str
 
-    def account(self) -> Sequence[Mapping[str, Any]]:
+    def usage_per_candidate(self) -> Sequence[Mapping[str, Any]]:
         """ "calls", "tokens" and "cost" of each voice's answers."""
         ...
 
 
-def prepare(candidate: Candidate, task: Task, device: str = "cpu") -> None:
+def prepare_candidate(candidate: Candidate, task: Task, device: str = "cpu") -> None:
     """`check` and `load`; once, then `score` on any split.
 
     Raises:
         UserError: As `check` and `load`.
     """
-    check(candidate, task)
-    load(candidate, task, device)
+    check_candidate(candidate, task)
+    load_candidate(candidate, task, device)
 
 
-def check(candidate: Candidate, task: Task) -> None:
+def check_candidate(candidate: Candidate, task: Task) -> None:
     """See that a candidate and a task go together, before anything is loaded.
 
     A task that is valued on a scale of experts takes that of the candidate's run, if there is one.
@@ -74,43 +74,43 @@ def check(candidate: Candidate, task: Task) -> None:
     Raises:
         UserError: As `Candidate.check`, or the task lacks something.
     """
-    if isinstance(task, Prepared):
+    if isinstance(task, RequiresSetup):
         task.check()
-    candidate.check(plain(task))
+    candidate.check(metric_task(task))
     scale = getattr(candidate, "scale", None)
-    if scale is not None and isinstance(task, Calibrated):
-        task.restore(scale)
-    _check_scale(plain(task))
+    if scale is not None and isinstance(task, HasScoreScale):
+        task.restore_scale(scale)
+    _check_scale(metric_task(task))
 
 
 def _check_scale(task: Task, alone: bool = True) -> None:
     """Refuse values without a scale, in the parts of a mixture, too."""
-    if isinstance(task, Rewarded):
+    if isinstance(task, RewardModelTask):
         task.check_scale(alone)
     for part in getattr(task, "tasks", {}).values():
         _check_scale(part, alone=False)
 
 
-def load(candidate: Candidate, task: Task, device: str) -> None:
+def load_candidate(candidate: Candidate, task: Task, device: str) -> None:
     """Load what both need.
 
     Raises:
         UserError: As `Candidate.open`, or what the task needs cannot be opened.
     """
-    if isinstance(task, Prepared):
+    if isinstance(task, RequiresSetup):
         task.open(device)
     candidate.open(device)
 
 
-def score(candidate: Candidate, task: Task, split: str) -> Scored:
+def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores:
     """What a prepared candidate comes to on "dev" or "test", by the task's own measure."""
-    task, meter = plain(task), Meter()
+    task, meter = metric_task(task), JobUsage()
     items = task.items(split)
     began = time.monotonic()
-    scores = candidate.answers(task, items, meter)
+    scores = candidate.score_items(task, items, meter)
     seconds = time.monotonic() - began
-    account = candidate.account() if isinstance(candidate, Accounted) else ()
-    return Scored(
+    account = candidate.usage_per_candidate() if isinstance(candidate, HasBaselines) else ()
+    return SplitScores(
         candidate.names,
         items,
         scores,
@@ -123,42 +123,42 @@ def score(candidate: Candidate, task: Task, split: str) -> Scored:
     )
 
 
-def voices(task: Task, found: Scored) -> list[dict[str, Any]]:
+def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
     """Each voice's name, what it came to by the task's own measure (see `described`), and what its
     answers took, where the candidate tells."""
-    task = plain(task)
+    task = metric_task(task)
     account = found.account or [{} for _ in found.names]
     return [
-        {"name": name, **described(task, scores, found.items), **took}
+        {"name": name, **utility_summary(task, scores, found.items), **took}
         for name, scores, took in zip(found.names, found.scores, account, strict=True)
     ]
 
 
-def constants(task: Task, split: str) -> dict[str, Any] | None:
+def summarize_constants(task: Task, split: str) -> dict[str, Any] | None:
     """What the best constant answers, chosen on dev, come to on dev and on this split.
 
     Returns:
         As `swarm.certainty.described_constants`; `None` also where there is no dev split.
     """
-    task = plain(task)
+    task = metric_task(task)
     if not getattr(task, "votes", True):
         return None
     try:
         dev = task.items("dev")
     except UserError:
         return None
-    return described_constants(task, dev, task.items("test") if split == "test" else ())
+    return summarize_constant_answers(task, dev, task.items("test") if split == "test" else ())
 
 
-def against_best(task: Task, found: Scored) -> dict[str, Any]:
+def compare_with_best(task: Task, found: SplitScores) -> dict[str, Any]:
     """The first voice against the best of the others, on the same items.
 
     Its keys: "best", "gain", "interval", "p_value" and "items" (see `Paired`). The best of several
     on these very items is a little flattered.
     """
-    task = plain(task)
+    task = metric_task(task)
     best = max(range(1, len(found.names)), key=lambda voice: task.utility(found.scores[voice]))
-    gain = gain_of(task, found.scores[0], found.scores[best])
+    gain = paired_gain(task, found.scores[0], found.scores[best])
     interval = [gain.low, gain.high]
     return {"best": found.names[best], "gain": gain.difference, "interval": interval,
             "p_value": gain.p, "items": gain.n}  # fmt: skip

@@ -8,10 +8,10 @@ import numpy as np
 
 from swarm.models import Request
 
-WORD = re.compile(r"\w+")
+WORD_PATTERN = re.compile(r"\w+")
 
 
-class Similarity:
+class TfidfSimilarity:
     """D texts that others are compared with.
 
     A word that all of them have tells nothing and is left out, so that what a task says in every
@@ -19,19 +19,19 @@ class Similarity:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        counts = [_words(text) for text in texts]
+        counts = [_count_words(text) for text in texts]
         having = Counter(word for count in counts for word in count)
         rare = {word: np.log(len(texts) / n) for word, n in having.items() if n < len(texts)}
         self._places = {word: place for place, word in enumerate(rare)}
         self._rarity = np.array([*rare.values()], dtype=np.float32)
-        self._vectors = self._embedded(counts)
+        self._vectors = self._embed_counts(counts)
 
-    def to(self, texts: Sequence[str]) -> np.ndarray:
+    def cosine_with(self, texts: Sequence[str]) -> np.ndarray:
         """The cosines of R texts with the D, [R, D], from 0 to 1."""
-        cosines: np.ndarray = self._embedded([_words(text) for text in texts]) @ self._vectors.T
+        cosines: np.ndarray = self._embed_counts([_count_words(text) for text in texts]) @ self._vectors.T
         return cosines.astype(np.float64)
 
-    def _embedded(self, counts: Sequence[Counter[str]]) -> np.ndarray:
+    def _embed_counts(self, counts: Sequence[Counter[str]]) -> np.ndarray:
         """Unit vectors, or zero where no word is known."""
         vectors = np.zeros((len(counts), len(self._places)), dtype=np.float32)
         for row, count in enumerate(counts):
@@ -44,12 +44,12 @@ class Similarity:
         return scaled
 
 
-def text_of(request: Request) -> str:
+def prompt_text(request: Request) -> str:
     """A request's prompt without the roles of its turns."""
     if isinstance(request.prompt, str):
         return request.prompt
     return "\n".join(turn.content for turn in request.prompt)
 
 
-def _words(text: str) -> Counter[str]:
-    return Counter(WORD.findall(text.lower()))
+def _count_words(text: str) -> Counter[str]:
+    return Counter(WORD_PATTERN.findall(text.lower()))

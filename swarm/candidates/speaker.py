@@ -3,15 +3,15 @@
 import json
 from collections.abc import Sequence
 
-from swarm.candidates import Meter, play
+from swarm.candidates import JobUsage, run_task
 from swarm.errors import UserError
 from swarm.models import Completion, Model, Request
 from swarm.roster import Roster
-from swarm.roster.identity import identity
-from swarm.tasks import Item, Prepared, Score, Task
+from swarm.roster.identity import model_identity
+from swarm.tasks import Item, RequiresSetup, Score, Task
 
 
-class Speaker:
+class ModelCandidate:
     """One voice, that of a model.
 
     Args:
@@ -27,31 +27,31 @@ class Speaker:
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
-        if isinstance(self.model, Prepared):
+        if isinstance(self.model, RequiresSetup):
             self.model.check()
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""
-        if not self._opened and isinstance(self.model, Prepared):
+        if not self._opened and isinstance(self.model, RequiresSetup):
             self.model.open(device)
         self._opened = True
 
-    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.answers`."""
 
-        def ask(requests: list[Request]) -> list[Completion]:
+        def generate_counted(requests: list[Request]) -> list[Completion]:
             completions = self.model.generate(requests)
-            meter.count(completions)
+            meter.add_completions(completions)
             return completions
 
-        return [play(task, items, ask)]
+        return [run_task(task, items, generate_counted)]
 
     def fingerprint(self) -> str:
         """Nothing: what is behind an endpoint is not known."""
         return ""
 
 
-class Named(Speaker):
+class NamedModelCandidate(ModelCandidate):
     """One voice, that of a model that is known by its name.
 
     Args:
@@ -69,4 +69,4 @@ class Named(Speaker):
 
     def fingerprint(self) -> str:
         """All that the answers depend on and can be told; see `swarm.roster.identity`."""
-        return json.dumps(identity(self.model), sort_keys=True)
+        return json.dumps(model_identity(self.model), sort_keys=True)

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from swarm.candidates import Candidate, Meter
-from swarm.candidates.start import start_of
-from swarm.certainty import poll
+from swarm.candidates import Candidate, JobUsage
+from swarm.candidates.start import load_initial_answers
+from swarm.certainty import majority_vote
 from swarm.errors import UserError
-from swarm.report.statistics import vote
+from swarm.report.statistics import plurality_vote
 from swarm.tasks import Item, Score, Task
 
 
-class Vote:
+class VotingCandidate:
     """The vote of all voices of its members on the answers that were read from their texts.
 
     - "majority": the answer that most voices gave; among equally frequent ones that of the largest
@@ -39,8 +39,8 @@ class Vote:
         weights: Sequence[float] | None = None,
         run: str | None = None,
     ) -> None:
-        if rule not in tuple(RULES):
-            raise UserError(f"candidate.rule={rule}: must be one of {', '.join(RULES)}")
+        if rule not in tuple(VOTING_RULES):
+            raise UserError(f"candidate.rule={rule}: must be one of {', '.join(VOTING_RULES)}")
         self.members = list(members) if isinstance(members, Sequence) else [members]
         self.rule, self.run = rule, run
         self.weights = None if weights is None else [float(weight) for weight in weights]
@@ -52,17 +52,17 @@ class Vote:
             raise UserError(f"task={task.name}: its answers are free texts, on which nobody votes")
         for member in self.members:
             member.check(task)
-        voices = self.voices()
+        voices = self.voter_names()
         if self.weights is not None and len(self.weights) != len(voices):
             raise UserError(
                 f"candidate.weights: {len(self.weights)} weights for {len(voices)} voices: "
                 + ", ".join(voices)
             )
         if self.weights is None and self.run is not None:
-            start = start_of(self.run, voices, task)
+            start = load_initial_answers(self.run, voices, task)
             self.weights = [task.utility(scores) for scores in start.scores]
 
-    def voices(self) -> list[str]:
+    def voter_names(self) -> list[str]:
         """The names of all who vote."""
         return [name for member in self.members for name in member.names]
 
@@ -71,16 +71,16 @@ class Vote:
         for member in self.members:
             member.open(device)
 
-    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.answers`."""
         if self.weights is None and self.rule == "weighted":
-            dev = self._ask(task, task.items("dev"), meter)
+            dev = self._score_members(task, task.items("dev"), meter)
             self.weights = [task.utility(scores) for scores in dev]
-        said = self._ask(task, items, meter)
-        return [poll(task, items, said, self.weights or [1.0] * len(said), RULES[self.rule])]
+        said = self._score_members(task, items, meter)
+        return [majority_vote(task, items, said, self.weights or [1.0] * len(said), VOTING_RULES[self.rule])]
 
-    def _ask(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
-        return [mine for member in self.members for mine in member.answers(task, items, meter)]
+    def _score_members(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
+        return [mine for member in self.members for mine in member.score_items(task, items, meter)]
 
     def fingerprint(self) -> str:
         """Of all members, with the weights that were read from a run."""
@@ -88,7 +88,7 @@ class Vote:
         return " ".join([*(member.fingerprint() for member in self.members), *read])
 
 
-def weighted(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
+def weighted_vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
     """The answer of the largest summed weight; of equal ones that of more voices, then the first.
 
     Args:
@@ -103,4 +103,4 @@ def weighted(answers: Sequence[str | None], weights: Sequence[float]) -> str | N
     return max(sums, key=lambda answer: sums[answer], default=None)
 
 
-RULES = {"majority": vote, "weighted": weighted}
+VOTING_RULES = {"majority": plurality_vote, "weighted": weighted_vote}

@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 
 from swarm.adapters import read_adapter
-from swarm.candidates import Meter, play
-from swarm.engine import Experts
-from swarm.engine.base import Base
-from swarm.engine.mixture import TokenEngine
-from swarm.engine.panel import Member, Panel
+from swarm.candidates import JobUsage, run_task
+from swarm.engine import ExpertPool
+from swarm.engine.base import BaseModel
+from swarm.engine.mixture import TokenEnsembleEngine
+from swarm.engine.panel import EnsembleMember, ModelEnsemble
 from swarm.errors import UserError
 from swarm.models import Completion, Request
-from swarm.places import find
-from swarm.rehearsal import fit
+from swarm.places import find_path
+from swarm.rehearsal import fit_to_context
 from swarm.tasks import Item, Score, Task
 
 
-class Weighed:
+class TokenEnsembleCandidate:
     """One voice: the next token's chances are sum_k w_k p_k, the w_k of each prompt its own.
 
     Greedy decoding takes the likeliest token. Adapters of one base share its weights. As a
@@ -33,28 +33,28 @@ class Weighed:
 
     def __init__(
         self,
-        base: Base,
-        pool: Experts,
+        base: BaseModel,
+        pool: ExpertPool,
         experts: Sequence[str] | None = None,
         max_tokens: int | None = None,
     ) -> None:
         self.base, self.pool, self.experts = base, pool, experts
         self.names = [type(self).__name__.lower()]
-        self.engine = TokenEngine(max_tokens)
+        self.engine = TokenEnsembleEngine(max_tokens)
         self.members: list[str] = []
-        self._meter = Meter()
+        self._meter = JobUsage()
         self._opened = False
 
-    def weights(self, requests: Sequence[Request]) -> np.ndarray:
+    def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """What each request's answer is mixed by, [R, K]: from 0 on, of sum 1."""
         raise NotImplementedError
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
-        self.panel = side_by_side(self.pool, self.base, self.experts)
+        self.panel = open_expert_ensemble(self.pool, self.base, self.experts)
         self.members = self.panel.names
         self.panel.check()
-        fit(task, self.engine.check(self.base, self.panel), self.engine.context)
+        fit_to_context(task, self.engine.check(self.base, self.panel), self.engine.context)
 
     def open(self, device: str) -> None:
         """See `Candidate.open`."""
@@ -62,18 +62,18 @@ class Weighed:
             self.engine.open(self.base, self.panel, device)
         self._opened = True
 
-    def answers(self, task: Task, items: Sequence[Item], meter: Meter) -> list[list[Score]]:
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.answers`; a prompt counts once for each member with a weight in it."""
         self._meter = meter
-        return [play(task, items, self.generate)]
+        return [run_task(task, items, self.generate)]
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `swarm.models.Model`; a completion's tokens are those of all members with a weight
         in it."""
         if not requests:
             return []
-        weights = self.weights(requests)
-        said = self.engine.answer_each(weights, requests)
+        weights = self.compute_weights(requests)
+        said = self.engine.generate_weighted(weights, requests)
         found = []
         for row, one in zip(weights, said, strict=True):
             heard = int(np.count_nonzero(row))
@@ -82,7 +82,7 @@ class Weighed:
                         new_tokens=heard * one.new_tokens)
             )  # fmt: skip
             self._meter.prompts += heard - 1
-        self._meter.count(found)
+        self._meter.add_completions(found)
         return found
 
     def fingerprint(self) -> str:
@@ -90,14 +90,14 @@ class Weighed:
         return self.panel.fingerprint()
 
 
-class OneBase(Panel):
+class SharedBaseEnsemble(ModelEnsemble):
     """A panel of adapters of its base, whatever name of the base they give."""
 
-    def _member(self, name: str, path: str) -> Member:
-        return Member(name, self.base, read_adapter(find(path)))
+    def _build_member(self, name: str, path: str) -> EnsembleMember:
+        return EnsembleMember(name, self.base, read_adapter(find_path(path)))
 
 
-def side_by_side(pool: Experts, base: Base, experts: Sequence[str] | None = None) -> Panel:
+def open_expert_ensemble(pool: ExpertPool, base: BaseModel, experts: Sequence[str] | None = None) -> ModelEnsemble:
     """The experts of a pool as models that are heard one beside the other; open.
 
     Raises:
@@ -109,26 +109,26 @@ def side_by_side(pool: Experts, base: Base, experts: Sequence[str] | None = None
     if strange := [name for name in names if name not in pool.names]:
         have = ", ".join(pool.names)
         raise UserError(f"candidate.experts: the pool has no {strange[0]!r}; it has: {have}")
-    if isinstance(pool, Panel):
+    if isinstance(pool, ModelEnsemble):
         chosen = [pool.models[pool.names.index(name)] for name in names]
-        return Panel(chosen, pool.base).open()
-    folders = {name: find(getattr(pool, "folder", "")) / name for name in names}
+        return ModelEnsemble(chosen, pool.base).open()
+    folders = {name: find_path(getattr(pool, "folder", "")) / name for name in names}
     if made := [name for name, folder in folders.items() if not folder.is_dir()]:
         raise UserError(
             f"candidate.experts: {made[0]} is no adapter in a folder of its own; name others"
         )
     if len(names) < 2:
         raise UserError(f"candidate.experts={names}: name two experts or more")
-    return OneBase([str(folder) for folder in folders.values()], base).open()
+    return SharedBaseEnsemble([str(folder) for folder in folders.values()], base).open()
 
 
-def softmax(values: np.ndarray) -> np.ndarray:
+def softmax_rows(values: np.ndarray) -> np.ndarray:
     """Weights [R, K] from numbers [R, K], of sum 1 in each row; -inf is no weight."""
     shares: np.ndarray = np.exp(values - values.max(axis=1, keepdims=True))
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def temperature_of(value: object) -> float:
+def validate_temperature(value: object) -> float:
     """A temperature, checked.
 
     Raises:

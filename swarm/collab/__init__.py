@@ -8,11 +8,11 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Message, Model
 
-__all__ = ["Answer", "Asked", "Piece", "Slot", "Stages", "Watch"]
+__all__ = ["AgentAnswer", "CallStarted", "AnswerDelta", "AgentSpec", "Transcript", "OnEvent"]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class AgentSpec:
     """One place in a collaboration: a model, and how it is asked there.
 
     Attributes:
@@ -42,24 +42,24 @@ class Slot:
             raise UserError(f"a slot's name: {self.name!r} is not a text")
         if not callable(getattr(self.model, "generate", None)):
             raise UserError(f"{self.name}: {self.model!r} is no model, it cannot generate")
-        temperature, timeout = _number(self.temperature), _number(self.timeout)
+        temperature, timeout = _finite_or_none(self.temperature), _finite_or_none(self.timeout)
         for key, fine, allowed in (
             ("temperature", temperature is not None and temperature >= 0, "null or 0 and above"),
             ("timeout", timeout is not None and timeout > 0, "null or seconds above 0"),
-            ("max_tokens", _whole(self.max_tokens), "null or a whole number from 1 on"),
+            ("max_tokens", _is_positive_int(self.max_tokens), "null or a whole number from 1 on"),
             ("system", isinstance(self.system, str) and self.system.strip(), "null or a text"),
-            ("count", _whole(self.count), "a whole number from 1 on"),
+            ("count", _is_positive_int(self.count), "a whole number from 1 on"),
         ):
             value = getattr(self, key)
             if not fine and (value is not None or key == "count"):
                 raise UserError(f"{self.name}: {key}={value!r}: must be {allowed}")
 
 
-def _whole(value: object) -> bool:
+def _is_positive_int(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-def _number(value: object) -> float | None:
+def _finite_or_none(value: object) -> float | None:
     """A finite number, or `None`."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value) if abs(value) < float("inf") else None
@@ -67,7 +67,7 @@ def _number(value: object) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AgentAnswer:
     """What one call of a collaboration came to.
 
     Attributes:
@@ -96,7 +96,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Stages:
+class Transcript:
     """All that led to the answer to one request.
 
     Attributes:
@@ -107,18 +107,18 @@ class Stages:
         warnings: What a user should know: a proposer that failed, a fallback that was used.
     """
 
-    layers: list[list[Answer]] = field(default_factory=list)
+    layers: list[list[AgentAnswer]] = field(default_factory=list)
     final: Completion = field(default_factory=lambda: Completion(""))
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[AgentAnswer]:
         """All calls, in the order of the layers."""
         return [answer for layer in self.layers for answer in layer]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallStarted:
     """An event: a slot was asked; of `layers` layers this is the `layer`-th."""
 
     layer: int
@@ -129,18 +129,18 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerDelta:
     """An event: a piece of the last answer."""
 
     delta: Delta
 
 
-Watch = Callable[[int, Asked | Answer | Piece], None]
+OnEvent = Callable[[int, CallStarted | AgentAnswer | AnswerDelta], None]
 """Is told of every event of the n-th request, always in the thread that runs the collaboration; of
 an `Answer` as soon as it is there. A consortium tells it of each `Iteration`, too."""
 
 
-def names(slots: Sequence[Slot]) -> list[str]:
+def agent_names(slots: Sequence[AgentSpec]) -> list[str]:
     """Of the slots, each as often as it has samples."""
     return [slot.name for slot in slots for _ in range(slot.count)]
 
@@ -153,6 +153,7 @@ OF_LLM_CONSORTIUM = (
 def __getattr__(name: str) -> Any:
     """The names of llm-consortium's Python API, which lies above and is loaded when asked for."""
     if name in OF_LLM_CONSORTIUM:
-        module = "models_of_llm" if name == "ConsortiumModel" else "orchestrator"
-        return getattr(import_module(f"swarm.consortium.{module}"), name)
+        found = name == "ConsortiumModel"
+        module = "swarm.consortium.models_of_llm" if found else "swarm.consortium.orchestrator"
+        return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from swarm.collab import Answer, Slot, Stages, Watch
-from swarm.collab.history import Turns, fitted, turns_of
-from swarm.collab.rounds import Script, in_step, unwatched
+from swarm.collab import AgentAnswer, AgentSpec, Transcript, OnEvent
+from swarm.collab.history import Messages, fit_to_context, prompt_to_messages
+from swarm.collab.rounds import Script, run_in_lockstep, ignore_event
 from swarm.errors import UserError
 from swarm.models import Completion, Model, Request
-from swarm.models.trace import Trace, all_of
+from swarm.models.trace import Trace, require_completions
 
-S = TypeVar("S", bound=Stages)
+S = TypeVar("S", bound=Transcript)
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +33,17 @@ class Collaboration(ABC, Generic[S]):
 
     @property
     @abstractmethod
-    def slots(self) -> list[Slot]:
+    def agent_specs(self) -> list[AgentSpec]:
         """Who may be asked."""
 
     @abstractmethod
-    def _script(self, request: Request, logged: set[str], tell: Callable[[Any], None]) -> Script[S]:
+    def _iterate_rounds(self, request: Request, logged: set[str], tell: Callable[[Any], None]) -> Script[S]:
         """The way of a request; `tell` is told its own events, `logged` is in the log already."""
 
     @property
     def members(self) -> list[Model]:
         """The models that may be asked, each once."""
-        return list({id(slot.model): slot.model for slot in self.slots}.values())
+        return list({id(slot.model): slot.model for slot in self.agent_specs}.values())
 
     def check(self) -> None:
         """Have each member look for what it needs, where it has a `check`.
@@ -65,34 +65,34 @@ class Collaboration(ABC, Generic[S]):
         Raises:
             UserError: Of a request that came to nothing, the first.
         """
-        return all_of(self.attempt(requests))
+        return require_completions(self.generate_each(requests))
 
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.attempt`."""
         came = self.run(requests)
-        return [one.final if isinstance(one, Stages) else one for one in came]
+        return [one.final if isinstance(one, Transcript) else one for one in came]
 
-    def run(self, requests: Sequence[Request], watch: Watch | None = None) -> list[S | UserError]:
+    def run(self, requests: Sequence[Request], watch: OnEvent | None = None) -> list[S | UserError]:
         """What each request came to, with all that was said on the way; order kept.
 
         Args:
             requests: To be answered.
             watch: Is told of each event.
         """
-        return in_step(self._scripts(requests, watch), watch or unwatched, self.trace)
+        return run_in_lockstep(self._build_scripts(requests, watch), watch or ignore_event, self.trace)
 
-    def _scripts(self, requests: Sequence[Request], watch: Watch | None = None) -> list[Script[S]]:
+    def _build_scripts(self, requests: Sequence[Request], watch: OnEvent | None = None) -> list[Script[S]]:
         logged: set[str] = set()  # a dead member is no news at each of a thousand requests
-        told: Callable[[int, Any], None] = watch or unwatched
+        told: Callable[[int, Any], None] = watch or ignore_event
 
-        def script(number: int, request: Request) -> Script[S]:
-            own = self._script(request, logged, lambda event: told(number, event))
-            return heeding(own, request)
+        def build_script(number: int, request: Request) -> Script[S]:
+            own = self._iterate_rounds(request, logged, lambda event: told(number, event))
+            return stop_when_decided(own, request)
 
-        return [script(number, request) for number, request in enumerate(requests)]
+        return [build_script(number, request) for number, request in enumerate(requests)]
 
 
-class Way(Generic[S]):
+class RequestContext(Generic[S]):
     """One request on its way through a collaboration.
 
     Args:
@@ -109,17 +109,17 @@ class Way(Generic[S]):
         self._left_out = 0  # the most exchanges that a prompt had no room for
         self.started = time.monotonic()
 
-    def written(self, write: Callable[[Turns], Turns]) -> Turns:
+    def write_within_context(self, write: Callable[[Messages], Messages]) -> Messages:
         """What `write` makes of the conversation, or of as much of it as the context has room for.
 
         Raises:
             UserError: There is not even room for the last question.
         """
-        turns, left_out = fitted(turns_of(self.request.prompt), self.owner.context, write)
+        turns, left_out = fit_to_context(prompt_to_messages(self.request.prompt), self.owner.context, write)
         self._left_out = max(self._left_out, left_out)
         return turns
 
-    def time_left(self, slot: Slot) -> float | None:
+    def time_left(self, slot: AgentSpec) -> float | None:
         """Seconds for a call: the slot's, and no more than what is left of the request's."""
         if self.request.timeout is None:
             return slot.timeout
@@ -127,7 +127,7 @@ class Way(Generic[S]):
         left = max(0.001, self.started + self.request.timeout - time.monotonic())
         return left if slot.timeout is None else min(left, slot.timeout)
 
-    def warn(self, words: str) -> None:
+    def add_warning(self, words: str) -> None:
         """Tell it in the stages, and in the log unless that has it."""
         if words not in self.stages.warnings:
             self.stages.warnings.append(words)
@@ -135,12 +135,12 @@ class Way(Generic[S]):
             self._logged.add(words)
             log.warning("%s", words)
 
-    def ended(self, final: Completion) -> S:
+    def build_transcript(self, final: Completion) -> S:
         """The stages, with the last answer and what all calls took."""
         if self._left_out:
             many = f"up to {self._left_out} of the oldest exchanges are"
             many = "the oldest exchange is" if self._left_out == 1 else many
-            self.warn(f"context={self.owner.context}: {many} left out")
+            self.add_warning(f"context={self.owner.context}: {many} left out")
         calls = [answer.completion for answer in self.stages.answers if answer.completion]
         self.stages.final = replace(
             final,
@@ -149,18 +149,18 @@ class Way(Generic[S]):
             cost=sum(call.cost for call in calls),
             seconds=time.monotonic() - self.started,
             cached=all(call.cached for call in calls),
-            priced=together(calls),
+            priced=are_costs_known(calls),
         )
         return self.stages
 
 
-def together(calls: Sequence[Completion]) -> bool | None:
+def are_costs_known(calls: Sequence[Completion]) -> bool | None:
     """Whether the cost of all calls is known; see `Completion.priced`."""
     told = {call.priced for call in calls}
     return False if False in told else True if True in told else None
 
 
-def heeding(script: Script[S], request: Request) -> Script[S]:
+def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
     """The script, which asks no more once the request is decided whatever is said.
 
     Raises:
@@ -178,7 +178,7 @@ def heeding(script: Script[S], request: Request) -> Script[S]:
         answers = yield calls
 
 
-def sampled(asked: Sequence[tuple[Model, Request]], sample: int) -> list[Request]:
+def number_samples(asked: Sequence[tuple[Model, Request]], sample: int) -> list[Request]:
     """The requests with their samples numbered: a model's that are alike are answers of their own.
 
     Args:
@@ -197,7 +197,7 @@ def sampled(asked: Sequence[tuple[Model, Request]], sample: int) -> list[Request
     return numbered
 
 
-def reasons(came: Iterable[Answer]) -> list[str]:
+def failure_reasons(came: Iterable[AgentAnswer]) -> list[str]:
     """Who gave no answer and why, each reason once."""
     counted = Counter(f"{answer.name}: {answer.error}" for answer in came if answer.error)
     return [why if n == 1 else f"{why} ({n} times)" for why, n in counted.items()]

@@ -6,22 +6,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.consortium import Consortium
-from swarm.collab.deliberation.roles import ROLES, as_role
-from swarm.collab.members import Member, gathered, member, member_of
-from swarm.collab.older import OLDER, modern
-from swarm.collab.yamls import is_path, mapping, path_of, shipped
+from swarm.collab.deliberation.roles import ROLES, role_prompt
+from swarm.collab.members import MemberSpec, merge_members, parse_member, member_from_config
+from swarm.collab.older import LEGACY_KEYS, convert_settings
+from swarm.collab.yamls import is_preset_path, check_mapping, preset_path, list_shipped_presets
 from swarm.errors import UserError
 from swarm.files import read_yaml
 from swarm.models import Completion, Model, Request
 from swarm.models.trace import Trace
 
-__all__ = ["Config", "Member", "build", "member", "preset_names", "read_preset"]
+__all__ = ["ConsortiumSettings", "MemberSpec", "build_consortium", "parse_member", "preset_names", "read_preset"]
 
 log = logging.getLogger(__name__)
 
-KIND = "consortium"
+PRESET_KIND = "consortium"
 
 TIMEOUT = 300.0
 """Seconds for an answer of a model elsewhere that says nothing of it: one that hangs would hold up
@@ -32,7 +32,7 @@ PATIENT = ("local", "search", "initial_experts", "function", "moa", "consortium"
 
 
 @dataclass(frozen=True)
-class Config:
+class ConsortiumSettings:
     """The settings of a consortium; see `Consortium` for what they do.
 
     A member that is given twice counts as often as both; a threshold from 10 on is a percentage.
@@ -41,15 +41,15 @@ class Config:
         UserError: A value is not allowed.
     """
 
-    members: tuple[Member, ...]
-    arbiter: Member | None = None
+    members: tuple[MemberSpec, ...]
+    arbiter: MemberSpec | None = None
     strategy: str = "default"
     confidence_threshold: float = 0.8
     max_iterations: int = 3
     min_iterations: int = 1
     system: str | None = None
     quorum: int = 1
-    fallback: Member | None = None
+    fallback: MemberSpec | None = None
     seed: int = 0
     context: int | None = None
     budget: int | None = None
@@ -62,9 +62,9 @@ class Config:
     def __post_init__(self) -> None:
         given: Any = self.confidence_threshold
         if isinstance(given, (int, float)) and not isinstance(given, bool):
-            object.__setattr__(self, "confidence_threshold", threshold(given))
+            object.__setattr__(self, "confidence_threshold", normalize_threshold(given))
         self.check()
-        object.__setattr__(self, "members", gathered(tuple(self.members)))
+        object.__setattr__(self, "members", merge_members(tuple(self.members)))
 
     def check(self) -> None:
         """See that a consortium can be made of it, whatever its models are.
@@ -72,14 +72,14 @@ class Config:
         Raises:
             UserError: A value is not allowed.
         """
-        build(self, lambda name: NOBODY)
+        build_consortium(self, lambda name: PLACEHOLDER_MODEL)
 
     @classmethod
     def from_dict(
         cls,
         settings: Mapping[str, Any],
         remark: Callable[[str], None] = lambda words: log.warning("%s", words),
-    ) -> "Config":
+    ) -> "ConsortiumSettings":
         """The configuration in a mapping: of `to_dict`, a preset or an older program's.
 
         Args:
@@ -92,18 +92,18 @@ class Config:
         keys = [field.name for field in fields(cls)]
         todays: Any = settings
         if isinstance(settings, Mapping):
-            todays = {key: value for key, value in settings.items() if key not in OLDER}
-        mapping("the consortium", todays, keys)
-        found, remarks = modern(settings)
+            todays = {key: value for key, value in settings.items() if key not in LEGACY_KEYS}
+        check_mapping("the consortium", todays, keys)
+        found, remarks = convert_settings(settings)
         for words in remarks:
             remark(words)
         members = found.get("members")
         if not isinstance(members, (list, tuple)) or not members:
             raise UserError("members: name at least one model")
-        found["members"] = tuple(member_of(f"members[{n}]", m) for n, m in enumerate(members))
+        found["members"] = tuple(member_from_config(f"members[{n}]", m) for n, m in enumerate(members))
         for key in ("arbiter", "fallback"):
             if found.get(key) is not None:
-                found[key] = member_of(key, found[key])
+                found[key] = member_from_config(key, found[key])
         if (roles := found.get("roles")) is not None:
             if not isinstance(roles, (list, tuple)):
                 raise UserError(f"roles: {roles!r} is no list of roles")
@@ -119,7 +119,7 @@ class Config:
         return {**found, "roles": list(self.roles) if self.roles is not None else None}
 
 
-def threshold(given: float) -> float:
+def normalize_threshold(given: float) -> float:
     """A confidence as a share; from 10 on it is a percentage.
 
     Raises:
@@ -134,18 +134,18 @@ def threshold(given: float) -> float:
     )
 
 
-class _Nobody:
+class _PlaceholderModel:
     """Stands where a model will be."""
 
     def generate(self, requests: list[Request]) -> list[Completion]:
         raise UserError("nobody is there to answer")
 
 
-NOBODY: Any = _Nobody()
+PLACEHOLDER_MODEL: Any = _PlaceholderModel()
 
 
-def build(
-    config: Config, model_of: Callable[[str], Model], trace: Trace | None = None
+def build_consortium(
+    config: ConsortiumSettings, model_of: Callable[[str], Model], trace: Trace | None = None
 ) -> Consortium:
     """The consortium of a configuration.
 
@@ -159,30 +159,30 @@ def build(
     """
     models: dict[str, Model] = {}
 
-    def slot(one: Member) -> Slot:
+    def build_agent(one: MemberSpec) -> AgentSpec:
         if one.model not in models:
             models[one.model] = model_of(one.model)
         timeout = one.timeout
         if timeout is None and one.model.partition("/")[0] not in PATIENT:
             timeout = TIMEOUT
-        return Slot(models[one.model], one.model, one.temperature, one.max_tokens,
-                    _told(config, one), one.count, timeout)  # fmt: skip
+        return AgentSpec(models[one.model], one.model, one.temperature, one.max_tokens,
+                    _member_system_prompt(config, one), one.count, timeout)  # fmt: skip
 
     settings = {field.name: getattr(config, field.name) for field in fields(config)}
-    settings["members"] = [slot(one) for one in config.members]
-    settings["roles"] = _roles(config)
+    settings["members"] = [build_agent(one) for one in config.members]
+    settings["roles"] = _resolve_roles(config)
     for key in ("arbiter", "fallback"):
-        settings[key] = slot(settings[key]) if settings[key] else None
+        settings[key] = build_agent(settings[key]) if settings[key] else None
     return Consortium(**settings, trace=trace)
 
 
-def _told(config: Config, one: Member) -> str | None:
+def _member_system_prompt(config: ConsortiumSettings, one: MemberSpec) -> str | None:
     """What a member is told beside the others: its own system's text, and its role."""
     role = one.role if config.strategy != "roles" else None
-    return "\n\n".join(text for text in (one.system, role and as_role(role)) if text) or None
+    return "\n\n".join(text for text in (one.system, role and role_prompt(role)) if text) or None
 
 
-def _roles(config: Config) -> tuple[str, ...] | None:
+def _resolve_roles(config: ConsortiumSettings) -> tuple[str, ...] | None:
     """The roles of "roles": where a member has one of its own, all are told seat by seat."""
     if config.strategy != "roles" or not any(one.role for one in config.members):
         return config.roles
@@ -193,10 +193,10 @@ def _roles(config: Config) -> tuple[str, ...] | None:
 
 def preset_names() -> list[str]:
     """The presets that ship."""
-    return shipped(KIND)
+    return list_shipped_presets(PRESET_KIND)
 
 
-def read_preset(name: str | Path) -> Config:
+def read_preset(name: str | Path) -> ConsortiumSettings:
     """The configuration of a preset.
 
     Args:
@@ -205,10 +205,10 @@ def read_preset(name: str | Path) -> Config:
     Raises:
         UserError: There is none, or it is not as agreed.
     """
-    path = path_of(KIND, str(name))
-    what = KIND if is_path(str(name)) else "preset"
+    path = preset_path(PRESET_KIND, str(name))
+    what = PRESET_KIND if is_preset_path(str(name)) else "preset"
     found = read_yaml(path, what)
     try:
-        return Config.from_dict(found)
+        return ConsortiumSettings.from_dict(found)
     except UserError as error:
         raise UserError(f"{what} {path}: {error}") from None

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from swarm.collab import Slot, Watch
+from swarm.collab import AgentSpec, OnEvent
 from swarm.collab.collaboration import Collaboration
-from swarm.collab.deliberation.deliberating import Deliberating
-from swarm.collab.deliberation.planning import Plan, calls, plan
-from swarm.collab.deliberation.progress import line
-from swarm.collab.deliberation.roles import ROLES, as_role
-from swarm.collab.deliberation.verdicts import Deliberation, Opinion
-from swarm.collab.following import changed, followed
-from swarm.collab.older import STRATEGIES as OLDER
-from swarm.collab.rounds import Script, in_step, unwatched
+from swarm.collab.deliberation.deliberating import ConsortiumRun
+from swarm.collab.deliberation.planning import CallBudget, calls_per_iteration, plan_calls
+from swarm.collab.deliberation.progress import format_event
+from swarm.collab.deliberation.roles import ROLES, role_prompt
+from swarm.collab.deliberation.verdicts import ConsortiumTranscript, MemberAnswer
+from swarm.collab.following import map_events, stream_events
+from swarm.collab.older import LEGACY_STRATEGIES as OLDER
+from swarm.collab.rounds import Script, run_in_lockstep, ignore_event
 from swarm.errors import UserError
 from swarm.models import Delta, Request, Stream
 from swarm.models.trace import Trace
@@ -24,7 +24,7 @@ STRATEGIES = ("default", "pick-one", "rank", "vote", "elimination", "roles", "pe
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ConsortiumMember:
     """One member: a slot's sample, with a role of its own.
 
     Attributes:
@@ -34,13 +34,13 @@ class Seat:
         role: What it is told of its part; `None` is nothing.
     """
 
-    slot: Slot
+    slot: AgentSpec
     sample: int
     instance: int
     role: str | None = None
 
 
-class Consortium(Collaboration[Deliberation]):
+class Consortium(Collaboration[ConsortiumTranscript]):
     """A model made of models, after llm-consortium (github.com/irthomasthomas/llm-consortium).
 
     In each iteration all members are asked at once, each sample as a member of its own. Then their
@@ -94,15 +94,15 @@ class Consortium(Collaboration[Deliberation]):
 
     def __init__(
         self,
-        members: Sequence[Slot],
-        arbiter: Slot | None,
+        members: Sequence[AgentSpec],
+        arbiter: AgentSpec | None,
         strategy: str = "default",
         confidence_threshold: float = 0.8,
         max_iterations: int = 3,
         min_iterations: int = 1,
         system: str | None = None,
         quorum: int = 1,
-        fallback: Slot | None = None,
+        fallback: AgentSpec | None = None,
         seed: int = 0,
         context: int | None = None,
         budget: int | None = None,
@@ -122,7 +122,7 @@ class Consortium(Collaboration[Deliberation]):
         self.eliminate, self.keep, self.trace = eliminate, keep, trace
         self._check_numbers()
         self._check_shape()
-        self.seats = self._seats()
+        self.seats = self._build_seats()
         self._check_size()
 
     def _check_numbers(self) -> None:
@@ -183,32 +183,32 @@ class Consortium(Collaboration[Deliberation]):
             raise UserError(f"keep={self.keep}: of {many} members none would be eliminated")
         if self.strategy == "elimination" and self.quorum > self.keep:
             raise UserError(f"quorum={self.quorum}: only keep={self.keep} members are left at last")
-        first = calls(self.strategy, many)
+        first = calls_per_iteration(self.strategy, many)
         if self.budget is not None and self.budget < first:
             raise UserError(
                 f"budget={self.budget}: the first iteration takes {first} calls; raise it, or have "
                 "fewer members"
             )
 
-    def _seats(self) -> tuple[Seat, ...]:
-        roles = [as_role(role) for role in self.roles or ROLES] if self.strategy == "roles" else []
+    def _build_seats(self) -> tuple[ConsortiumMember, ...]:
+        roles = [role_prompt(role) for role in self.roles or ROLES] if self.strategy == "roles" else []
         seen: Counter[str] = Counter()
-        seats: list[Seat] = []
+        seats: list[ConsortiumMember] = []
         for slot in self.proposers:
             for sample in range(slot.count):
                 seen[slot.name] += 1
                 role = roles[len(seats) % len(roles)] if roles else None
-                seats.append(Seat(slot, sample, seen[slot.name], role))
+                seats.append(ConsortiumMember(slot, sample, seen[slot.name], role))
         return tuple(seats)
 
     @property
-    def slots(self) -> list[Slot]:
+    def agent_specs(self) -> list[AgentSpec]:
         """Who may be asked."""
         return [*self.proposers, *(one for one in (self.arbiter, self.fallback) if one)]
 
-    def plan(self) -> Plan:
+    def plan_calls(self) -> CallBudget:
         """What one request may take."""
-        return plan(self)
+        return plan_calls(self)
 
     def stream(self, request: Request) -> Stream:
         """What goes on as reasoning, a line an event, and the answer in one piece at the end.
@@ -219,30 +219,30 @@ class Consortium(Collaboration[Deliberation]):
             UserError: It came to nothing.
         """
 
-        def reasoning(event: tuple[int, Any]) -> Delta | None:
-            told = line(self, event[1])
+        def event_to_reasoning(event: tuple[int, Any]) -> Delta | None:
+            told = format_event(self, event[1])
             return Delta(reasoning=f"{told}\n") if told else None
 
-        events = followed(lambda watch: self.run([request], watch))
-        (came,) = yield from changed(events, reasoning)
+        events = stream_events(lambda watch: self.run([request], watch))
+        (came,) = yield from map_events(events, event_to_reasoning)
         if isinstance(came, UserError):
             raise came
         yield Delta(came.final.text)
         return came.final
 
-    def opinions(self, request: Request, watch: Watch = unwatched) -> list[Opinion]:
+    def collect_member_answers(self, request: Request, watch: OnEvent = ignore_event) -> list[MemberAnswer]:
         """What each member says to the request, of which nobody judges.
 
         Raises:
             UserError: Too few answered.
         """
-        way = Deliberating(self, request, set(), lambda event: None)
-        (came,) = in_step([way.opinions(1)], watch, self.trace)
+        way = ConsortiumRun(self, request, set(), lambda event: None)
+        (came,) = run_in_lockstep([way.collect_member_answers(1)], watch, self.trace)
         if isinstance(came, UserError):
             raise came
         return came
 
-    def _script(
+    def _iterate_rounds(
         self, request: Request, logged: set[str], tell: Callable[[Any], None]
-    ) -> Script[Deliberation]:
-        return Deliberating(self, request, logged, tell).script()
+    ) -> Script[ConsortiumTranscript]:
+        return ConsortiumRun(self, request, logged, tell).iterate_rounds()

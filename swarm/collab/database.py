@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.models.cache import WAIT, patiently
+from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 
-NAME = "consortium.db"
-TABLES = (
+DATABASE_FILE = "consortium.db"
+CREATE_TABLES = (
     "CREATE TABLE IF NOT EXISTS consortia (name TEXT PRIMARY KEY, config TEXT NOT NULL, "
     "saved TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, time TEXT NOT NULL, name TEXT, "
@@ -24,7 +24,7 @@ TABLES = (
     "new_tokens INTEGER, cost REAL, seconds REAL, PRIMARY KEY (run, number))",
     "CREATE INDEX IF NOT EXISTS runs_time ON runs (time)",
 )
-LAST = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
+SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
 """Finds something in a file in which all of the above is."""
 
 
@@ -32,10 +32,10 @@ def user_folder() -> Path:
     """The folder of the `llm` command: $LLM_USER_PATH, or where each system keeps such things."""
     if own := os.environ.get("LLM_USER_PATH"):
         return Path(own)
-    return usual_folder()
+    return default_folder()
 
 
-def usual_folder() -> Path:
+def default_folder() -> Path:
     """The folder of the `llm` command where nothing else is said."""
     if sys.platform == "win32":
         home = Path(os.environ.get("APPDATA") or Path.home())
@@ -46,7 +46,7 @@ def usual_folder() -> Path:
     return home / "io.datasette.llm"
 
 
-class Database:
+class SQLiteDatabase:
     """A SQLite file that several threads and processes use at once; each use has its connection.
 
     Args:
@@ -55,23 +55,23 @@ class Database:
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = Path(path).expanduser() if path else user_folder() / NAME
+        self.path = Path(path).expanduser() if path else user_folder() / DATABASE_FILE
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def open_transaction(self) -> Iterator[sqlite3.Connection]:
         """A transaction: all that is done inside is kept, or nothing; makes the file.
 
         Raises:
             UserError: The file cannot be used.
         """
-        with self._told():
+        with self._translate_errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)) as opened:
-                patiently(lambda: opened.execute("PRAGMA journal_mode=WAL"))
+            with closing(sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as opened:
+                retry_while_locked(lambda: opened.execute("PRAGMA journal_mode=WAL"))
                 opened.execute("PRAGMA synchronous=NORMAL")
-                patiently(lambda: opened.execute("BEGIN IMMEDIATE"))
+                retry_while_locked(lambda: opened.execute("BEGIN IMMEDIATE"))
                 try:
-                    for table in TABLES:
+                    for table in CREATE_TABLES:
                         opened.execute(table)
                     yield opened
                     opened.execute("COMMIT")
@@ -80,30 +80,30 @@ class Database:
                     raise
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def open_for_reading(self) -> Iterator[sqlite3.Connection]:
         """A connection to read by; where there is no file, one to an empty database, and no file.
 
         Raises:
             UserError: The file cannot be used.
         """
-        with self._told(), closing(self._opened()) as opened:
+        with self._translate_errors(), closing(self._connect_for_reading()) as opened:
             opened.row_factory = sqlite3.Row
             yield opened
 
-    def _opened(self) -> sqlite3.Connection:
+    def _connect_for_reading(self) -> sqlite3.Connection:
         if self.path.is_file():
             name = f"{self.path.absolute().as_uri()}?mode=rw"
-            there = sqlite3.connect(name, timeout=WAIT, uri=True)
-            if patiently(lambda: there.execute(LAST).fetchone()):
+            there = sqlite3.connect(name, timeout=LOCK_TIMEOUT_S, uri=True)
+            if retry_while_locked(lambda: there.execute(SELECT_LAST_INDEX).fetchone()):
                 return there
             there.close()
         empty = sqlite3.connect(":memory:")
-        for table in TABLES:
+        for table in CREATE_TABLES:
             empty.execute(table)
         return empty
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:

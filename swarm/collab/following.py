@@ -6,18 +6,18 @@ from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from swarm.collab import Watch
+from swarm.collab import OnEvent
 
 E = TypeVar("E")
 N = TypeVar("N")
 T = TypeVar("T")
 
 
-class Left(Exception):
+class Cancelled(Exception):
     """Nobody follows any more."""
 
 
-def followed(run: Callable[[Watch], T]) -> Generator[tuple[int, Any], None, T]:
+def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], None, T]:
     """Runs in a thread, yields each event with its request's number, and returns what came of it.
 
     Closing it ends the run at its next event: what was asked is answered, nothing more is asked.
@@ -28,20 +28,20 @@ def followed(run: Callable[[Watch], T]) -> Generator[tuple[int, Any], None, T]:
     events: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
     left = threading.Event()
 
-    def watch(number: int, event: Any) -> None:
+    def forward_event(number: int, event: Any) -> None:
         if left.is_set():
-            raise Left
+            raise Cancelled
         events.put((True, (number, event)))
 
-    def work() -> None:
+    def run_in_thread() -> None:
         came: T | BaseException
         try:
-            came = run(watch)
+            came = run(forward_event)
         except BaseException as error:
             came = error
         events.put((False, came))
 
-    threading.Thread(target=work, name="swarm-followed", daemon=True).start()
+    threading.Thread(target=run_in_thread, name="swarm-followed", daemon=True).start()
     try:
         while True:
             more, event = events.get()
@@ -56,7 +56,7 @@ def followed(run: Callable[[Watch], T]) -> Generator[tuple[int, Any], None, T]:
     return came
 
 
-def changed(
+def map_events(
     events: Generator[E, None, T], change: Callable[[E], N | None]
 ) -> Generator[N, None, T]:
     """Yields what `change` makes of each event, unless that is `None`, and returns as `events`.

@@ -6,18 +6,18 @@ from math import ceil
 from swarm.errors import UserError
 from swarm.models import Message
 
-Turns = tuple[Message, ...]
+Messages = tuple[Message, ...]
 
-CHARACTERS_A_TOKEN = 4
+CHARS_PER_TOKEN = 4
 """For estimates: nobody's tokenizer is asked. English has a little more, other scripts less."""
 
 
-def turns_of(prompt: str | Turns) -> Turns:
+def prompt_to_messages(prompt: str | Messages) -> Messages:
     """A prompt as turns; a plain text is one turn of the user."""
     return (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
 
 
-def told(turns: Turns, text: str | None) -> Turns:
+def add_system_text(turns: Messages, text: str | None) -> Messages:
     """The turns with `text` at the end of the system's turn, which stands first where it is new."""
     if text is None:
         return turns
@@ -28,12 +28,12 @@ def told(turns: Turns, text: str | None) -> Turns:
     return (Message("system", text), *turns)
 
 
-def tokens(turns: Turns) -> int:
+def estimate_tokens(turns: Messages) -> int:
     """About how many tokens the turns are."""
-    return ceil(sum(len(turn.content) for turn in turns) / CHARACTERS_A_TOKEN)
+    return ceil(sum(len(turn.content) for turn in turns) / CHARS_PER_TOKEN)
 
 
-def exchanges(turns: Turns) -> list[list[int]]:
+def find_exchanges(turns: Messages) -> list[list[int]]:
     """The places of each exchange before the last one: a user's turn and what follows it.
 
     The system's turns belong to none, and the last user's turn with what follows is the last one.
@@ -48,7 +48,7 @@ def exchanges(turns: Turns) -> list[list[int]]:
     return found[:-1]
 
 
-def fitted(turns: Turns, context: int | None, write: Callable[[Turns], Turns]) -> tuple[Turns, int]:
+def fit_to_context(turns: Messages, context: int | None, write: Callable[[Messages], Messages]) -> tuple[Messages, int]:
     """What `write` makes of the turns, and how many of the oldest exchanges were left out for it.
 
     Args:
@@ -59,14 +59,14 @@ def fitted(turns: Turns, context: int | None, write: Callable[[Turns], Turns]) -
     Raises:
         UserError: Without any old exchange it is still too long.
     """
-    old = exchanges(turns)
+    old = find_exchanges(turns)
     for left_out in range(len(old) + 1):
         gone = {place for exchange in old[:left_out] for place in exchange}
         written = write(tuple(turn for place, turn in enumerate(turns) if place not in gone))
-        if context is None or tokens(written) <= context:
+        if context is None or estimate_tokens(written) <= context:
             return written, left_out
     raise UserError(
         f"context={context}: the last question and the answers that belong to it are about "
-        f"{tokens(written)} tokens, and none of them is cut; raise context, or have the proposers "
+        f"{estimate_tokens(written)} tokens, and none of them is cut; raise context, or have the proposers "
         "write less (max_tokens)"
     )

@@ -5,21 +5,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swarm.collab.yamls import mapping
+from swarm.collab.yamls import check_mapping
 from swarm.errors import UserError
-from swarm.models.counts import counted
+from swarm.models.counts import split_sample_count
 
-__all__ = ["Member", "gathered", "member", "member_of"]
+__all__ = ["MemberSpec", "merge_members", "parse_member", "member_from_config"]
 
-NUMBERS: dict[str, Callable[[str], float]] = {
+NUMBER_OPTIONS: dict[str, Callable[[str], float]] = {
     "temperature": float, "max_tokens": int, "timeout": float,
 }  # fmt: skip
-OPTIONS = (*NUMBERS, "system", "role")
-KEYS = ("model", "count", *OPTIONS)
+MEMBER_OPTIONS = (*NUMBER_OPTIONS, "system", "role")
+MEMBER_KEYS = ("model", "count", *MEMBER_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberSpec:
     """Who is asked, and how.
 
     Attributes:
@@ -48,7 +48,7 @@ class Member:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def member(spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1) -> Member:
+def parse_member(spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1) -> MemberSpec:
     """A member as it is written: NAME[:count][,key=value...].
 
     A comma inside a value belongs to the value, unless a key that is known follows.
@@ -64,12 +64,12 @@ def member(spec: str, known: Callable[[str], bool] = lambda name: False, count: 
     if not isinstance(spec, str):
         raise UserError(f"{spec!r} is no member; write it as in gpt-4o:2,temperature=1")
     if known(spec.strip()):
-        return Member(spec.strip(), count)
-    name, *options = re.split(rf",(?=\s*(?:{'|'.join(OPTIONS)})\s*=)", spec)
+        return MemberSpec(spec.strip(), count)
+    name, *options = re.split(rf",(?=\s*(?:{'|'.join(MEMBER_OPTIONS)})\s*=)", spec)
     if stray := re.search(r",\s*(\w+)\s*=", name):
-        mapping(spec, {stray[1]: ""}, OPTIONS)
+        check_mapping(spec, {stray[1]: ""}, MEMBER_OPTIONS)
     name = name.strip()
-    model, times = (name, count) if known(name) else counted(name)
+    model, times = (name, count) if known(name) else split_sample_count(name)
     if model == name:
         times = count
     found: dict[str, Any] = {}
@@ -77,22 +77,22 @@ def member(spec: str, known: Callable[[str], bool] = lambda name: False, count: 
         key, _, value = (part.strip() for part in option.partition("="))
         if key in found:
             raise UserError(f"{spec}: {key} is given twice")
-        found[key] = _value(spec, key, value)
-    return Member(model, times, **found)
+        found[key] = _parse_value(spec, key, value)
+    return MemberSpec(model, times, **found)
 
 
-def _value(spec: str, key: str, value: str) -> Any:
+def _parse_value(spec: str, key: str, value: str) -> Any:
     if not value:
         raise UserError(f"{spec}: {key}= has no value")
     try:
-        return NUMBERS[key](value) if key in NUMBERS else value
+        return NUMBER_OPTIONS[key](value) if key in NUMBER_OPTIONS else value
     except ValueError:
         raise UserError(
-            f"{spec}: {key}={value} is no number; other keys are {', '.join(OPTIONS)}"
+            f"{spec}: {key}={value} is no number; other keys are {', '.join(MEMBER_OPTIONS)}"
         ) from None
 
 
-def member_of(place: str, given: Any) -> Member:
+def member_from_config(place: str, given: Any) -> MemberSpec:
     """A member of a configuration: written in one line, or a mapping.
 
     Args:
@@ -102,23 +102,23 @@ def member_of(place: str, given: Any) -> Member:
     Raises:
         UserError: As of `member`.
     """
-    if isinstance(given, Member):
+    if isinstance(given, MemberSpec):
         return given
     if isinstance(given, str):
-        return member(given)
-    settings = mapping(place, given, KEYS)
+        return parse_member(given)
+    settings = check_mapping(place, given, MEMBER_KEYS)
     if "model" not in settings:
         raise UserError(f"{place}.model: name the model")
-    return Member(**settings)
+    return MemberSpec(**settings)
 
 
-def gathered(members: tuple[Member, ...]) -> tuple[Member, ...]:
+def merge_members(members: tuple[MemberSpec, ...]) -> tuple[MemberSpec, ...]:
     """The members, of which those that differ in nothing but the count are one."""
     counts: dict[tuple[Any, ...], int] = {}
     for one in members:
-        key = (one.model, *(getattr(one, option) for option in OPTIONS))
+        key = (one.model, *(getattr(one, option) for option in MEMBER_OPTIONS))
         counts[key] = counts.get(key, 0) + one.count
     return tuple(
-        Member(key[0], count, **dict(zip(OPTIONS, key[1:], strict=True)))
+        MemberSpec(key[0], count, **dict(zip(MEMBER_OPTIONS, key[1:], strict=True)))
         for key, count in counts.items()
     )

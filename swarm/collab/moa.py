@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
-from swarm.collab import Piece, Slot, Stages, Watch
+from swarm.collab import AnswerDelta, AgentSpec, Transcript, OnEvent
 from swarm.collab.collaboration import Collaboration
-from swarm.collab.course import Course
-from swarm.collab.prompts import Prompt
-from swarm.collab.rounds import Script, streamed
+from swarm.collab.course import MoARun
+from swarm.collab.prompts import AnswersPrompt
+from swarm.collab.rounds import Script, stream_final_answer
 from swarm.errors import UserError
 from swarm.models import Request, Stream
 from swarm.models.trace import Trace
@@ -16,7 +16,7 @@ from swarm.models.trace import Trace
 STRATEGIES = ("aggregate", "rank", "sequential")
 
 
-class MixtureOfAgents(Collaboration[Stages]):
+class MixtureOfAgents(Collaboration[Transcript]):
     """A model made of models (Wang et al., arXiv 2406.04692).
 
     Each proposer of the first layer gets the conversation as it is; those of a later one, and the
@@ -58,13 +58,13 @@ class MixtureOfAgents(Collaboration[Stages]):
 
     def __init__(
         self,
-        proposers: Sequence[Slot],
-        aggregator: Slot,
+        proposers: Sequence[AgentSpec],
+        aggregator: AgentSpec,
         layers: int = 2,
         strategy: str = "aggregate",
-        prompt: str | Prompt = "safe",
+        prompt: str | AnswersPrompt = "safe",
         quorum: int = 1,
-        fallback: Slot | None = None,
+        fallback: AgentSpec | None = None,
         seed: int = 0,
         context: int | None = None,
         window: int = 6,
@@ -73,7 +73,7 @@ class MixtureOfAgents(Collaboration[Stages]):
     ) -> None:
         self.proposers, self.aggregator, self.fallback = tuple(proposers), aggregator, fallback
         self.layers, self.strategy, self.quorum = layers, strategy, quorum
-        self.prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
+        self.prompt = prompt if isinstance(prompt, AnswersPrompt) else AnswersPrompt(prompt)
         self.seed, self.context, self.window, self.reserve = seed, context, window, reserve
         self.trace = trace
         self._check_numbers()
@@ -81,7 +81,7 @@ class MixtureOfAgents(Collaboration[Stages]):
         proposals = sum(slot.count for slot in self.proposers)
         if layers > 1 and quorum > proposals:
             raise UserError(f"quorum={quorum}: there are only {proposals} answers a layer")
-        ends = self.windows(proposals) if strategy == "sequential" else 1
+        ends = self.count_windows(proposals) if strategy == "sequential" else 1
         self.depth = layers - 1 + ends
         self.calls = proposals * (layers - 1) + ends
 
@@ -114,12 +114,12 @@ class MixtureOfAgents(Collaboration[Stages]):
         if self.strategy == "sequential" and self.reserve >= self.window:
             raise UserError(f"reserve={self.reserve}: must be below window={self.window}")
 
-    def windows(self, answers: int) -> int:
+    def count_windows(self, answers: int) -> int:
         """How often the aggregator is asked about so many answers, with "sequential"."""
         return 1 + max(0, ceil((answers - self.window) / (self.window - self.reserve)))
 
     @property
-    def slots(self) -> list[Slot]:
+    def agent_specs(self) -> list[AgentSpec]:
         """Who may be asked."""
         slots = [*(self.proposers if self.layers > 1 else ()), self.aggregator]
         return [*slots, self.fallback] if self.fallback else slots
@@ -133,13 +133,13 @@ class MixtureOfAgents(Collaboration[Stages]):
             UserError: It came to nothing; or it broke off when part of it had been given, which no
                 fallback mends.
         """
-        (script,) = self._scripts([request])
-        stages = yield from streamed(script, trace=self.trace)
+        (script,) = self._build_scripts([request])
+        stages = yield from stream_final_answer(script, trace=self.trace)
         return stages.final
 
     def run(
-        self, requests: Sequence[Request], watch: Watch | None = None, pieces: bool = True
-    ) -> list[Stages | UserError]:
+        self, requests: Sequence[Request], watch: OnEvent | None = None, pieces: bool = True
+    ) -> list[Transcript | UserError]:
         """What each request came to, with all that was said on the way; order kept.
 
         Args:
@@ -150,23 +150,23 @@ class MixtureOfAgents(Collaboration[Stages]):
                 asked for again or left to the fallback, as nothing of it was shown.
         """
         if watch and pieces and len(requests) == 1:
-            return [self._watched(self._scripts(requests)[0], watch)]
+            return [self._run_streaming(self._build_scripts(requests)[0], watch)]
         return super().run(requests, watch)
 
-    def _watched(self, script: Script[Stages], watch: Watch) -> Stages | UserError:
-        pieces = streamed(script, watch, self.trace)
+    def _run_streaming(self, script: Script[Transcript], watch: OnEvent) -> Transcript | UserError:
+        pieces = stream_final_answer(script, watch, self.trace)
         try:
             while True:
-                watch(0, Piece(next(pieces)))
+                watch(0, AnswerDelta(next(pieces)))
         except StopIteration as end:
-            stages: Stages = end.value
+            stages: Transcript = end.value
             return stages
         except UserError as error:
             return error
         finally:
             pieces.close()
 
-    def _script(
+    def _iterate_rounds(
         self, request: Request, logged: set[str], tell: Callable[[Any], None]
-    ) -> Script[Stages]:
-        return Course(self, request, logged).script()
+    ) -> Script[Transcript]:
+        return MoARun(self, request, logged).iterate_rounds()

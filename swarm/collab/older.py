@@ -5,36 +5,36 @@ from typing import Any
 
 from swarm.errors import UserError
 
-RENAMED = {
+RENAMED_KEYS = {
     "models": "members", "system_prompt": "system", "minimum_iterations": "min_iterations",
 }  # fmt: skip
-SILENT = (
+IGNORED_KEYS = (
     "manual_context", "category", "expected_agreement", "status", "created_at",
     "embedding_cache_enabled",
 )  # fmt: skip
 """Of a single run, or of how the older program kept a conversation; every one is kept here."""
-ABSENT = ("embedding_backend", "embedding_model", "clustering_algorithm", "cluster_eps",
+UNSUPPORTED_KEYS = ("embedding_backend", "embedding_model", "clustering_algorithm", "cluster_eps",
           "cluster_min_samples")  # fmt: skip
 """Of a clustering of answers by embeddings, which is not offered."""
-OLDER = (*RENAMED, *SILENT, *ABSENT, "judging_method", "strategy_params")
+LEGACY_KEYS = (*RENAMED_KEYS, *IGNORED_KEYS, *UNSUPPORTED_KEYS, "judging_method", "strategy_params")
 
-STRATEGIES = {"voting": "vote", "role": "roles", "semantic": "default"}
-PARAMETERS: dict[str, tuple[str, type]] = {
+LEGACY_STRATEGIES = {"voting": "vote", "role": "roles", "semantic": "default"}
+STRATEGY_PARAMETERS: dict[str, tuple[str, type]] = {
     "similarity_threshold": ("similarity", float), "eliminate_count": ("eliminate", int),
     "keep_minimum": ("keep", int), "roles": ("roles", list),
 }  # fmt: skip
 
 
-def modern(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def convert_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Settings under today's names, and a remark on each that is lost.
 
     Raises:
         UserError: Something is given under both names, or is of the wrong kind.
     """
-    found = {key: value for key, value in settings.items() if key not in OLDER}
+    found = {key: value for key, value in settings.items() if key not in LEGACY_KEYS}
     remarks = [f"{key}={settings[key]!r} is left out: answers are not clustered here"
-               for key in ABSENT if settings.get(key) is not None]  # fmt: skip
-    for old, new in RENAMED.items():
+               for key in UNSUPPORTED_KEYS if settings.get(key) is not None]  # fmt: skip
+    for old, new in RENAMED_KEYS.items():
         if old not in settings:
             continue
         if new in settings:
@@ -48,20 +48,20 @@ def modern(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if "minimum_iterations" in settings and type(least) is type(most) is int and least > most:
         found["max_iterations"] = least
         remarks.append(f"max_iterations={most} is below minimum_iterations: it is {least} now")
-    remarks += _strategy(found, settings.get("judging_method"))
-    remarks += _parameters(found, settings.get("strategy_params"))
+    remarks += _convert_strategy(found, settings.get("judging_method"))
+    remarks += _convert_parameters(found, settings.get("strategy_params"))
     if "models" in settings and found["strategy"] == "elimination":
-        remarks += _without_elimination(found)
+        remarks += _replace_elimination(found)
     return found, remarks
 
 
-def _strategy(found: dict[str, Any], judging: Any) -> list[str]:
+def _convert_strategy(found: dict[str, Any], judging: Any) -> list[str]:
     """Put one strategy where a strategy and a method of judging may stand."""
     given = found.get("strategy", "default") or "default"
     remarks = []
     if given == "semantic":
         remarks.append("strategy=semantic is default now: answers are not clustered here")
-    given = STRATEGIES.get(str(given), given)
+    given = LEGACY_STRATEGIES.get(str(given), given)
     if judging not in (None, "default"):
         if given == "default":
             given = judging
@@ -71,13 +71,13 @@ def _strategy(found: dict[str, Any], judging: Any) -> list[str]:
     return remarks
 
 
-def _parameters(found: dict[str, Any], given: Any) -> list[str]:
+def _convert_parameters(found: dict[str, Any], given: Any) -> list[str]:
     """Put the strategy's parameters, numbers often written as texts, among the settings."""
     if given and not isinstance(given, Mapping):
         raise UserError(f"strategy_params: {given!r} is no mapping")
     remarks = []
     for key, value in (given or {}).items():
-        name, kind = PARAMETERS.get(key, ("", str))
+        name, kind = STRATEGY_PARAMETERS.get(key, ("", str))
         if not name:
             remarks.append(f"strategy_params.{key}={value!r} is left out: there is no such setting")
         elif name == "roles":
@@ -90,7 +90,7 @@ def _parameters(found: dict[str, Any], given: Any) -> list[str]:
     return remarks
 
 
-def _without_elimination(found: dict[str, Any]) -> list[str]:
+def _replace_elimination(found: dict[str, Any]) -> list[str]:
     """Where so few take part that nobody would leave, elimination was ranking."""
     counts = [one.get("count", 1) if isinstance(one, Mapping) else 1 for one in found["members"]]
     keep = found.get("keep", 2)

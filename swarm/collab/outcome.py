@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from swarm.collab import Answer
+from swarm.collab import AgentAnswer
 from swarm.collab.consortium import Consortium
 from swarm.collab.deliberation.said import thoughts_of
-from swarm.collab.deliberation.verdicts import Deliberation, Iteration, Opinion, Verdict
+from swarm.collab.deliberation.verdicts import ConsortiumTranscript, Iteration, MemberAnswer, Verdict
 
 
-def result(
-    consortium: Consortium, prompt: str, deliberation: Deliberation, raw: bool = False
+def result_to_json(
+    consortium: Consortium, prompt: str, deliberation: ConsortiumTranscript, raw: bool = False
 ) -> dict[str, Any]:
     """All that came of a request, as JSON values.
 
@@ -30,8 +30,8 @@ def result(
     final = deliberation.final
     return {
         "original_prompt": prompt,
-        "model_responses": [_response(opinion) for opinion in best.opinions],
-        "synthesis": _synthesis(best.verdict, raw),
+        "model_responses": [_response_to_json(opinion) for opinion in best.opinions],
+        "synthesis": _synthesis_to_json(best.verdict, raw),
         "metadata": {
             "models_used": dict(Counter(seat.slot.name for seat in consortium.seats)),
             "arbiter": consortium.arbiter.name if consortium.arbiter else None,
@@ -50,20 +50,20 @@ def result(
             "stopped": deliberation.stopped,
             "warnings": list(deliberation.warnings),
         },
-        "iterations": [_iteration(iteration, raw) for iteration in deliberation.iterations],
+        "iterations": [_iteration_to_json(iteration, raw) for iteration in deliberation.iterations],
     }
 
 
-def _iteration(iteration: Iteration, raw: bool) -> dict[str, Any]:
+def _iteration_to_json(iteration: Iteration, raw: bool) -> dict[str, Any]:
     return {
         "iteration": iteration.number,
-        "model_responses": [_response(opinion) for opinion in iteration.opinions],
-        "synthesis": _synthesis(iteration.verdict, raw),
+        "model_responses": [_response_to_json(opinion) for opinion in iteration.opinions],
+        "synthesis": _synthesis_to_json(iteration.verdict, raw),
     }
 
 
-def unfinished(
-    consortium: Consortium, prompt: str, iterations: Sequence[Iteration], answers: Sequence[Answer]
+def partial_result_to_json(
+    consortium: Consortium, prompt: str, iterations: Sequence[Iteration], answers: Sequence[AgentAnswer]
 ) -> dict[str, Any]:
     """What had come of a request that was stopped: `result` without a synthesis.
 
@@ -73,11 +73,11 @@ def unfinished(
         iterations: Those that are over.
         answers: All calls that came to an end, or were under way and then stopped.
     """
-    over = [_iteration(one, raw=True) for one in iterations]
+    over = [_iteration_to_json(one, raw=True) for one in iterations]
     here = max((one.layer for one in answers), default=0)
     said = [one for one in answers if one.layer == here and one.role == "member"]
     if here > len(over):
-        told = [_response(Opinion(one, one.sample + 1, one.text, None)) for one in said]
+        told = [_response_to_json(MemberAnswer(one, one.sample + 1, one.text, None)) for one in said]
         over.append({"iteration": here, "model_responses": told, "synthesis": None})
     came = [one.completion for one in answers if one.completion]
     costs = [one.known_cost for one in came]
@@ -103,17 +103,17 @@ def unfinished(
     }
 
 
-def responses(prompt: str, opinions: Sequence[Opinion]) -> dict[str, Any]:
+def responses_to_json(prompt: str, opinions: Sequence[MemberAnswer]) -> dict[str, Any]:
     """The same of answers of which nobody judged.
 
     Args:
         prompt: What was asked, as the user wrote it.
         opinions: What each member said.
     """
-    return {"original_prompt": prompt, "model_responses": [_response(one) for one in opinions]}
+    return {"original_prompt": prompt, "model_responses": [_response_to_json(one) for one in opinions]}
 
 
-def _response(opinion: Opinion) -> dict[str, Any]:
+def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
     """One member's: its answer and confidence, or its error, and what it took."""
     answer = opinion.answer
     told: dict[str, Any] = {"model": answer.name, "instance": opinion.instance}
@@ -130,7 +130,7 @@ def _response(opinion: Opinion) -> dict[str, Any]:
     return told
 
 
-def _synthesis(verdict: Verdict, raw: bool) -> dict[str, Any]:
+def _synthesis_to_json(verdict: Verdict, raw: bool) -> dict[str, Any]:
     told: dict[str, Any] = {
         "synthesis": verdict.synthesis,
         "confidence": verdict.confidence,

@@ -8,24 +8,24 @@ from math import ceil
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from swarm.collab import Answer, Asked, Slot, Stages, Watch
+from swarm.collab import AgentAnswer, CallStarted, AgentSpec, Transcript, OnEvent
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Request, attempt, stream
-from swarm.models.chat import CHARACTERS_A_TOKEN
-from swarm.models.spending import cost_of
-from swarm.models.trace import Trace, Traced
+from swarm.models import Completion, Delta, Request, generate_each, stream
+from swarm.models.chat import CHARS_PER_TOKEN
+from swarm.models.spending import compute_cost
+from swarm.models.trace import Trace, TracingModel
 
-S = TypeVar("S", bound=Stages)
+S = TypeVar("S", bound=Transcript)
 T = TypeVar("T")
 
-EMPTY = "an empty answer"
+EMPTY_ANSWER = "an empty answer"
 
 STOPPED = "stopped"
 """The error of an answer that was under way when somebody stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AgentCall:
     """One slot that is to be asked once.
 
     Attributes:
@@ -36,7 +36,7 @@ class Call:
         last: Whether the answer is the collaboration's own, as it comes, and so may be streamed.
     """
 
-    slot: Slot
+    slot: AgentSpec
     sample: int
     request: Request
     layer: int
@@ -45,64 +45,64 @@ class Call:
     last: bool = False
 
     @property
-    def asked(self) -> Asked:
+    def started_event(self) -> CallStarted:
         """The event."""
-        return Asked(self.layer, self.layers, self.role, self.slot.name, self.sample)
+        return CallStarted(self.layer, self.layers, self.role, self.slot.name, self.sample)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def trace_record(self) -> dict[str, Any]:
         """Who is asked, for the trace."""
         who = {"name": self.slot.name, "role": self.role, "layer": self.layer}
         return {**who, "sample": self.sample}
 
-    def answered(self, came: Completion | UserError) -> Answer:
+    def build_answer(self, came: Completion | UserError) -> AgentAnswer:
         """What came, as an answer of this call."""
         said = None if isinstance(came, UserError) else came
-        error = "" if said and said.text.strip() else EMPTY if said else str(came)
+        error = "" if said and said.text.strip() else EMPTY_ANSWER if said else str(came)
         prompt = self.request.prompt
-        return Answer(self.layer, self.role, self.slot.name, self.sample, prompt, said, error)
+        return AgentAnswer(self.layer, self.role, self.slot.name, self.sample, prompt, said, error)
 
 
-def stopped(call: Call, text: str = "", reasoning: str = "") -> Answer:
+def build_stopped_answer(call: AgentCall, text: str = "", reasoning: str = "") -> AgentAnswer:
     """The answer of a call that was under way when somebody stopped it, with what was given of it.
 
     Endpoints count its tokens and do not say how many: they are estimated by its characters.
     """
     prompt = call.request.prompt
     asked = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
-    read, new = (ceil(len(one) / CHARACTERS_A_TOKEN) for one in (asked, text + reasoning))
+    read, new = (ceil(len(one) / CHARS_PER_TOKEN) for one in (asked, text + reasoning))
     prices = getattr(call.slot.model, "prices", None)
     said = Completion(
         text,
         prompt_tokens=read,
         new_tokens=new,
-        cost=cost_of({"prompt_tokens": read, "new_tokens": new}, prices or {}),
+        cost=compute_cost({"prompt_tokens": read, "new_tokens": new}, prices or {}),
         reasoning=reasoning,
         finish=STOPPED,
         priced=None if prices is None else bool(prices),
     )
-    return replace(call.answered(said), error=STOPPED)
+    return replace(call.build_answer(said), error=STOPPED)
 
 
-Script = Generator[list[Call], list[Answer], S]
+Script = Generator[list[AgentCall], list[AgentAnswer], S]
 """How a collaboration goes about one request: it yields rounds of calls, one at least in each, is
 sent their answers, and returns what came of it, or raises a `UserError`."""
 
 
-def unwatched(number: int, event: Any) -> None:
+def ignore_event(number: int, event: Any) -> None:
     """Nobody watches."""
 
 
-def in_step(
-    scripts: Sequence[Generator[list[Call], list[Answer], T]],
-    watch: Watch = unwatched,
+def run_in_lockstep(
+    scripts: Sequence[Generator[list[AgentCall], list[AgentAnswer], T]],
+    watch: OnEvent = ignore_event,
     trace: Trace | None = None,
 ) -> list[T | UserError]:
     """What the scripts come to, in their order; a round of all of them is asked at once."""
     done: dict[int, T | UserError] = {}
     waiting: dict[int, Any] = dict.fromkeys(range(len(scripts)))
     while waiting:
-        asked: list[tuple[int, Call]] = []
+        asked: list[tuple[int, AgentCall]] = []
         for number, answers in waiting.items():
             try:
                 asked += [(number, call) for call in scripts[number].send(answers)]
@@ -111,13 +111,13 @@ def in_step(
             except UserError as error:
                 done[number] = error
         waiting = {}
-        for (number, _), answer in zip(asked, ask(asked, watch, trace), strict=True):
+        for (number, _), answer in zip(asked, run_calls(asked, watch, trace), strict=True):
             waiting.setdefault(number, []).append(answer)
     return [done[number] for number in range(len(scripts))]
 
 
-def streamed(
-    script: Script[S], watch: Watch = unwatched, trace: Trace | None = None
+def stream_final_answer(
+    script: Script[S], watch: OnEvent = ignore_event, trace: Trace | None = None
 ) -> Generator[Delta, None, S]:
     """Gives the last answer piece by piece and returns what the script came to.
 
@@ -137,19 +137,19 @@ def streamed(
                 yield Delta(stages.final.text, stages.final.reasoning)
             return stages
         if len(calls) > 1 or not calls[0].last:
-            answers = ask([(0, call) for call in calls], watch, trace)
+            answers = run_calls([(0, call) for call in calls], watch, trace)
             continue
-        answer = yield from _pieces(calls[0], watch, trace)
+        answer = yield from _stream_call(calls[0], watch, trace)
         given = bool(answer.text)
         answers = [answer]
 
 
-def _pieces(call: Call, watch: Watch, trace: Trace | None) -> Generator[Delta, None, Answer]:
+def _stream_call(call: AgentCall, watch: OnEvent, trace: Trace | None) -> Generator[Delta, None, AgentAnswer]:
     """One call's answer as it comes; one that fails before its text begins is a failed answer."""
-    watch(0, call.asked)
+    watch(0, call.started_event)
     model = call.slot.model
     if trace:
-        model = Traced(model, call.slot.name, trace, call.record)
+        model = TracingModel(model, call.slot.name, trace, call.trace_record)
     pieces = stream(model, call.request)
     begun = False
     given: list[Delta] = []
@@ -160,15 +160,15 @@ def _pieces(call: Call, watch: Watch, trace: Trace | None) -> Generator[Delta, N
             given.append(delta)
             yield delta
     except StopIteration as end:
-        answer = call.answered(end.value)
+        answer = call.build_answer(end.value)
     except UserError as error:
-        answer = call.answered(error)
+        answer = call.build_answer(error)
         if begun:
             watch(0, answer)
             raise
     except (KeyboardInterrupt, GeneratorExit):
         texts = ("".join(one.text for one in given), "".join(one.reasoning for one in given))
-        watch(0, stopped(call, *texts))
+        watch(0, build_stopped_answer(call, *texts))
         raise
     finally:
         pieces.close()
@@ -176,9 +176,9 @@ def _pieces(call: Call, watch: Watch, trace: Trace | None) -> Generator[Delta, N
     return answer
 
 
-def ask(
-    asked: Sequence[tuple[int, Call]], watch: Watch = unwatched, trace: Trace | None = None
-) -> list[Answer]:
+def run_calls(
+    asked: Sequence[tuple[int, AgentCall]], watch: OnEvent = ignore_event, trace: Trace | None = None
+) -> list[AgentAnswer]:
     """Answers to all calls, in their order; each distinct model gets its own as one batch.
 
     Args:
@@ -187,30 +187,30 @@ def ask(
     batches: dict[int, list[int]] = {}
     for place, (number, call) in enumerate(asked):
         batches.setdefault(id(call.slot.model), []).append(place)
-        watch(number, call.asked)
+        watch(number, call.started_event)
     places = list(batches.values())
     work = []
     for some in places:
         calls = [asked[place][1] for place in some]
-        work.append(partial(attempt, calls[0].slot.model, [call.request for call in calls]))
-    answers: dict[int, Answer] = {}
+        work.append(partial(generate_each, calls[0].slot.model, [call.request for call in calls]))
+    answers: dict[int, AgentAnswer] = {}
     try:
-        for batch, came in at_once(work):
+        for batch, came in run_concurrently(work):
             for place, one in zip(places[batch], came, strict=True):
                 number, call = asked[place]
                 if trace:
-                    trace.add(call.record, call.request, one)
-                answers[place] = call.answered(one)
+                    trace.add_call(call.trace_record, call.request, one)
+                answers[place] = call.build_answer(one)
                 watch(number, answers[place])
     except KeyboardInterrupt:
         for place, (number, call) in enumerate(asked):
             if place not in answers:
-                watch(number, stopped(call))
+                watch(number, build_stopped_answer(call))
         raise
     return [answers[place] for place in range(len(asked))]
 
 
-def at_once(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
+def run_concurrently(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
     """Number and result of each piece of work, as they come; all are under way at the same time.
 
     An interrupt is not kept waiting: the threads then end by themselves, or with the process.
@@ -220,7 +220,7 @@ def at_once(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
         return
     came: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
-    def do(number: int) -> None:
+    def run_one(number: int) -> None:
         try:
             came.put((number, work[number](), None))
         except BaseException as error:
@@ -228,7 +228,7 @@ def at_once(work: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
 
     for number in range(len(work)):
         name = f"swarm-collab-{number}"
-        threading.Thread(target=do, args=(number,), name=name, daemon=True).start()
+        threading.Thread(target=run_one, args=(number,), name=name, daemon=True).start()
     for _ in work:
         number, result, error = came.get()
         if error is not None:

@@ -10,20 +10,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from swarm.collab.database import Database, user_folder, usual_folder
-from swarm.collab.yamls import is_path
+from swarm.collab.database import SQLiteDatabase, user_folder, default_folder
+from swarm.collab.yamls import is_preset_path
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
-    from swarm.collab.configs import Config
+    from swarm.collab.configs import ConsortiumSettings
 
 log = logging.getLogger(__name__)
 
-OLD_FILES = ("logs.db", "consortium_logs.db")
+LEGACY_FILES = ("logs.db", "consortium_logs.db")
 """Where llm-consortium kept its own, in llm's folder."""
 
 
-class Imported(NamedTuple):
+class ImportSummary(NamedTuple):
     """What came of an import.
 
     Attributes:
@@ -37,7 +37,7 @@ class Imported(NamedTuple):
     wrong: dict[str, str]
 
 
-class Shelf:
+class ConsortiumStore:
     """Saved consortia.
 
     Args:
@@ -45,30 +45,30 @@ class Shelf:
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.database = Database(path)
+        self.database = SQLiteDatabase(path)
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """What is there, in the order of names, whether it can be read or not.
 
         Raises:
             UserError: The file cannot be used.
         """
-        with self.database.reading() as rows:
+        with self.database.open_for_reading() as rows:
             return [name for (name,) in rows.execute("SELECT name FROM consortia ORDER BY name")]
 
-    def get(self, name: str) -> "Config":
+    def get(self, name: str) -> "ConsortiumSettings":
         """The configuration of a name.
 
         Raises:
             UserError: There is none, or it is not as agreed.
         """
-        with self.database.reading() as rows:
+        with self.database.open_for_reading() as rows:
             found = rows.execute("SELECT config FROM consortia WHERE name = ?", [name]).fetchone()
         if found is None:
-            raise UserError(self._unknown(name))
-        return _config(name, found["config"])
+            raise UserError(self._unknown_message(name))
+        return _parse_config(name, found["config"])
 
-    def put(self, name: str, config: "Config", replace: bool = False) -> None:
+    def save(self, name: str, config: "ConsortiumSettings", replace: bool = False) -> None:
         """Save a configuration.
 
         Args:
@@ -79,9 +79,9 @@ class Shelf:
         Raises:
             UserError: There is one, the name is none, or the file cannot be written.
         """
-        row = (checked(name), json.dumps(config.to_dict()), _now())
+        row = (validate_name(name), json.dumps(config.to_dict()), _utc_timestamp())
         how = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE"
-        with self.database.writing() as rows:
+        with self.database.open_transaction() as rows:
             new = rows.execute(f"{how} INTO consortia VALUES (?, ?, ?)", row).rowcount
         if not new:
             raise UserError(f"{name}: there is a consortium of this name; --replace replaces it")
@@ -92,12 +92,12 @@ class Shelf:
         Raises:
             UserError: There is none.
         """
-        if name not in self.names():
-            raise UserError(self._unknown(name))
-        with self.database.writing() as rows:
+        if name not in self.list_names():
+            raise UserError(self._unknown_message(name))
+        with self.database.open_transaction() as rows:
             rows.execute("DELETE FROM consortia WHERE name = ?", [name])
 
-    def import_from(self, path: str | Path) -> Imported:
+    def import_from(self, path: str | Path) -> ImportSummary:
         """Save what an older program's file has and the shelf has not; the file is only read.
 
         Raises:
@@ -105,60 +105,60 @@ class Shelf:
         """
         old = Path(path).expanduser()
         try:
-            found = _saved(old)
+            found = _read_legacy_rows(old)
         except sqlite3.Error as error:
             raise UserError(f"{old} cannot be read as an older program's file: {error}") from None
-        came = Imported([], [], {})
-        here = set(self.names())
+        came = ImportSummary([], [], {})
+        here = set(self.list_names())
         for name, text in found.items():
             if name in here:
                 came.there.append(name)
                 continue
             try:
-                self.put(name, _config(name, text))
+                self.save(name, _parse_config(name, text))
                 came.put.append(name)
             except UserError as error:
                 came.wrong[name] = str(error)
         return came
 
-    def foreign(self) -> dict[Path, list[str]]:
+    def find_importable(self) -> dict[Path, list[str]]:
         """Files of older programs with names that the shelf has not, and those names.
 
         A file that cannot be read is none.
         """
-        here = set(self.names())
+        here = set(self.list_names())
         # The later of the older programs kept to the usual folder whatever LLM_USER_PATH said.
-        files = [*(user_folder() / name for name in OLD_FILES), usual_folder() / OLD_FILES[1]]
+        files = [*(user_folder() / name for name in LEGACY_FILES), default_folder() / LEGACY_FILES[1]]
         found = {}
         for file in dict.fromkeys(files):
             try:
-                names = [name for name in _saved(file) if name not in here]
+                names = [name for name in _read_legacy_rows(file) if name not in here]
             except (sqlite3.Error, UserError):
                 continue
             if names:
                 found[file] = names
         return found
 
-    def _unknown(self, name: str) -> str:
-        names = self.names()
+    def _unknown_message(self, name: str) -> str:
+        names = self.list_names()
         near = get_close_matches(str(name), names, 1)
         meant = f"did you mean {near[0]}? There" if near else "there"
         others = f"{meant} are {', '.join(names)}" if names else "none is saved"
         return f"{name}: no consortium is saved by this name; {others}"
 
 
-def checked(name: str) -> str:
+def validate_name(name: str) -> str:
     """A name by which a consortium can be asked for.
 
     Raises:
         UserError: It could be read as something else.
     """
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+@-]*", name) or is_path(name):
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+@-]*", name) or is_preset_path(name):
         raise UserError(f"{name!r} is no name for a consortium: take letters, digits, . - and _")
     return name
 
 
-def config_of(name: str) -> "Config":
+def load_config(name: str) -> "ConsortiumSettings":
     """The configuration of a saved consortium, of a preset, or in a yaml file.
 
     Raises:
@@ -166,12 +166,12 @@ def config_of(name: str) -> "Config":
     """
     from swarm.collab.configs import preset_names, read_preset
 
-    shelf = Shelf()
-    saved = shelf.names() if not is_path(name) else []
+    shelf = ConsortiumStore()
+    saved = shelf.list_names() if not is_preset_path(name) else []
     if name in saved:
         return shelf.get(name)
     names = preset_names()
-    if name in names or is_path(name):
+    if name in names or is_preset_path(name):
         return read_preset(name)
     near = get_close_matches(name, [*saved, *names], 1)
     meant = f"did you mean {near[0]}? Saved" if near else "saved"
@@ -181,18 +181,18 @@ def config_of(name: str) -> "Config":
     )
 
 
-def _config(name: str, text: str) -> "Config":
-    from swarm.collab.configs import Config
+def _parse_config(name: str, text: str) -> "ConsortiumSettings":
+    from swarm.collab.configs import ConsortiumSettings
 
     try:
-        return Config.from_dict(json.loads(text), lambda words: log.warning("%s: %s", name, words))
+        return ConsortiumSettings.from_dict(json.loads(text), lambda words: log.warning("%s: %s", name, words))
     except (ValueError, TypeError) as error:
         raise UserError(f"{name}: what is saved is not JSON: {error}") from None
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 
 
-def _saved(old: Path) -> dict[str, str]:
+def _read_legacy_rows(old: Path) -> dict[str, str]:
     """The rows of an older program's file.
 
     Raises:
@@ -206,5 +206,5 @@ def _saved(old: Path) -> dict[str, str]:
         return dict(rows.execute("SELECT name, config FROM consortium_configs ORDER BY name"))
 
 
-def _now() -> str:
+def _utc_timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")

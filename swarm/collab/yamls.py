@@ -9,17 +9,17 @@ from swarm.errors import UserError
 from swarm.places import conf_folder
 
 
-def shipped(kind: str) -> list[str]:
+def list_shipped_presets(kind: str) -> list[str]:
     """The presets of a kind that ship."""
     return sorted(path.stem for path in (conf_folder() / kind).glob("*.yaml"))
 
 
-def is_path(name: str) -> bool:
+def is_preset_path(name: str) -> bool:
     """Whether a preset's name is the path of a file."""
     return name.endswith((".yaml", ".yml")) or "/" in name
 
 
-def path_of(kind: str, name: str) -> Path:
+def preset_path(kind: str, name: str) -> Path:
     """The file of a preset.
 
     Args:
@@ -28,9 +28,9 @@ def path_of(kind: str, name: str) -> Path:
     Raises:
         UserError: None that ships has this name.
     """
-    if is_path(name):
+    if is_preset_path(name):
         return Path(name).expanduser()
-    names = shipped(kind)
+    names = list_shipped_presets(kind)
     if name not in names:
         near = get_close_matches(name, names, 1)
         meant = f"did you mean {near[0]}? There" if near else "there"
@@ -41,7 +41,7 @@ def path_of(kind: str, name: str) -> Path:
     return conf_folder() / kind / f"{name}.yaml"
 
 
-def mapping(place: str, value: Any, allowed: Sequence[str]) -> dict[str, Any]:
+def check_mapping(place: str, value: Any, allowed: Sequence[str]) -> dict[str, Any]:
     """A mapping of nothing but the keys that are allowed.
 
     Raises:

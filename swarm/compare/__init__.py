@@ -4,21 +4,21 @@ from importlib import import_module
 from typing import Any
 
 FROM = {
-    "Config": "config",
-    "FinetuningManager": "finetuning",
-    "FreeForm": "questions.free_form",
-    "FreeFormJudge": "judges",
-    "ModelAdapter": "adapter",
-    "NextToken": "questions.next_token",
-    "NoClientForModel": "errors",
-    "Question": "questions",
-    "Rating": "questions.rating",
-    "RatingJudge": "judges",
-    "Runner": "runner",
-    "get_error_bars": "statistics",
-    "import_cache": "older",
-    "read_jsonl": "jsonl",
-    "write_jsonl": "jsonl",
+    "Config": "swarm.compare.config",
+    "FinetuningManager": "swarm.compare.finetuning",
+    "FreeForm": "swarm.compare.questions.free_form",
+    "FreeFormJudge": "swarm.compare.judges",
+    "ModelAdapter": "swarm.compare.adapter",
+    "NextToken": "swarm.compare.questions.next_token",
+    "NoClientForModel": "swarm.compare.errors",
+    "Question": "swarm.compare.questions",
+    "Rating": "swarm.compare.questions.rating",
+    "RatingJudge": "swarm.compare.judges",
+    "Runner": "swarm.compare.runner",
+    "get_error_bars": "swarm.compare.statistics",
+    "import_cache": "swarm.compare.older",
+    "read_jsonl": "swarm.compare.jsonl",
+    "write_jsonl": "swarm.compare.jsonl",
 }
 
 __all__ = list(FROM)
@@ -28,4 +28,4 @@ def __getattr__(name: str) -> Any:
     """Found when it is asked for, so that a script pays for what it uses alone."""
     if name not in FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{FROM[name]}"), name)
+    return getattr(import_module(FROM[name]), name)

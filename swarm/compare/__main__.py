@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from swarm.compare.command import parser
+from swarm.compare.command import build_parser
 from swarm.errors import UserError
-from swarm.printing import harmless, standard
+from swarm.printing import escape_control_chars, std_streams
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -15,12 +15,12 @@ def main(words: Sequence[str] | None = None) -> int:
         0; 1 where something is wrong, or where an answer failed; 2 for a command that is none; 130
         after an interrupt.
     """
-    standard()
+    std_streams()
     try:
-        given = parser().parse_args(words)
+        given = build_parser().parse_args(words)
         return given.handler(given) or 0
     except UserError as error:
-        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return 130

@@ -5,31 +5,31 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.settings import Settings
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.settings import CompareSettings
 
 Selector = Callable[[str], bool]
-Prepare = Callable[[dict[str, Any], str], dict[str, Any]]
+PrepareFunction = Callable[[dict[str, Any], str], dict[str, Any]]
 
-REASONING = re.compile(r"(o1|o3|o4|gpt-5)")
+REASONING_MODEL_PATTERN = re.compile(r"(o1|o3|o4|gpt-5)")
 """What the names of OpenAI's reasoning models begin with, after the vendor's name if any."""
 
 
 @lru_cache(maxsize=1024)
-def reasons(model: str) -> bool:
+def is_reasoning_model(model: str) -> bool:
     """Whether it is one of OpenAI's reasoning models, at whatever router."""
-    return bool(REASONING.match(model.rsplit("/", 1)[-1]))
+    return bool(REASONING_MODEL_PATTERN.match(model.rsplit("/", 1)[-1]))
 
 
-def _named(params: dict[str, Any], model: str) -> dict[str, Any]:
+def _add_model_name(params: dict[str, Any], model: str) -> dict[str, Any]:
     return {"model": model, **params}
 
 
-def _with_effort(params: dict[str, Any], model: str) -> dict[str, Any]:
-    return {"reasoning_effort": Settings.reasoning_effort, **params}
+def _add_reasoning_effort(params: dict[str, Any], model: str) -> dict[str, Any]:
+    return {"reasoning_effort": CompareSettings.reasoning_effort, **params}
 
 
-def _with_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any]:
+def _use_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any]:
     if "max_tokens" not in params:
         return params
     others = {key: value for key, value in params.items() if key != "max_tokens"}
@@ -38,15 +38,15 @@ def _with_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any
     return {**others, "max_completion_tokens": params["max_tokens"]}
 
 
-def _own() -> list[tuple[Selector, Prepare]]:
+def _builtin_handlers() -> list[tuple[Selector, PrepareFunction]]:
     return [
-        (lambda model: True, _named),
-        (reasons, _with_effort),
-        (reasons, _with_completion_tokens),
+        (lambda model: True, _add_model_name),
+        (is_reasoning_model, _add_reasoning_effort),
+        (is_reasoning_model, _use_completion_tokens),
     ]
 
 
-def checked(params: dict[str, Any], model: str) -> dict[str, Any]:
+def validate_params(params: dict[str, Any], model: str) -> dict[str, Any]:
     """The parameters, if they can be sent; what an endpoint may make of them is its affair.
 
     Raises:
@@ -58,10 +58,10 @@ def checked(params: dict[str, Any], model: str) -> dict[str, Any]:
         for turn in turns
     )
     if not fine:
-        raise WrongValue(f"{model}: messages={turns!r:.60} is no list of turns")
+        raise InvalidArgument(f"{model}: messages={turns!r:.60} is no list of turns")
     for key in ("max_tokens", "max_completion_tokens"):
         if not isinstance(params.get(key), int | None):
-            raise WrongValue(f"{model}: {key}={params[key]!r:.60}: must be a whole number")
+            raise InvalidArgument(f"{model}: {key}={params[key]!r:.60}: must be a whole number")
     return params
 
 
@@ -72,10 +72,10 @@ class ModelAdapter:
     handler that changes what is sent makes it another request.
     """
 
-    _handlers = _own()
+    _handlers = _builtin_handlers()
 
     @classmethod
-    def register(cls, model_selector: Selector, prepare_function: Prepare) -> None:
+    def register(cls, model_selector: Selector, prepare_function: PrepareFunction) -> None:
         """Add a handler; all that match are called in the order in which they were added.
 
         Args:
@@ -87,13 +87,13 @@ class ModelAdapter:
             WrongValue: One of them cannot be called.
         """
         if not (callable(model_selector) and callable(prepare_function)):
-            raise WrongValue("ModelAdapter.register: has to be given two functions")
+            raise InvalidArgument("ModelAdapter.register: has to be given two functions")
         cls._handlers.append((model_selector, prepare_function))
 
     @classmethod
     def reset(cls) -> None:
         """Take back what was registered."""
-        cls._handlers = _own()
+        cls._handlers = _builtin_handlers()
 
     @classmethod
     def prepare(cls, params: dict[str, Any], model: str) -> dict[str, Any]:
@@ -107,14 +107,14 @@ class ModelAdapter:
                 params = prepared(params, model)
                 if not isinstance(params, dict):
                     name = getattr(prepared, "__name__", "a handler")
-                    raise WrongValue(f"ModelAdapter: {name} gave {params!r:.60} in place of a dict")
+                    raise InvalidArgument(f"ModelAdapter: {name} gave {params!r:.60} in place of a dict")
         return params
 
     @classmethod
     def test_request_params(cls, model: str) -> dict[str, Any]:
         """What is sent to find out whether an endpoint has a model."""
         params = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "timeout": 30}
-        if not reasons(model):
+        if not is_reasoning_model(model):
             return {**params, "max_tokens": 1}
         effort = "none" if model.rsplit("/", 1)[-1].startswith("gpt-5.") else "low"
         return {**params, "max_completion_tokens": 32, "reasoning_effort": effort}

@@ -7,11 +7,11 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.examples import RaisingParser
-from swarm.places import find
+from swarm.places import find_path
 
-ABOUT = "Ask models questions, judge what they say, and compare them."
+DESCRIPTION = "Ask models questions, judge what they say, and compare them."
 
-KEYS = {
+RUN_KEYS = {
     "models": "a,b asks each as a group of its own; {group: [a, b], ...} names the groups; a must",
     "questions": "names of those to ask, a,b; all that are no judges' otherwise",
     "samples": "of each paraphrase, in place of the file's numbers",
@@ -27,32 +27,32 @@ KEYS = {
 }
 """What `run` may be told, and how help calls it."""
 
-TEXTS = ("folder", "cache_dir", "base", "pool")
+STRING_KEYS = ("folder", "cache_dir", "base", "pool")
 """Keys whose values are taken as they stand: a folder may be called 7."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The command line's parser; `handler` of what it gives does what was asked."""
     from swarm.compare.finetuning import commands
     from swarm.compare.view import __main__ as viewer
 
-    made = RaisingParser(prog="python -m swarm.compare", description=ABOUT,
+    made = RaisingParser(prog="python -m swarm.compare", description=DESCRIPTION,
                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     verbs = made.add_subparsers(dest="verb", required=True, parser_class=RaisingParser)
-    keys = "\n".join(f"  {key + '=':<20} {words}" for key, words in KEYS.items())
+    keys = "\n".join(f"  {key + '=':<20} {words}" for key, words in RUN_KEYS.items())
     run = verbs.add_parser("run", help="ask the questions of a yaml file",
                            description=f"Ask the questions of a yaml file.\n\n{keys}\n",
                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     run.add_argument("file", help="a list of questions, or a folder of such files")
     run.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    run.set_defaults(handler=_run)
+    run.set_defaults(handler=_run_command)
     viewer.add_options(verbs.add_parser(
-        "view", help="browse a file of answers", description=viewer.ABOUT,
+        "view", help="browse a file of answers", description=viewer.DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter))  # fmt: skip
     older = verbs.add_parser("import", help="take over the answers that llmcomp has kept")
     older.add_argument("folder", help="its cache, llmcomp_cache by default")
     older.add_argument("--base-url", help="where its models were asked, if discovery cannot tell")
-    older.set_defaults(handler=_import)
+    older.set_defaults(handler=_import_command)
     tuning = verbs.add_parser("finetune", help="create, follow and list fine-tunings")
     commands.add_parsers(
         tuning.add_subparsers(dest="command", required=True, parser_class=RaisingParser)
@@ -71,14 +71,14 @@ def read_settings(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or key not in KEYS:
-            near = get_close_matches(key, KEYS, 1)
+        if not equals or key not in RUN_KEYS:
+            near = get_close_matches(key, RUN_KEYS, 1)
             meant = f"did you mean {near[0]}=? Keys" if near else "keys"
-            raise UserError(f"{word}: is no KEY=VALUE that is known; {meant}: {', '.join(KEYS)}", 2)
+            raise UserError(f"{word}: is no KEY=VALUE that is known; {meant}: {', '.join(RUN_KEYS)}", 2)
         if not value.strip():
             raise UserError(f"{key}=: has no value", 2)
         try:
-            found[key] = value if key in TEXTS else yaml.safe_load(value)
+            found[key] = value if key in STRING_KEYS else yaml.safe_load(value)
         except yaml.YAMLError:
             raise UserError(
                 f"{key}={value}: the value is no yaml; quote it in the shell", 2
@@ -86,13 +86,13 @@ def read_settings(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run_command(given: argparse.Namespace) -> int:
     from swarm.compare.sheet import run_file
 
-    return run_file(find(given.file), read_settings(given.settings))
+    return run_file(find_path(given.file), read_settings(given.settings))
 
 
-def _import(given: argparse.Namespace) -> int:
+def _import_command(given: argparse.Namespace) -> int:
     from swarm.compare.older import import_cache
 
     print(import_cache(given.folder, base_url=given.base_url))

@@ -4,22 +4,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from swarm.compare.asking.client import Client
-from swarm.compare.asking.discovery import PLACES
-from swarm.compare.errors import NoClientForModel, WrongValue
-from swarm.compare.settings import DEFAULTS, Settings, Shared
+from swarm.compare.asking.client import EndpointClient
+from swarm.compare.asking.discovery import ENDPOINT_INDEX
+from swarm.compare.errors import NoClientForModel, InvalidArgument
+from swarm.compare.settings import DEFAULTS, CompareSettings, SettingsProxy
 
 
-class _Config(Shared):
+class _ConfigMeta(SettingsProxy):
     """Adds what was found out to what was set."""
 
     @property
-    def client_cache(cls) -> dict[str, Client | NoClientForModel]:
+    def client_cache(cls) -> dict[str, EndpointClient | NoClientForModel]:
         """What was found out in this process: a model's endpoint, or why it has none."""
-        return PLACES.found
+        return ENDPOINT_INDEX.found
 
 
-class Config(Settings, metaclass=_Config):
+class Config(CompareSettings, metaclass=_ConfigMeta):
     """Settings, as attributes of the class; what is set holds for the whole process.
 
     Attributes:
@@ -46,10 +46,10 @@ class Config(Settings, metaclass=_Config):
         for key, value in DEFAULTS.items():
             setattr(cls, key, value)
         cls.models, cls.url_key_pairs, cls.cache_dir = {}, None, None  # type: ignore[assignment]
-        PLACES.forget_all()
+        ENDPOINT_INDEX.clear_all()
 
     @classmethod
-    def client_for_model(cls, model: str) -> Client:
+    def client_for_model(cls, model: str) -> EndpointClient:
         """Where a model is asked.
 
         A place that was found before is remembered, by later processes too. Otherwise all that may
@@ -59,7 +59,7 @@ class Config(Settings, metaclass=_Config):
         Raises:
             NoClientForModel: Nobody has it.
         """
-        return PLACES.client(model, certain=True)
+        return ENDPOINT_INDEX.find_client(model, certain=True)
 
     @classmethod
     @contextmanager
@@ -71,7 +71,7 @@ class Config(Settings, metaclass=_Config):
         """
         known = [*DEFAULTS, "cache_dir", "url_key_pairs", "models"]
         if strange := [key for key in values if key not in known]:
-            raise WrongValue(
+            raise InvalidArgument(
                 f"Config.override: no setting {strange[0]}; there are {', '.join(known)}"
             )
         before = {key: getattr(cls, key) for key in values}

@@ -3,11 +3,11 @@
 from swarm.errors import UserError
 
 
-class WrongValue(UserError, ValueError):
+class InvalidArgument(UserError, ValueError):
     """An argument has a value that it cannot have."""
 
 
-def needed(error: ImportError) -> UserError:
+def missing_extra_error(error: ImportError) -> UserError:
     """What to tell of a library of the extra that is not installed."""
     return UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings it")
 

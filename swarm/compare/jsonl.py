@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.errors import UserError
-from swarm.files import write_whole
+from swarm.files import write_atomic
 
 
 def read_jsonl(path: str | Path) -> list[Any]:
@@ -45,18 +45,18 @@ def write_jsonl(path: str | Path, data: Iterable[Any]) -> None:
     lines = []
     for number, value in enumerate(data):
         try:
-            lines.append(json.dumps(known(value), allow_nan=False))
+            lines.append(json.dumps(to_json_value(value), allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise WrongValue(f"write_jsonl: value {number} is not JSON: {error}") from None
-    write_whole(Path(path).expanduser(), "".join(line + "\n" for line in lines).encode())
+            raise InvalidArgument(f"write_jsonl: value {number} is not JSON: {error}") from None
+    write_atomic(Path(path).expanduser(), "".join(line + "\n" for line in lines).encode())
 
 
-def known(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """The value as JSON has it: numbers of numpy as Python's, NaN and infinity as null."""
     if isinstance(value, dict):
-        return {key: known(one) for key, one in value.items()}
+        return {key: to_json_value(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [known(one) for one in value]
+        return [to_json_value(one) for one in value]
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float) and value - value != 0:

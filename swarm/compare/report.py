@@ -8,30 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from swarm.compare.figures import draw, file_of
-from swarm.compare.jsonl import known
-from swarm.compare.statistics.counted import hashable, kind_of
-from swarm.files import write_whole
+from swarm.compare.figures import save_figures, column_file_stem
+from swarm.compare.jsonl import to_json_value
+from swarm.compare.statistics.counted import to_hashable_column, infer_kind
+from swarm.files import write_atomic
 from swarm.printing import csv_cell
-from swarm.report.markdown import plain
-from swarm.report.numbers import number, p_value
-from swarm.report.text import table
+from swarm.report.markdown import escape_markdown
+from swarm.report.numbers import format_number, format_p_value
+from swarm.report.text import format_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 20
+MAX_ROWS_SHOWN = 20
 """Pairs and paraphrases that the report shows; files have all."""
 
-ANSWERS = 10
+MAX_ANSWERS_SHOWN = 10
 """Answers of a category that it shows."""
 
-CONCLUSIONS = ("Different at", "No difference", "Nothing could")
+CONCLUSION_STARTS = ("Different at", "No difference", "Nothing could")
 
-JUDGED = re.compile(r"_(question|raw_answer|probs)$")
+JUDGE_COLUMN_SUFFIX = re.compile(r"_(question|raw_answer|probs)$")
 
 
-def write(
+def write_report(
     folder: str | Path,
     frames: Mapping[str, "pd.DataFrame"],
     groups: Mapping[str, Sequence[str]] | None = None,
@@ -54,30 +54,30 @@ def write(
         "pairs are corrected by Holm's method over all pairs of one table. Answers that were "
         "refused or failed are in no share and no mean; they are counted."
     )
-    lines = [f"# {plain(title)}", "", how, ""]
+    lines = [f"# {escape_markdown(title)}", "", how, ""]
     for group, models in (groups or {}).items():
-        lines.append(f"- {plain(group)}: {', '.join(plain(model) for model in models)}")
+        lines.append(f"- {escape_markdown(group)}: {', '.join(escape_markdown(model) for model in models)}")
     found = []
     for name, df in frames.items():
-        section = question(folder, name, df)
+        section = write_question_section(folder, name, df)
         lines += ["", section]
-        found += [f"{name}: {line}" for line in _conclusions(section)]
-    _save(Path(folder) / "report.md", "\n".join(lines))
+        found += [f"{name}: {line}" for line in _extract_conclusions(section)]
+    _write_text(Path(folder) / "report.md", "\n".join(lines))
     return "\n".join(found)
 
 
-def _conclusions(section: str) -> list[str]:
+def _extract_conclusions(section: str) -> list[str]:
     """Those of each column: "COLUMN: Different at ..."."""
     column, found = "", []
     for line in section.splitlines():
         if line.startswith("### "):
             column = line.removeprefix("### ")
-        elif line.startswith(CONCLUSIONS):
+        elif line.startswith(CONCLUSION_STARTS):
             found.append(f"{column}: {line}")
     return found
 
 
-def question(folder: str | Path, name: str, df: "pd.DataFrame") -> str:
+def write_question_section(folder: str | Path, name: str, df: "pd.DataFrame") -> str:
     """Write one question's files and return its section of the report, in Markdown.
 
     `folder`/NAME has data.jsonl and data.csv (dictionaries are JSON there), and of each answered or
@@ -88,15 +88,15 @@ def question(folder: str | Path, name: str, df: "pd.DataFrame") -> str:
     """
     place = Path(folder) / name
     rows = (
-        json.dumps(known(row), ensure_ascii=False, default=str) for row in df.to_dict("records")
+        json.dumps(to_json_value(row), ensure_ascii=False, default=str) for row in df.to_dict("records")
     )
-    _save(place / "data.jsonl", "".join(f"{row}\n" for row in rows))
-    flat = df.apply(lambda column: hashable(column.astype(object)))
-    _save(place / "data.csv", as_csv(flat))
-    sections = [f"## {plain(name)}", "", *_asked(df), "", *_counts(df)]
-    for column in answered(df):
-        sections += ["", *_column(place, df, column)]
-    files = " and ".join(_link(name, file) for file in ("data.jsonl", "data.csv"))
+    _write_text(place / "data.jsonl", "".join(f"{row}\n" for row in rows))
+    flat = df.apply(lambda column: to_hashable_column(column.astype(object)))
+    _write_text(place / "data.csv", as_csv(flat))
+    sections = [f"## {escape_markdown(name)}", "", *_format_paraphrases(df), "", *_format_counts(df)]
+    for column in find_answer_columns(df):
+        sections += ["", *_write_column_section(place, df, column)]
+    files = " and ".join(_markdown_link(name, file) for file in ("data.jsonl", "data.csv"))
     sections += ["", f"All answers: {files}."]
     return "\n".join([*sections, ""])
 
@@ -107,103 +107,103 @@ def as_csv(df: "pd.DataFrame") -> str:
     return str(safe.to_csv(index=False))
 
 
-def answered(df: "pd.DataFrame") -> list[str]:
+def find_answer_columns(df: "pd.DataFrame") -> list[str]:
     """The columns that hold answers and judgements: "answer", and those of judges."""
     judges = [
-        JUDGED.sub("", str(name))
+        JUDGE_COLUMN_SUFFIX.sub("", str(name))
         for name in df.columns
         if str(name).endswith("_question") and str(name).removesuffix("_question") in df.columns
     ]
     return [name for name in ("answer", *judges) if name in df.columns]
 
 
-def _category(df: "pd.DataFrame") -> str:
+def _category_column(df: "pd.DataFrame") -> str:
     """What is compared: groups, or with one of them its models."""
     several = "group" in df and (df["group"].nunique() > 1 or "model" not in df)
     return "group" if several else "model"
 
 
-def _asked(df: "pd.DataFrame") -> list[str]:
-    paraphrases = list(hashable(df["question"]).dropna().unique()) if "question" in df else []
-    lines = [f"> {plain(str(one))}" for one in paraphrases[:SHOWN]]
-    if len(paraphrases) > SHOWN:
-        lines.append(f"> and {len(paraphrases) - SHOWN} more")
+def _format_paraphrases(df: "pd.DataFrame") -> list[str]:
+    paraphrases = list(to_hashable_column(df["question"]).dropna().unique()) if "question" in df else []
+    lines = [f"> {escape_markdown(str(one))}" for one in paraphrases[:MAX_ROWS_SHOWN]]
+    if len(paraphrases) > MAX_ROWS_SHOWN:
+        lines.append(f"> and {len(paraphrases) - MAX_ROWS_SHOWN} more")
     spaced = [line for one in lines for line in (one, ">")][:-1]
     return spaced
 
 
-def _counts(df: "pd.DataFrame") -> list[str]:
+def _format_counts(df: "pd.DataFrame") -> list[str]:
     """Rows, refusals, errors with their reasons; cost and tokens where they are known."""
     failed = df["error"].notna() if "error" in df else df.index != df.index
     refused = int((df["answer"].isna() & ~failed).sum()) if "answer" in df else 0
     lines = [f"{len(df)} rows; {refused} refused or without an answer; {int(failed.sum())} failed."]
     if failed.any():
         for reason, times in df["error"][failed].value_counts().head(5).items():
-            lines += ["", f"- {times} failed: {plain(str(reason))}"]
+            lines += ["", f"- {times} failed: {escape_markdown(str(reason))}"]
     # A model in several groups was asked once, and its rows are there several times.
     keys = [key for key in ("model", "paraphrase_ix", "sample") if key in df]
     once = df.drop_duplicates(keys) if "sample" in df else df
-    told = [_cost(once)] if "cost" in df else []
+    told = [_format_cost(once)] if "cost" in df else []
     for column, what in (("prompt_tokens", "prompt tokens"), ("new_tokens", "new tokens")):
         if column in df:
             told.append(f"{once[column].sum():,.0f} {what}")
     return [*lines, "", f"Answers alone, without judges: {', '.join(told)}."] if told else lines
 
 
-def _column(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
+def _write_column_section(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
     """One column's tables by group, or by model with one group."""
     from swarm.compare.statistics import summary
     from swarm.compare.statistics.differences import pairwise
 
-    category = _category(df)
-    wholes = [f"{file_of(column)}_{what}.csv" for what in ("summary", "differences")]
-    lines = [f"### {plain(column)}", *(draw(place, df, column, category) if len(df) else ())]
+    category = _category_column(df)
+    wholes = [f"{column_file_stem(column)}_{what}.csv" for what in ("summary", "differences")]
+    lines = [f"### {escape_markdown(column)}", *(save_figures(place, df, column, category) if len(df) else ())]
     found = summary(df, column, category)
-    _save(place / wholes[0], as_csv(found))
-    lines += ["", *_summary(found, category)]
+    _write_text(place / wholes[0], as_csv(found))
+    lines += ["", *_summary_table(found, category)]
     if df[category].nunique() < 2:
         (place / wholes[1]).unlink(missing_ok=True)  # a former run's, with more groups
-        return [*lines, "", f"Whole table: {_link(place.name, wholes[0])}."]
+        return [*lines, "", f"Whole table: {_markdown_link(place.name, wholes[0])}."]
     pairs = pairwise(df, column, category)
-    _save(place / wholes[1], as_csv(pairs))
-    kind = kind_of(df[column].dropna())
-    links = " and ".join(_link(place.name, file) for file in wholes)
-    return [*lines, "", *_pairs(pairs, kind == "mean"), "", *said(pairs), "",
+    _write_text(place / wholes[1], as_csv(pairs))
+    kind = infer_kind(df[column].dropna())
+    links = " and ".join(_markdown_link(place.name, file) for file in wholes)
+    return [*lines, "", *_pairs_table(pairs, kind == "mean"), "", *describe_differences(pairs), "",
             f"Whole tables: {links}."]  # fmt: skip
 
 
-def _summary(found: "pd.DataFrame", category: str) -> list[str]:
+def _summary_table(found: "pd.DataFrame", category: str) -> list[str]:
     """A category's rows, of which the first says how many there are."""
     rows: list[list[str]] = []
     for name, part in found.groupby(category, sort=False):
         some = part[(part["value"] != 0) | (part["answer"] == "mean")]
         told = [
-            [plain(_short(row["answer"])), _interval(row)]
-            for row in some.head(ANSWERS).to_dict("records")
+            [escape_markdown(_shorten_answer(row["answer"])), _format_interval(row)]
+            for row in some.head(MAX_ANSWERS_SHOWN).to_dict("records")
         ]
         first = part.iloc[0]
         if not first["n"]:
             told = [["–", "–"]]
-        elif len(some) > ANSWERS:
-            told.append([f"{len(some) - ANSWERS} more", number(some["value"][ANSWERS:].sum())])
+        elif len(some) > MAX_ANSWERS_SHOWN:
+            told.append([f"{len(some) - MAX_ANSWERS_SHOWN} more", format_number(some["value"][MAX_ANSWERS_SHOWN:].sum())])
         counts = [str(first[key]) for key in ("n", "refused", "errors")]
-        rows.append([plain(str(name)), *told[0], *counts, plain(first["note"])])
+        rows.append([escape_markdown(str(name)), *told[0], *counts, escape_markdown(first["note"])])
         rows += [["", *one, "", "", "", ""] for one in told[1:]]
-    return table([plain(category), "answer", "value", "n", "refused", "failed", "note"], rows)
+    return format_table([escape_markdown(category), "answer", "value", "n", "refused", "failed", "note"], rows)
 
 
-def _pairs(pairs: "pd.DataFrame", mean: bool) -> list[str]:
+def _pairs_table(pairs: "pd.DataFrame", mean: bool) -> list[str]:
     rows = [
-        [f"{plain(str(row['a']))} – {plain(str(row['b']))}", _interval(row, "difference"),
-         _p(row["p"]), _p(row["p_holm"]), f"{row['n_a']}, {row['n_b']}", plain(row["test"]),
-         plain(row["note"])]
-        for row in pairs.sort_values("p_holm").head(SHOWN).to_dict(orient="records")
+        [f"{escape_markdown(str(row['a']))} – {escape_markdown(str(row['b']))}", _format_interval(row, "difference"),
+         _format_p(row["p"]), _format_p(row["p_holm"]), f"{row['n_a']}, {row['n_b']}", escape_markdown(row["test"]),
+         escape_markdown(row["note"])]
+        for row in pairs.sort_values("p_holm").head(MAX_ROWS_SHOWN).to_dict(orient="records")
     ]  # fmt: skip
     first = "difference of means" if mean else "distance of all shares"
-    return table(["pair", first, "p", "p (Holm)", "n", "test", "note"], rows)
+    return format_table(["pair", first, "p", "p (Holm)", "n", "test", "note"], rows)
 
 
-def said(pairs: "pd.DataFrame") -> list[str]:
+def describe_differences(pairs: "pd.DataFrame") -> list[str]:
     """What may be said of the pairs, no more than was seen; lines of `CONCLUSIONS`."""
     tested = pairs[pairs["p_holm"].notna()]
     if not len(tested):
@@ -215,43 +215,43 @@ def said(pairs: "pd.DataFrame") -> list[str]:
         return ["No difference could have been seen: there is too little to compare."]
     if not len(seen):
         return ["No difference was seen. That does not show that there is none."]
-    names = [f"{plain(str(r['a']))} and {plain(str(r['b']))}" for r in seen.to_dict("records")]
+    names = [f"{escape_markdown(str(r['a']))} and {escape_markdown(str(r['b']))}" for r in seen.to_dict("records")]
     more = f" and {len(names) - 5} more pairs" if len(names) > 5 else ""
     others = f" Of {rest} other pair{'s' * (rest > 1)} none was seen to differ." if rest else ""
     return [f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"]
 
 
-def _interval(row: Mapping[str, Any], of: str = "value") -> str:
+def _format_interval(row: Mapping[str, Any], of: str = "value") -> str:
     value, low, high = row[of], row["low"], row["high"]
     if math.isnan(low):
-        return number(value)
-    return f"{number(value)} [{number(low)}, {number(high)}]"
+        return format_number(value)
+    return f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
 
 
-def _p(value: float) -> str:
-    return "–" if math.isnan(value) else p_value(value)
+def _format_p(value: float) -> str:
+    return "–" if math.isnan(value) else format_p_value(value)
 
 
-def _cost(rows: "pd.DataFrame") -> str:
+def _format_cost(rows: "pd.DataFrame") -> str:
     """Of these answers; none is known of a model without prices."""
     models = rows["model"] if "model" in rows else rows["cost"] * 0
     costs = rows["cost"].astype(float).groupby(models).sum(min_count=1)
-    free = [plain(str(name)) for name in costs.index[costs.isna()]]
+    free = [escape_markdown(str(name)) for name in costs.index[costs.isna()]]
     if len(free) == len(costs):
         return "no price known"
     least = f"at least, as no price is known of {', '.join(free[:5])}" if free else ""
     return f"cost ${costs.sum():.{2 if costs.sum() >= 1 else 6}f} {least}".strip()
 
 
-def _link(folder: str, file: str) -> str:
+def _markdown_link(folder: str, file: str) -> str:
     return f"[{file}]({quote(folder)}/{quote(file)})"
 
 
-def _short(answer: Any) -> str:
+def _shorten_answer(answer: Any) -> str:
     text = " ".join(str(answer).split())
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def _save(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     # Half a surrogate pair, which an answer can hold, is written as \\udXXX.
-    write_whole(path, text.encode("utf-8", "backslashreplace"))
+    write_atomic(path, text.encode("utf-8", "backslashreplace"))

@@ -5,17 +5,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from swarm.compare.asking import Asked, Script, Want
-from swarm.compare.asking.running import as_completed, run
+from swarm.compare.asking import ModelCall, Script, SampleRequest
+from swarm.compare.asking.running import as_completed, run_scripts
 from swarm.compare.config import Config
-from swarm.compare.errors import WrongValue
-from swarm.compare.questions.arguments import conversation, whole
-from swarm.compare.settings import checked_workers
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.questions.arguments import validate_conversation, validate_int
+from swarm.compare.settings import get_max_workers
 from swarm.errors import UserError
 
 T = TypeVar("T")
 
-Said = tuple[Any, dict[str, Any]]
+RunnerResult = tuple[Any, dict[str, Any]]
 """A result, and what was sent for it."""
 
 
@@ -34,7 +34,7 @@ class Runner:
         """See `Config.client_for_model`."""
         return Config.client_for_model(self.model)
 
-    def get_text(self, params: Mapping[str, Any]) -> Said:
+    def get_text(self, params: Mapping[str, Any]) -> RunnerResult:
         """One answer's text.
 
         Args:
@@ -46,11 +46,11 @@ class Runner:
         Raises:
             UserError: There is no answer.
         """
-        return self._one(self._get_text(params))
+        return self._run_one(self._get_text(params))
 
     def single_token_probs(
         self, params: Mapping[str, Any], *, num_samples: int = 1, convert_to_probs: bool = True
-    ) -> Said:
+    ) -> RunnerResult:
         """The likeliest next tokens.
 
         Args:
@@ -64,13 +64,13 @@ class Runner:
         Raises:
             UserError: There is no answer, or the endpoint tells no probabilities.
         """
-        return self._one(
+        return self._run_one(
             self._single_token_probs(
                 params, num_samples=num_samples, convert_to_probs=convert_to_probs
             )
         )
 
-    def sample_probs(self, params: Mapping[str, Any], *, num_samples: int) -> Said:
+    def sample_probs(self, params: Mapping[str, Any], *, num_samples: int) -> RunnerResult:
         """How often each answer is given.
 
         Args:
@@ -83,11 +83,11 @@ class Runner:
         Raises:
             UserError: A sample failed.
         """
-        return self._one(self._sample_probs(params, num_samples=num_samples))
+        return self._run_one(self._sample_probs(params, num_samples=num_samples))
 
     def get_many(
         self,
-        func: Callable[..., Said],
+        func: Callable[..., RunnerResult],
         kwargs_list: Sequence[Mapping[str, Any]],
         *,
         max_workers: int | None = None,
@@ -95,7 +95,7 @@ class Runner:
         title: str | None = None,
         executor: Executor | None = None,
         in_order: bool = False,
-    ) -> Iterator[tuple[Mapping[str, Any], Said]]:
+    ) -> Iterator[tuple[Mapping[str, Any], RunnerResult]]:
         """Call a function with each of the arguments, many at once.
 
         Args:
@@ -113,53 +113,53 @@ class Runner:
             is told on standard error.
         """
         given = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
-        workers = checked_workers() if max_workers is None else whole("max_workers", max_workers)
+        workers = get_max_workers() if max_workers is None else validate_int("max_workers", max_workers)
         owner = getattr(func, "__self__", None)
-        if getattr(func, "__func__", None) in SCRIPTS:
+        if getattr(func, "__func__", None) in SCRIPTED_METHODS:
             make = getattr(owner, f"_{func.__name__}")
-            scripts = [_alone(make(**one)) for one in given]
+            scripts = [_catch_user_errors(make(**one)) for one in given]
             done: Iterator[tuple[int, Any]] = as_completed(
                 scripts, title or self.model, workers, silent
             )
         else:
-            done = _in_threads(func, given, workers, executor)
-        yield from _told(kwargs_list, ordered(done) if in_order else done)
+            done = _run_in_threads(func, given, workers, executor)
+        yield from _report_failures(kwargs_list, in_number_order(done) if in_order else done)
 
-    def _one(self, script: Script[Said | UserError]) -> Said:
-        [said] = run([script], self.model)
+    def _run_one(self, script: Script[RunnerResult | UserError]) -> RunnerResult:
+        [said] = run_scripts([script], self.model)
         if isinstance(said, UserError):
             raise said
         return said
 
-    def _get_text(self, params: Mapping[str, Any]) -> Script[Said | UserError]:
-        asked = Asked(self.model, checked(params))
-        [heard] = yield [Want(asked)]
+    def _get_text(self, params: Mapping[str, Any]) -> Script[RunnerResult | UserError]:
+        asked = ModelCall(self.model, validate_params(params))
+        [heard] = yield [SampleRequest(asked)]
         return heard if isinstance(heard, UserError) else (heard.text, asked.api_kwargs)
 
     def _single_token_probs(
         self, params: Mapping[str, Any], num_samples: int = 1, convert_to_probs: bool = True
-    ) -> Script[Said | UserError]:
-        from swarm.compare.tokens import MOST_TOP_LOGPROBS, next_token, telling
+    ) -> Script[RunnerResult | UserError]:
+        from swarm.compare.tokens import MOST_TOP_LOGPROBS, read_next_token, with_logprobs
 
         top = params.get("top_logprobs", MOST_TOP_LOGPROBS)
-        asked = Asked(self.model, telling(checked(params), top))
-        found = yield from next_token(asked, range(num_samples), convert_to_probs)
+        asked = ModelCall(self.model, with_logprobs(validate_params(params), top))
+        found = yield from read_next_token(asked, range(num_samples), convert_to_probs)
         return found.error or (found.answer, asked.api_kwargs)
 
     def _sample_probs(
         self, params: Mapping[str, Any], num_samples: int
-    ) -> Script[Said | UserError]:
-        from swarm.compare.tokens.sampling import sample_probs
+    ) -> Script[RunnerResult | UserError]:
+        from swarm.compare.tokens.sampling import sample_answers
 
-        found = yield from sample_probs(checked(params), self.model, num_samples)
+        found = yield from sample_answers(validate_params(params), self.model, num_samples)
         return found.error or (found.answer, found.api_kwargs)
 
 
-SCRIPTS = (Runner.get_text, Runner.single_token_probs, Runner.sample_probs)
+SCRIPTED_METHODS = (Runner.get_text, Runner.single_token_probs, Runner.sample_probs)
 """Methods of which many share one pool; one that a subclass has of its own is any function."""
 
 
-def _alone(script: Script[T]) -> Script[T | UserError]:
+def _catch_user_errors(script: Script[T]) -> Script[T | UserError]:
     """The same, but a mistake in one call ends no others."""
     try:
         return (yield from script)
@@ -167,21 +167,21 @@ def _alone(script: Script[T]) -> Script[T | UserError]:
         return error
 
 
-def checked(params: Mapping[str, Any]) -> Mapping[str, Any]:
+def validate_params(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters, if they ask anything.
 
     Raises:
         WrongValue: They do not.
     """
     if not isinstance(params, Mapping) or not params.get("messages"):
-        raise WrongValue(
+        raise InvalidArgument(
             'params: has to be a dict with "messages": [{"role": ..., "content": ...}]'
         )
-    conversation(params["messages"])
+    validate_conversation(params["messages"])
     return params
 
 
-def ordered(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
+def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
     """The numbered by their numbers, each as soon as it may come."""
     early: dict[int, Any] = {}
     following = 0
@@ -192,7 +192,7 @@ def ordered(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None,
             following += 1
 
 
-def _told(kwargs_list: Sequence[Mapping[str, Any]], done: Iterator[tuple[int, Any]]) -> Any:
+def _report_failures(kwargs_list: Sequence[Mapping[str, Any]], done: Iterator[tuple[int, Any]]) -> Any:
     for number, one in done:
         if isinstance(one, Exception):
             print(f"call {number} failed: {one}", file=sys.stderr)
@@ -200,7 +200,7 @@ def _told(kwargs_list: Sequence[Mapping[str, Any]], done: Iterator[tuple[int, An
         yield kwargs_list[number], one
 
 
-def _in_threads(
+def _run_in_threads(
     func: Callable[..., Any], given: Sequence[Any], workers: int, executor: Executor | None
 ) -> Generator[tuple[int, Any], None, None]:
     """What a function gives for each of the arguments, as they are done."""

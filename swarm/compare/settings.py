@@ -6,14 +6,14 @@ from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.models import Model
 from swarm.places import cache_folder
 
-Pair = tuple[str, str, str]
+EndpointPair = tuple[str, str, str]
 """An endpoint: its base_url, a key, and the name of the variable that the key is from."""
 
-ENDPOINTS = {
+ENDPOINT_URLS = {
     "ANTHROPIC_API_KEY": "https://api.anthropic.com/v1",
     "OPENAI_API_KEY": "https://api.openai.com/v1",
     "OPENROUTER_API_KEY": "https://openrouter.ai/api/v1",
@@ -21,7 +21,7 @@ ENDPOINTS = {
 }
 """Where the keys in variables of these names, or of these with _ANYTHING behind, are for."""
 
-OWN_SERVER = "OPENAI_BASE_URL"
+BASE_URL_VARIABLE = "OPENAI_BASE_URL"
 """Where it is set, OpenAI's models are asked there, as everywhere here."""
 
 DEFAULTS: dict[str, Any] = {
@@ -36,17 +36,17 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def pairs_of_environment() -> list[Pair]:
+def read_environment_pairs() -> list[EndpointPair]:
     """The endpoints whose keys are in the environment, by the names of the variables.
 
     Where OPENAI_BASE_URL is set, OPENAI_API_KEY is that server's, which may need none.
     """
     found = []
-    own = os.environ.get(OWN_SERVER, "").strip()
+    own = os.environ.get(BASE_URL_VARIABLE, "").strip()
     if own:
-        found.append((own, os.environ.get("OPENAI_API_KEY", "").strip(), OWN_SERVER))
+        found.append((own, os.environ.get("OPENAI_API_KEY", "").strip(), BASE_URL_VARIABLE))
     for variable in sorted(os.environ):
-        for prefix, url in ENDPOINTS.items():
+        for prefix, url in ENDPOINT_URLS.items():
             key = os.environ[variable].strip()
             moved = own and variable == "OPENAI_API_KEY"
             if key and not moved and (variable == prefix or variable.startswith(f"{prefix}_")):
@@ -54,29 +54,29 @@ def pairs_of_environment() -> list[Pair]:
     return found
 
 
-class Shared(type):
+class SettingsProxy(type):
     """A class whose settings are those of `Settings`, wherever they are set."""
 
-    _pairs: list[Pair] | None
+    _pairs: list[EndpointPair] | None
     _folder: str | None
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if not hasattr(cls, name):
             near = get_close_matches(name, dir(cls), 1)
             meant = f"; did you mean {near[0]}?" if near else ""
-            raise WrongValue(f"Config.{name}: there is no such setting{meant}")
+            raise InvalidArgument(f"Config.{name}: there is no such setting{meant}")
         own = name in DEFAULTS or name in ("models", "_pairs", "_folder")
-        type.__setattr__(Settings if own else cls, name, value)
+        type.__setattr__(CompareSettings if own else cls, name, value)
 
     @property
-    def url_key_pairs(cls) -> list[Pair]:
+    def url_key_pairs(cls) -> list[EndpointPair]:
         """The endpoints where models are looked for: (base_url, key, variable) each."""
         if cls._pairs is None:
-            cls._pairs = pairs_of_environment()
+            cls._pairs = read_environment_pairs()
         return cls._pairs
 
     @url_key_pairs.setter
-    def url_key_pairs(cls, pairs: list[Pair] | None) -> None:
+    def url_key_pairs(cls, pairs: list[EndpointPair] | None) -> None:
         cls._pairs = pairs
 
     @property
@@ -89,7 +89,7 @@ class Shared(type):
         cls._folder = str(folder) if folder else None
 
 
-class Settings(metaclass=Shared):
+class CompareSettings(metaclass=SettingsProxy):
     """What is set; `swarm.compare.config.Config` says what each is."""
 
     timeout: float = DEFAULTS["timeout"]
@@ -106,23 +106,23 @@ class Settings(metaclass=Shared):
     _folder = None
 
 
-def checked_workers() -> int:
+def get_max_workers() -> int:
     """`Config.max_workers`.
 
     Raises:
         WrongValue: It, `Config.timeout` or `Config.requests_per_minute` has a value that it cannot
             have.
     """
-    workers, timeout = Settings.max_workers, Settings.timeout
+    workers, timeout = CompareSettings.max_workers, CompareSettings.timeout
     if type(workers) is not int or workers < 1:
-        raise WrongValue(f"Config.max_workers={workers!r}: must be a whole number from 1 on")
+        raise InvalidArgument(f"Config.max_workers={workers!r}: must be a whole number from 1 on")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < inf:
-        raise WrongValue(f"Config.timeout={timeout!r}: must be a number of seconds above 0")
-    pace = Settings.requests_per_minute
+        raise InvalidArgument(f"Config.timeout={timeout!r}: must be a number of seconds above 0")
+    pace = CompareSettings.requests_per_minute
     if pace is not None and (
         isinstance(pace, bool) or not isinstance(pace, int | float) or not 0 < pace < inf
     ):
-        raise WrongValue(
+        raise InvalidArgument(
             f"Config.requests_per_minute={pace!r}: must be a number above 0, or None for no limit"
         )
     return workers

@@ -9,23 +9,23 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from swarm.compare.config import Config
-from swarm.compare.errors import WrongValue, needed
+from swarm.compare.errors import InvalidArgument, missing_extra_error
 from swarm.compare.questions import yamls
-from swarm.compare.settings import checked_workers
+from swarm.compare.settings import get_max_workers
 from swarm.errors import UserError
-from swarm.track import Shown, named
-from swarm.track.comparing import compared
-from swarm.track.during import during
+from swarm.track import TrackedRun, tracker_by_name
+from swarm.track.comparing import log_comparison
+from swarm.track.during import track_run
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from swarm.compare.questions import Question
 
-HOME = "compare"
+OUTPUT_ROOT = "compare"
 """The folder of the folders."""
 
-SETTINGS = {
+CONFIG_SETTINGS = {
     "workers": "max_workers",
     **{key: key for key in ("requests_per_minute", "timeout", "cache_dir", "base", "pool")},
 }
@@ -45,31 +45,31 @@ def run_file(file: Path, settings: Mapping[str, Any]) -> int:
     Raises:
         UserError: The file, a question or a setting is not as it has to be; nothing was asked.
     """
-    groups = groups_of(settings.get("models"))
-    questions = chosen(file, settings.get("questions"), settings.get("samples"))
-    folder = Path(settings.get("folder") or Path(HOME) / file.resolve().stem).expanduser()
+    groups = parse_models(settings.get("models"))
+    questions = select_questions(file, settings.get("questions"), settings.get("samples"))
+    folder = Path(settings.get("folder") or Path(OUTPUT_ROOT) / file.resolve().stem).expanduser()
     dry = settings.get("dry_run", False)
     if not isinstance(dry, bool):
-        raise WrongValue(f"dry_run={dry}: must be true or false")
+        raise InvalidArgument(f"dry_run={dry}: must be true or false")
     with ExitStack() as stack:
-        values = {SETTINGS[key]: settings[key] for key in SETTINGS if key in settings}
+        values = {CONFIG_SETTINGS[key]: settings[key] for key in CONFIG_SETTINGS if key in settings}
         stack.enter_context(Config.override(**values))
         stack.enter_context(Config.override(yaml_dir=str(file if file.is_dir() else file.parent)))
-        checked_workers()
+        get_max_workers()
         if dry:
-            print("\n".join(plan(questions, groups)))
+            print("\n".join(describe_plan(questions, groups)))
             return 0
-        tracker = named(str(settings.get("tracker", "none")))
+        tracker = tracker_by_name(str(settings.get("tracker", "none")))
         tracker.check()
-        _ready(folder)
+        _check_writable(folder)
         about = {"file": str(file), "models": groups, "questions": [one.name for one in questions]}
-        with during(tracker, Shown("compare", folder, about)) as summary:
-            frames = _asked(questions, groups, folder)
-            summary |= compared(tracker, folder, frames)
+        with track_run(tracker, TrackedRun("compare", folder, about)) as summary:
+            frames = _ask_and_report(questions, groups, folder)
+            summary |= log_comparison(tracker, folder, frames)
         return int(any(frame["error"].notna().any() for frame in frames.values()))
 
 
-def _ready(folder: Path) -> None:
+def _check_writable(folder: Path) -> None:
     """Raise an error if what is going to be paid for could not be written down."""
     try:
         import matplotlib  # noqa: F401
@@ -79,33 +79,33 @@ def _ready(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except ImportError as error:
-        raise UserError(f"{needed(error)}; nothing was asked") from None
+        raise UserError(f"{missing_extra_error(error)}; nothing was asked") from None
     except OSError as error:
         raise UserError(f"folder={folder}: nothing can be written there ({error.strerror}); "
                         "nothing was asked") from None  # fmt: skip
 
 
-def _asked(
+def _ask_and_report(
     questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]], folder: Path
 ) -> "dict[str, pd.DataFrame]":
     from swarm.compare.questions import Question
-    from swarm.compare.report import write
+    from swarm.compare.report import write_report
 
     frames = Question.many(questions, groups, details=True)
     by_name = dict(zip((question.name for question in questions), frames, strict=True))
     failed = sum(int(frame["error"].notna().sum()) for frame in frames)
     if all((frame["answer"].isna() & frame["error"].notna()).all() for frame in frames):
         raise UserError(f"nothing was answered, so {folder} is left as it was")
-    if found := write(folder, by_name, groups):
+    if found := write_report(folder, by_name, groups):
         print(found)
     rows = sum(map(len, frames))
-    print(f"{_many(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
+    print(f"{_pluralize(rows, 'row')}, {failed} with an error: {folder / 'report.md'}")
     first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
     print(f"to browse them: python -m swarm.compare view {first}", file=sys.stderr)
     return by_name
 
 
-def groups_of(models: Any) -> dict[str, list[str]]:
+def parse_models(models: Any) -> dict[str, list[str]]:
     """Models by group, as the command line has them.
 
     Raises:
@@ -122,13 +122,13 @@ def groups_of(models: Any) -> dict[str, list[str]]:
         if all(isinstance(one, list) and one and all(isinstance(name, str) and name for name in one)
                for one in lists.values()):  # fmt: skip
             return lists
-    raise WrongValue(
+    raise InvalidArgument(
         "models: has to be a,b for a group each, or {group: [a, b], ...}; e.g. "
         "models=local/base,local/rooms"
     )
 
 
-def chosen(file: Path, names: Any, samples: Any) -> "list[Question]":
+def select_questions(file: Path, names: Any, samples: Any) -> "list[Question]":
     """The questions of a file that are to be asked.
 
     Raises:
@@ -137,7 +137,7 @@ def chosen(file: Path, names: Any, samples: Any) -> "list[Question]":
     from swarm.compare.judges import FreeFormJudge, RatingJudge
 
     found = [
-        question for question in yamls.questions(file)
+        question for question in yamls.load_questions(file)
         if not isinstance(question, FreeFormJudge | RatingJudge)
     ]  # fmt: skip
     if names is not None:
@@ -145,19 +145,19 @@ def chosen(file: Path, names: Any, samples: Any) -> "list[Question]":
         wanted = list(dict.fromkeys(str(name).strip() for name in listed))
         there = {question.name: question for question in found}
         if missing := [name for name in wanted if name not in there]:
-            raise WrongValue(f"questions={missing[0]}: {file} has {', '.join(there) or 'none'}")
+            raise InvalidArgument(f"questions={missing[0]}: {file} has {', '.join(there) or 'none'}")
         found = [there[name] for name in wanted]
     if not found:
-        raise WrongValue(f"{file}: there is no question in it that can be asked of a model")
+        raise InvalidArgument(f"{file}: there is no question in it that can be asked of a model")
     if samples is not None:
         if type(samples) is not int or samples < 1:
-            raise WrongValue(f"samples={samples!r}: must be a whole number from 1 on")
+            raise InvalidArgument(f"samples={samples!r}: must be a whole number from 1 on")
         for question in found:
             question.samples_per_paraphrase = samples
     return found
 
 
-def plan(questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]]) -> list[str]:
+def describe_plan(questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]]) -> list[str]:
     """What would be asked, line by line."""
     from swarm.compare.statistics import detectable
 
@@ -169,14 +169,14 @@ def plan(questions: "Sequence[Question]", groups: Mapping[str, Sequence[str]]) -
         judges = getattr(question, "judges", None) or {}
         judged = f", each judged by {', '.join(judges)}" if judges else ""
         lines.append(
-            f"{question.name} ({question.type()}): {_many(len(models), 'model')} x "
-            f"{_many(wordings, 'paraphrase')} x {_many(each, 'sample')} = "
-            f"{_many(len(models) * rows, 'answer')}{judged}"
+            f"{question.name} ({question.type()}): {_pluralize(len(models), 'model')} x "
+            f"{_pluralize(wordings, 'paraphrase')} x {_pluralize(each, 'sample')} = "
+            f"{_pluralize(len(models) * rows, 'answer')}{judged}"
         )
         if len(groups) > 1:
             lines.append(f"  {detectable(groups, wordings, each)}")
     return [*lines, f"models: {', '.join(models)}", "nothing was asked (dry_run)"]
 
 
-def _many(count: int, what: str) -> str:
+def _pluralize(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"

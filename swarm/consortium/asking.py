@@ -8,17 +8,17 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from swarm.collab import Answer, Watch
-from swarm.collab.configs import Config
+from swarm.collab import AgentAnswer, OnEvent
+from swarm.collab.configs import ConsortiumSettings
 from swarm.collab.consortium import Consortium
-from swarm.collab.deliberation.progress import line
+from swarm.collab.deliberation.progress import format_event
 from swarm.collab.deliberation.verdicts import Iteration
-from swarm.collab.following import changed, followed
-from swarm.collab.outcome import result, unfinished
-from swarm.consortium.runs import Runs
+from swarm.collab.following import map_events, stream_events
+from swarm.collab.outcome import result_to_json, partial_result_to_json
+from swarm.consortium.runs import RunLog
 from swarm.errors import UserError
 from swarm.models import Message, Request
-from swarm.printing import Remarks
+from swarm.printing import WarningCollector
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ MAX_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ConsortiumQuestion:
     """What is asked of whom.
 
     Attributes:
@@ -42,14 +42,14 @@ class Question:
     """
 
     name: str | None
-    config: Config
+    config: ConsortiumSettings
     consortium: Consortium
     turns: tuple[Message, ...]
     asked: dict[str, Any] = field(default_factory=dict)
     recorded: bool = True
 
 
-class Interrupted(KeyboardInterrupt):
+class QuestionInterrupted(KeyboardInterrupt):
     """Somebody stopped a question.
 
     Attributes:
@@ -61,7 +61,7 @@ class Interrupted(KeyboardInterrupt):
         self.found = found
 
 
-def ask(question: Question, watch: Watch | None = None) -> dict[str, Any]:
+def answer_question(question: ConsortiumQuestion, watch: OnEvent | None = None) -> dict[str, Any]:
     """The result, with the arbiter's replies word by word.
 
     Raises:
@@ -70,10 +70,10 @@ def ask(question: Question, watch: Watch | None = None) -> dict[str, Any]:
     """
     prompt = question.turns[-1].content
     over: list[Iteration] = []
-    answers: list[Answer] = []
+    answers: list[AgentAnswer] = []
 
-    def note(number: int, event: Any) -> None:
-        if isinstance(event, Answer):
+    def record_event(number: int, event: Any) -> None:
+        if isinstance(event, AgentAnswer):
             answers.append(event)
         elif isinstance(event, Iteration):
             over.append(event)
@@ -81,33 +81,33 @@ def ask(question: Question, watch: Watch | None = None) -> dict[str, Any]:
             watch(number, event)
 
     try:
-        (came,) = question.consortium.run([Request(question.turns, **question.asked)], note)
+        (came,) = question.consortium.run([Request(question.turns, **question.asked)], record_event)
     except KeyboardInterrupt:
-        found = unfinished(question.consortium, prompt, over, answers)
-        _record(question, found, "stopped")
-        raise Interrupted(found) from None
+        found = partial_result_to_json(question.consortium, prompt, over, answers)
+        _record_run(question, found, "stopped")
+        raise QuestionInterrupted(found) from None
     if isinstance(came, UserError):
-        _record(question, {"original_prompt": prompt}, str(came))
+        _record_run(question, {"original_prompt": prompt}, str(came))
         raise came
-    found = result(question.consortium, prompt, came, raw=True)
-    _record(question, found)
+    found = result_to_json(question.consortium, prompt, came, raw=True)
+    _record_run(question, found)
     return found
 
 
-def _record(question: Question, found: dict[str, Any], error: str = "") -> None:
+def _record_run(question: ConsortiumQuestion, found: dict[str, Any], error: str = "") -> None:
     """Keep a record, whose id the result is told; that it fails does not cost the answer."""
     if not question.recorded:
         return
     try:
-        number = Runs().add(question.name, question.config, found, error)
+        number = RunLog().add(question.name, question.config, found, error)
     except UserError as why:
         log.warning("the run is not recorded: %s", why)
     else:
         found.setdefault("metadata", {})["run"] = number
 
 
-def followed_lines(
-    question: Question, with_warnings: bool = True
+def stream_progress_lines(
+    question: ConsortiumQuestion, with_warnings: bool = True
 ) -> Generator[str, None, dict[str, Any]]:
     """Gives what goes on, and returns the result; closing it asks no further.
 
@@ -119,34 +119,34 @@ def followed_lines(
     Raises:
         UserError: There is no answer.
     """
-    remarks, told = Remarks(), set[str]()
+    remarks, told = WarningCollector(), set[str]()
 
-    def new() -> list[str]:
-        words = [one for one in dict.fromkeys(remarks.take()) if one not in told]
+    def new_warnings() -> list[str]:
+        words = [one for one in dict.fromkeys(remarks.pop_messages()) if one not in told]
         told.update(words)
         return [f"warning: {one}" for one in words]
 
-    def work(watch: Watch) -> dict[str, Any]:
-        def tell(number: int, event: Any) -> None:
-            words: Any = [*new(), line(question.consortium, event)]
+    def run_question(watch: OnEvent) -> dict[str, Any]:
+        def forward_event(number: int, event: Any) -> None:
+            words: Any = [*new_warnings(), format_event(question.consortium, event)]
             watch(number, words)
 
-        return ask(question, tell)
+        return answer_question(question, forward_event)
 
-    def joined(event: tuple[int, list[str]]) -> str | None:
+    def join_lines(event: tuple[int, list[str]]) -> str | None:
         return "\n".join(filter(None, event[1])) or None
 
     with remarks if with_warnings else nullcontext():
         try:
-            found = yield from changed(followed(work), joined)
+            found = yield from map_events(stream_events(run_question), join_lines)
         except UserError:
-            yield from new()
+            yield from new_warnings()
             raise
-        yield from new()
+        yield from new_warnings()
         return found
 
 
-async def apart(function: Callable[..., T], *given: Any) -> T:
+async def run_in_daemon_thread(function: Callable[..., T], *given: Any) -> T:
     """What a function gives, called in a thread for which the end of the program does not wait.
 
     For that of `asyncio.to_thread` it does: after Ctrl-C, until a slow member has answered.
@@ -154,7 +154,7 @@ async def apart(function: Callable[..., T], *given: Any) -> T:
     loop = asyncio.get_running_loop()
     came: asyncio.Future[T] = loop.create_future()
 
-    def settle(value: Any, error: BaseException | None) -> None:
+    def set_outcome(value: Any, error: BaseException | None) -> None:
         if came.done():
             return
         if error is None:
@@ -162,14 +162,14 @@ async def apart(function: Callable[..., T], *given: Any) -> T:
         else:
             came.set_exception(error)
 
-    def work() -> None:
+    def run_function() -> None:
         value, wrong = None, None
         try:
             value = function(*given)
         except BaseException as error:
             wrong = error
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, value, wrong)
+            loop.call_soon_threadsafe(set_outcome, value, wrong)
 
-    threading.Thread(target=work, name="swarm-apart", daemon=True).start()
+    threading.Thread(target=run_function, name="swarm-apart", daemon=True).start()
     return await came

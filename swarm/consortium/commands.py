@@ -8,24 +8,24 @@ from typing import Any
 import click
 
 from swarm.errors import UserError
-from swarm.printing import harmless, on_terminal
+from swarm.printing import escape_control_chars, is_tty
 
 COMMANDS = {
-    "run": ("running", "run"),
-    "save": ("saving", "save"),
-    "list": ("saving", "listed"),
-    "show": ("saving", "show"),
-    "info": ("saving", "show"),
-    "remove": ("saving", "remove"),
-    "export": ("saving", "export"),
-    "import": ("saving", "imported"),
-    "runs": ("past", "runs"),
-    "run-info": ("past", "run_info"),
-    "leaderboard": ("past", "leaderboard"),
-    "compare": ("comparing", "compare"),
-    "strategies": ("saving", "strategies"),
+    "run": "swarm.consortium.running.run",
+    "save": "swarm.consortium.saving.save",
+    "list": "swarm.consortium.saving.listed",
+    "show": "swarm.consortium.saving.show",
+    "info": "swarm.consortium.saving.show",
+    "remove": "swarm.consortium.saving.remove",
+    "export": "swarm.consortium.saving.export",
+    "import": "swarm.consortium.saving.imported",
+    "runs": "swarm.consortium.past.runs",
+    "run-info": "swarm.consortium.past.run_info",
+    "leaderboard": "swarm.consortium.past.leaderboard",
+    "compare": "swarm.consortium.comparing.compare",
+    "strategies": "swarm.consortium.saving.strategies",
 }
-"""A command's name, and the module of this package and the function that it is."""
+"""The function of each command, by name."""
 
 EXAMPLES = {
     "run": '"Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o',
@@ -42,11 +42,11 @@ EXAMPLES = {
 """Arguments of an example, where a command takes any."""
 
 
-class Told(click.ClickException):
+class ClickUserError(click.ClickException):
     """A user's mistake, with its code."""
 
     def __init__(self, error: UserError) -> None:
-        super().__init__(harmless(str(error)))
+        super().__init__(escape_control_chars(str(error)))
         self.exit_code = error.code  # type: ignore[misc]
 
 
@@ -56,7 +56,7 @@ TWO = (
 )
 
 
-class Commands(click.Group):
+class ConsortiumGroup(click.Group):
     """A group whose first word may be left out, which then is `run`; modules load when used.
 
     Attributes:
@@ -73,8 +73,8 @@ class Commands(click.Group):
         """The command of a name."""
         if cmd_name not in COMMANDS:
             return None
-        module, name = COMMANDS[cmd_name]
-        found: click.Command = getattr(import_module(f"swarm.consortium.{module}"), name)
+        module, _, name = COMMANDS[cmd_name].rpartition(".")
+        found: click.Command = getattr(import_module(module), name)
         words = EXAMPLES.get(cmd_name, EXAMPLES["show"] if cmd_name == "info" else "")
         found.epilog = f"\b\nExample:\n  {ctx.command_path} {cmd_name} {words}".rstrip()
         return found
@@ -88,7 +88,7 @@ class Commands(click.Group):
         if ctx.resilient_parsing:  # a shell asks what may follow
             return super().parse_args(ctx, args)
         first = args[0] if args else ""
-        if first in ctx.help_option_names or (not args and on_terminal(sys.stdin)):
+        if first in ctx.help_option_names or (not args and is_tty(sys.stdin)):
             return super().parse_args(ctx, ["--help"])
         if first not in COMMANDS:
             if near := get_close_matches(first, COMMANDS, 1, 0.75):
@@ -102,7 +102,7 @@ class Commands(click.Group):
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The help, with examples by the name under which it was called."""
-        self.help = HELP.format(path=ctx.command_path) + (UNDER_LLM if ctx.parent else "")
+        self.help = HELP.format(path=ctx.command_path) + (LLM_PLUGIN_HELP if ctx.parent else "")
         super().format_help_text(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -112,7 +112,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            raise Told(error) from None
+            raise ClickUserError(error) from None
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             ctx.exit(130)
@@ -127,11 +127,11 @@ The command run may be left out:
   {path} save council -m gpt-4o -m qwen2:7b --arbiter gpt-4o
   {path} "Why is the sky blue?" --consortium council
 """
-UNDER_LLM = """
+LLM_PLUGIN_HELP = """
 What is saved is a model of llm's, too: llm -m council "Why is the sky blue?"
 """
 
 
-@click.command(cls=Commands, name="consortium", short_help=HELP.partition("\n")[0])
+@click.command(cls=ConsortiumGroup, name="consortium", short_help=HELP.partition("\n")[0])
 def consortium() -> None:
     """The group; `Commands.format_help_text` tells what it is for."""

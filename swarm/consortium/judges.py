@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from swarm.collab.configs import Member, read_preset
+from swarm.collab.configs import MemberSpec, read_preset
 from swarm.errors import UserError
 from swarm.models.llm import LLM
 
 
-def usual_arbiter(strategy: str, members: Sequence[Member]) -> Member | None:
+def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec | None:
     """Nobody with "vote"; else the first program's arbiter if llm can ask it, or the first member.
 
     Args:
@@ -17,10 +17,10 @@ def usual_arbiter(strategy: str, members: Sequence[Member]) -> Member | None:
     if strategy == "vote" or not members:
         return None
     usual = read_preset("classic").arbiter
-    return usual if usual and in_llm(usual.model) else Member(members[0].model)
+    return usual if usual and is_available_in_llm(usual.model) else MemberSpec(members[0].model)
 
 
-def in_llm(name: str) -> bool:
+def is_available_in_llm(name: str) -> bool:
     """Whether llm knows a model and has its key."""
     try:
         LLM(name).check()

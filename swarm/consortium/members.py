@@ -9,7 +9,7 @@ from swarm.models.providers import Providers
 from swarm.roster import Roster
 
 
-class Members(Roster):
+class MemberRegistry(Roster):
     """A roster of which every name is found as a member's; see `Roster.member`.
 
     Args:
@@ -32,9 +32,9 @@ class Members(Roster):
         """Whether a model of this machine was asked for, whose weights the first question loads."""
         return any(name.startswith("local/") for name in self._models)
 
-    def known(self, name: str) -> bool:
+    def is_known_name(self, name: str) -> bool:
         """Whether a model has just this name, so that no part of it is a count."""
-        return self._bare.known(name)
+        return self._name_resolver.is_known_name(name)
 
     def model(self, name: str) -> Model:
         """See `Roster.member`."""

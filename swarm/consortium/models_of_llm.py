@@ -13,19 +13,19 @@ from llm.parts import StreamEvent, TextPart
 from pydantic import Field
 from sqlite_utils import Database
 
-from swarm.collab import Watch
-from swarm.collab.configs import Config, build
-from swarm.collab.following import changed
-from swarm.consortium.asking import MAX_TOKENS, Question, apart, ask, followed_lines
-from swarm.consortium.members import Members
-from swarm.consortium.options import see_use
+from swarm.collab import OnEvent
+from swarm.collab.configs import ConsortiumSettings, build_consortium
+from swarm.collab.following import map_events
+from swarm.consortium.asking import MAX_TOKENS, ConsortiumQuestion, run_in_daemon_thread, answer_question, stream_progress_lines
+from swarm.consortium.members import MemberRegistry
+from swarm.consortium.options import check_unused_options
 from swarm.errors import UserError
 from swarm.models import Message
-from swarm.models.cache import WAIT, patiently
+from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 
 log = logging.getLogger(__name__)
 
-Events = Generator[StreamEvent, None, None]
+StreamEvents = Generator[StreamEvent, None, None]
 
 
 class Options(llm.Options):
@@ -48,12 +48,12 @@ class Options(llm.Options):
     similarity: float | None = Field(None, ge=0, le=1)
 
 
-OF_REQUEST = {"temperature": "temperature", "max_tokens": "max_new_tokens", "timeout": "timeout",
+REQUEST_FIELDS = {"temperature": "temperature", "max_tokens": "max_new_tokens", "timeout": "timeout",
               "seed": "seed"}  # fmt: skip
 """Options that belong to what is asked, and what a request calls them."""
 
 
-class _Saved:
+class _SavedConsortium:
     """What the two kinds of model share.
 
     Args:
@@ -61,37 +61,37 @@ class _Saved:
         config: The consortium's settings.
     """
 
-    def __init__(self, name: str, config: Config) -> None:
+    def __init__(self, name: str, config: ConsortiumSettings) -> None:
         self.model_id, self.config = name, config
 
     @cached_property
-    def _members(self) -> Members:
+    def _member_registry(self) -> MemberRegistry:
         """Kept, so that in a conversation the weights of local models are loaded once."""
-        return Members()
+        return MemberRegistry()
 
     def __str__(self) -> str:
         return f"Consortium: {self.model_id}"
 
-    def _question(self, prompt: llm.Prompt) -> Question:
+    def _build_question(self, prompt: llm.Prompt) -> ConsortiumQuestion:
         """What a prompt of llm's asks.
 
         Raises:
             UserError: Nothing is asked, an option is not allowed, or there is no such member.
         """
         given = {key: value for key, value in dict(prompt.options).items() if value is not None}
-        asked = {OF_REQUEST[key]: given[key] for key in given if key in OF_REQUEST}
+        asked = {REQUEST_FIELDS[key]: given[key] for key in given if key in REQUEST_FIELDS}
         changes = {key: given[key] for key in given if hasattr(self.config, key)}
-        turns, system = _turns(prompt)
+        turns, system = _split_prompt(prompt)
         if system := given.get("system_prompt") or system:
             changes["system"] = system
         config = replace(self.config, **changes)
-        see_use(given, config.strategy, "-o ")
-        consortium = build(config, self._members.model)
+        check_unused_options(given, config.strategy, "-o ")
+        consortium = build_consortium(config, self._member_registry.model)
         consortium.check()
         asked.setdefault("max_new_tokens", MAX_TOKENS)
-        return Question(self.model_id, config, consortium, turns, asked)
+        return ConsortiumQuestion(self.model_id, config, consortium, turns, asked)
 
-    def _events(self, prompt: llm.Prompt, stream: bool, response: Any) -> Events:
+    def _stream_events(self, prompt: llm.Prompt, stream: bool, response: Any) -> StreamEvents:
         """What goes on as reasoning, and the answer; the response gets what came of it.
 
         Warnings belong to the reasoning; where nobody sees that, they go where all others go.
@@ -101,15 +101,15 @@ class _Saved:
         """
         try:
             seen = stream and not prompt.hide_reasoning
-            lines = followed_lines(self._question(prompt), with_warnings=seen)
-            found = yield from changed(lines, lambda text: _thought(text, prompt.hide_reasoning))
+            lines = stream_progress_lines(self._build_question(prompt), with_warnings=seen)
+            found = yield from map_events(lines, lambda text: _reasoning_event(text, prompt.hide_reasoning))
         except UserError as error:
             raise llm.ModelError(str(error)) from None
-        _finish(response, found)
+        _set_response_details(response, found)
         yield StreamEvent(type="text", chunk=found["synthesis"]["synthesis"])
 
 
-class ConsortiumModel(_Saved, llm.Model):
+class ConsortiumModel(_SavedConsortium, llm.Model):
     """A saved consortium, asked and waited for."""
 
     can_stream = True
@@ -119,10 +119,10 @@ class ConsortiumModel(_Saved, llm.Model):
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
     ) -> Iterator[Any]:
         """See llm's documentation of models in plugins."""
-        yield from self._events(prompt, stream, response)
+        yield from self._stream_events(prompt, stream, response)
 
 
-class AsyncConsortiumModel(_Saved, llm.AsyncModel):
+class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
     """A saved consortium for programs that wait for other things, too."""
 
     can_stream = True
@@ -132,17 +132,17 @@ class AsyncConsortiumModel(_Saved, llm.AsyncModel):
         self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: Any
     ) -> AsyncGenerator[Any, None]:
         """See llm's documentation of models in plugins."""
-        events = self._events(prompt, stream, response)
-        while (event := await apart(next, events, None)) is not None:
+        events = self._stream_events(prompt, stream, response)
+        while (event := await run_in_daemon_thread(next, events, None)) is not None:
             yield event
 
 
-def _thought(text: str, hidden: bool) -> StreamEvent | None:
+def _reasoning_event(text: str, hidden: bool) -> StreamEvent | None:
     """What goes on as reasoning."""
     return None if hidden else StreamEvent(type="reasoning", chunk=f"{text}\n")
 
 
-def _turns(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
+def _split_prompt(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
     """The conversation with the question at its end, and what the system says.
 
     Raises:
@@ -161,7 +161,7 @@ def _turns(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
     return tuple(turns), "\n\n".join(system)
 
 
-def _finish(response: Any, found: dict[str, Any]) -> None:
+def _set_response_details(response: Any, found: dict[str, Any]) -> None:
     """Give llm what it logs beside the text."""
     meta = found["metadata"]
     details = {key: meta[key] for key in ("calls", "iteration_count", "cost")}
@@ -171,10 +171,10 @@ def _finish(response: Any, found: dict[str, Any]) -> None:
     response.response_json = found
 
 
-class _Once(llm.Model):
+class _SingleRun(llm.Model):
     """A consortium that the command `llm consortium` has made, for the one turn that is logged."""
 
-    def __init__(self, question: Question, watch: Watch) -> None:
+    def __init__(self, question: ConsortiumQuestion, watch: OnEvent) -> None:
         self.model_id = question.name or "consortium"
         self.question, self.watch = question, watch
 
@@ -182,12 +182,12 @@ class _Once(llm.Model):
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
     ) -> Iterator[str]:
         """Ask as the command was told to."""
-        found = ask(self.question, self.watch)
-        _finish(response, found)
+        found = answer_question(self.question, self.watch)
+        _set_response_details(response, found)
         yield found["synthesis"]["synthesis"]
 
 
-def logged(question: Question, watch: Watch) -> dict[str, Any]:
+def run_logged(question: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]:
     """The result of a question, which is logged as llm logs a prompt, unless its log is off.
 
     That it cannot be logged does not cost the answer.
@@ -195,16 +195,16 @@ def logged(question: Question, watch: Watch) -> dict[str, Any]:
     Raises:
         UserError: There is no answer.
     """
-    model = _Once(question, watch)
+    model = _SingleRun(question, watch)
     response = model.prompt(question.turns[-1].content, system=question.config.system)
     response.text()
     try:
         if not (llm.user_dir() / "logs-off").exists():
             turns = Database(llm.user_dir() / "logs.db")
             # Of llm's own file: several processes may write to it at the same moment.
-            turns.conn.execute(f"PRAGMA busy_timeout = {1000 * WAIT:.0f}")
-            patiently(lambda: migrate(turns))
-            patiently(lambda: response.log_to_db(turns))
+            turns.conn.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT_S:.0f}")
+            retry_while_locked(lambda: migrate(turns))
+            retry_while_locked(lambda: response.log_to_db(turns))
     except (sqlite3.Error, OSError) as error:
         log.warning("llm's log does not have it: %s", error)
     return response.response_json or {}

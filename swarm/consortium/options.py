@@ -10,28 +10,28 @@ from typing import Any, NamedTuple
 
 import click
 
-from swarm.collab.configs import Config, Member, member, read_preset, threshold
+from swarm.collab.configs import ConsortiumSettings, MemberSpec, parse_member, read_preset, normalize_threshold
 from swarm.collab.consortium import STRATEGIES
 from swarm.collab.deliberation.strategies import UNSURE
-from swarm.collab.older import STRATEGIES as OLDER
-from swarm.collab.shelf import config_of
-from swarm.consortium.judges import in_llm, usual_arbiter
-from swarm.consortium.members import Members
+from swarm.collab.older import LEGACY_STRATEGIES as OLDER
+from swarm.collab.shelf import load_config
+from swarm.consortium.judges import is_available_in_llm, default_arbiter
+from swarm.consortium.members import MemberRegistry
 from swarm.errors import UserError
 from swarm.models.providers import Providers
 
 log = logging.getLogger(__name__)
 
-Command = Callable[..., Any]
+ClickCommand = Callable[..., Any]
 
-DIRECT = (
+DIRECT_OPTIONS = (
     "confidence_threshold", "max_iterations", "min_iterations", "strategy", "quorum", "seed",
     "context", "budget", "max_cost", "eliminate", "keep", "similarity",
 )  # fmt: skip
 """Options that a configuration has under the same name."""
 
 
-class Start(NamedTuple):
+class ResolvedConfig(NamedTuple):
     """The configuration that was asked for.
 
     Attributes:
@@ -40,12 +40,12 @@ class Start(NamedTuple):
         origin: Where it comes from, in words.
     """
 
-    config: Config
+    config: ConsortiumSettings
     name: str | None
     origin: str
 
 
-class Threshold(click.ParamType):
+class ConfidenceType(click.ParamType):
     """A confidence: 0.8, 80 or 80%."""
 
     name = "confidence"
@@ -55,7 +55,7 @@ class Threshold(click.ParamType):
         text = str(value).strip()
         try:
             number = float(text.removesuffix("%"))
-            return threshold(number / 100 if text.endswith("%") else number)
+            return normalize_threshold(number / 100 if text.endswith("%") else number)
         except (ValueError, UserError):
             self.fail(f"{value!r} is no confidence from 0 to 1, or 10 to 100 as percent; write "
                       "0.8, 80 or 80%", param, ctx)  # fmt: skip
@@ -75,10 +75,10 @@ class Strategy(click.Choice):
         return super().convert(value, param, ctx)
 
 
-def options(*made: Command) -> Callable[[Command], Command]:
+def combine_options(*made: ClickCommand) -> Callable[[ClickCommand], ClickCommand]:
     """A decorator that adds them, told in this order."""
 
-    def decorate(function: Command) -> Command:
+    def decorate(function: ClickCommand) -> ClickCommand:
         for one in reversed(made):
             function = one(function)
         return function
@@ -86,53 +86,53 @@ def options(*made: Command) -> Callable[[Command], Command]:
     return decorate
 
 
-ABOVE = click.FloatRange(0, min_open=True)
-FROM_0, FROM_1, SHARE = click.IntRange(0), click.IntRange(1), click.FloatRange(0, 1)
+POSITIVE_FLOAT = click.FloatRange(0, min_open=True)
+NON_NEGATIVE_INT, POSITIVE_INT, UNIT_FLOAT = click.IntRange(0), click.IntRange(1), click.FloatRange(0, 1)
 
-who = options(
+member_options = combine_options(
     click.option("-m", "--model", "--models", "models", multiple=True, metavar="MODEL",
                  help="A member: NAME, NAME:3 for three answers, NAME,temperature=1,role=critic; "
                  "may be repeated."),
-    click.option("-n", "--count", type=FROM_1, help="Answers of each member that says no number."),
+    click.option("-n", "--count", type=POSITIVE_INT, help="Answers of each member that says no number."),
     click.option("--arbiter", "--arbiter-model", metavar="MODEL", help="Judges, and makes one "
                  "answer of theirs."),
     click.option("--fallback", metavar="MODEL", help="Arbitrates where the arbiter fails."),
 )  # fmt: skip
 
-how = options(
+strategy_options = combine_options(
     click.option("--strategy", "--judging-method", type=Strategy(),
                  help="How one answer is made of many; `strategies` tells of each."),
-    click.option("--confidence-threshold", type=Threshold(), help="Ends it when the arbiter is so "
+    click.option("--confidence-threshold", type=ConfidenceType(), help="Ends it when the arbiter is so "
                  "sure: 0.8, 80 or 80%."),
-    click.option("--max-iterations", type=FROM_1, help="The most iterations."),
-    click.option("--min-iterations", "--minimum-iterations", type=FROM_1,
+    click.option("--max-iterations", type=POSITIVE_INT, help="The most iterations."),
+    click.option("--min-iterations", "--minimum-iterations", type=POSITIVE_INT,
                  help="The fewest iterations."),
     click.option("--system", metavar="TEXT|FILE", help="What all of them are told first."),
     click.option("--role", "roles", multiple=True, metavar="ROLE", help="Of strategy roles: one "
                  "by name or in words; may be repeated."),
-    click.option("--eliminate", type=FROM_1, help="Of elimination: how many leave each time."),
-    click.option("--keep", type=FROM_1, help="Of elimination: how many stay at least."),
-    click.option("--similarity", type=SHARE, help="Of vote: how alike answers have to be, to "
+    click.option("--eliminate", type=POSITIVE_INT, help="Of elimination: how many leave each time."),
+    click.option("--keep", type=POSITIVE_INT, help="Of elimination: how many stay at least."),
+    click.option("--similarity", type=UNIT_FLOAT, help="Of vote: how alike answers have to be, to "
                  "count as the same."),
-    click.option("--quorum", type=FROM_1, help="So many members have to answer."),
-    click.option("--context", type=FROM_1, metavar="TOKENS", help="The most that is sent at once."),
-    click.option("--seed", type=FROM_0, help="Of sampling, and of the order of answers."),
-    click.option("--budget", type=FROM_1, metavar="CALLS", help="The most calls of a question."),
-    click.option("--max-cost", type=ABOVE, help="Begins no iteration when so much is spent, in "
+    click.option("--quorum", type=POSITIVE_INT, help="So many members have to answer."),
+    click.option("--context", type=POSITIVE_INT, metavar="TOKENS", help="The most that is sent at once."),
+    click.option("--seed", type=NON_NEGATIVE_INT, help="Of sampling, and of the order of answers."),
+    click.option("--budget", type=POSITIVE_INT, metavar="CALLS", help="The most calls of a question."),
+    click.option("--max-cost", type=POSITIVE_FLOAT, help="Begins no iteration when so much is spent, in "
                  "the prices' currency."),
 )  # fmt: skip
 
-asked = options(
+request_options = combine_options(
     click.option("--temperature", type=click.FloatRange(0), help="Of members that say none."),
-    click.option("--max-tokens", type=FROM_1, help="New tokens of one answer."),
-    click.option("--timeout", type=ABOVE, metavar="SECONDS", help="Of one answer."),
+    click.option("--max-tokens", type=POSITIVE_INT, help="New tokens of one answer."),
+    click.option("--timeout", type=POSITIVE_FLOAT, metavar="SECONDS", help="Of one answer."),
 )  # fmt: skip
 
-begin = click.option(
+consortium_option = click.option(
     "--consortium", metavar="NAME", help="A saved one, a preset or a yaml to begin with."
 )
 
-places = options(
+location_options = combine_options(
     click.option("--base", help="The base of local names: an option of conf/model or a folder."),
     click.option("--pool", metavar="FOLDER", help="The experts of local names."),
     click.option("--device", help="Where local models run: cpu, cuda, cuda:1."),
@@ -140,7 +140,7 @@ places = options(
 )  # fmt: skip
 
 
-def members_of(given: Mapping[str, Any]) -> Members:
+def build_registry(given: Mapping[str, Any]) -> MemberRegistry:
     """The models that names stand for.
 
     Raises:
@@ -148,12 +148,12 @@ def members_of(given: Mapping[str, Any]) -> Members:
     """
     local = {key: given[key] for key in ("base", "pool", "device") if given.get(key)}
     providers = Providers.load(given["providers"]) if given.get("providers") else None
-    return Members(providers, **local)
+    return MemberRegistry(providers, **local)
 
 
-def start(
-    given: Mapping[str, Any], members: Members, of_each: Sequence[str] = ("timeout",)
-) -> Start:
+def resolve_config(
+    given: Mapping[str, Any], members: MemberRegistry, of_each: Sequence[str] = ("timeout",)
+) -> ResolvedConfig:
     """What the options come to: a saved one or a preset, and over it what was said.
 
     Args:
@@ -164,34 +164,34 @@ def start(
     Raises:
         UserError: Something is not known, or not allowed.
     """
-    origin = _origin(given)
-    changes: dict[str, Any] = {key: given[key] for key in DIRECT if given.get(key) is not None}
+    origin = _starting_config(given)
+    changes: dict[str, Any] = {key: given[key] for key in DIRECT_OPTIONS if given.get(key) is not None}
     if given.get("models"):
         count = given.get("count") or 1
-        changes["members"] = tuple(member(m, members.known, count) for m in given["models"])
+        changes["members"] = tuple(parse_member(m, members.is_known_name, count) for m in given["models"])
     elif given.get("count"):
         raise UserError("--count has no effect without -m; name the members", 2)
     for key in ("arbiter", "fallback"):
         if given.get(key):
-            changes[key] = one_of(key, given[key], members)
+            changes[key] = parse_single_member(key, given[key], members)
     if given.get("roles"):
         changes["roles"] = tuple(given["roles"])
         changes.setdefault("strategy", "roles")
     if given.get("system") is not None:
-        changes["system"] = text_of(given["system"])
+        changes["system"] = read_text_or_file(given["system"])
     if origin is None:
         if "arbiter" not in changes:
             strategy = changes.get("strategy", "default")
-            changes["arbiter"] = usual_arbiter(strategy, changes["members"])
-        made = Start(Config(**changes), None, "as the options say")
+            changes["arbiter"] = default_arbiter(strategy, changes["members"])
+        made = ResolvedConfig(ConsortiumSettings(**changes), None, "as the options say")
     else:
         made = origin._replace(config=replace(origin.config, **changes))
-    see_use(given, made.config.strategy)
+    check_unused_options(given, made.config.strategy)
     each = {key: given[key] for key in of_each if given.get(key) is not None}
-    return made._replace(config=_each(made.config, each))
+    return made._replace(config=_apply_to_each(made.config, each))
 
 
-def see_use(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
+def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
     """See that no option is without effect; of a threshold that is, a warning is logged.
 
     Args:
@@ -212,53 +212,53 @@ def see_use(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
                     "is", flag, key, strategy)  # fmt: skip
 
 
-def _origin(given: Mapping[str, Any]) -> Start | None:
+def _starting_config(given: Mapping[str, Any]) -> ResolvedConfig | None:
     """Where the options begin; `None` where they say it all."""
     if name := given.get("consortium"):
-        return Start(config_of(name), name, f"consortium {name}")
+        return ResolvedConfig(load_config(name), name, f"consortium {name}")
     if given.get("models"):
         return None
     classic = read_preset("classic")
-    there = all(in_llm(one.model) for one in (*classic.members, *_some(classic.arbiter)))
+    there = all(is_available_in_llm(one.model) for one in (*classic.members, *_as_list(classic.arbiter)))
     name, why = ("classic", "has") if there else ("local", "has not")
-    return Start(read_preset(name), name, f"preset {name}, as llm {why} classic's models and keys")
+    return ResolvedConfig(read_preset(name), name, f"preset {name}, as llm {why} classic's models and keys")
 
 
-def one_of(option: str, spec: str, members: Members) -> Member:
+def parse_single_member(option: str, spec: str, members: MemberRegistry) -> MemberSpec:
     """A single model that an option names.
 
     Raises:
         UserError: It is several.
     """
-    found = member(spec, members.known)
+    found = parse_member(spec, members.is_known_name)
     if found.count > 1:
         raise UserError(f"--{option} {spec}: it is asked once; leave the number out", 2)
     return found
 
 
-def _each(config: Config, each: Mapping[str, Any]) -> Config:
+def _apply_to_each(config: ConsortiumSettings, each: Mapping[str, Any]) -> ConsortiumSettings:
     """With what the options say of every model that says nothing of its own."""
     if not each:
         return config
 
-    def said(one: Member | None) -> Member | None:
+    def with_defaults(one: MemberSpec | None) -> MemberSpec | None:
         new = {key: value for key, value in each.items() if one and getattr(one, key) is None}
         return replace(one, **new) if one else None
 
-    members = tuple(one for one in map(said, config.members) if one)
-    return replace(config, members=members, arbiter=said(config.arbiter),
-                   fallback=said(config.fallback))  # fmt: skip
+    members = tuple(one for one in map(with_defaults, config.members) if one)
+    return replace(config, members=members, arbiter=with_defaults(config.arbiter),
+                   fallback=with_defaults(config.fallback))  # fmt: skip
 
 
-def _some(one: Member | None) -> list[Member]:
+def _as_list(one: MemberSpec | None) -> list[MemberSpec]:
     return [one] if one else []
 
 
-PATH = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
+FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
 """What nobody says to a model, but writes to name a file."""
 
 
-def text_of(given: str) -> str | None:
+def read_text_or_file(given: str) -> str | None:
     """A text, or what the file of this name holds; blanks are none.
 
     Raises:
@@ -267,7 +267,7 @@ def text_of(given: str) -> str | None:
     try:
         is_file = "\n" not in given and len(given) < 1024 and os.path.isfile(given)
         text = Path(given).read_text(encoding="utf-8") if is_file else given
-        if not is_file and PATH.fullmatch(given):
+        if not is_file and FILE_NAME_PATTERN.fullmatch(given):
             raise UserError(f"--system {given}: there is no such file; a text has several words")
     except (OSError, ValueError) as error:
         raise UserError(f"--system {given}: the file cannot be read: {error}") from None

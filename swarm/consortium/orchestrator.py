@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from swarm.collab import Watch
-from swarm.collab.configs import Config, build, member
+from swarm.collab import OnEvent
+from swarm.collab.configs import ConsortiumSettings, build_consortium, parse_member
 from swarm.collab.deliberation.strategies import UNSURE
-from swarm.collab.following import Left
-from swarm.collab.members import member_of
-from swarm.collab.older import modern
-from swarm.consortium.asking import MAX_TOKENS, Question, apart, ask
-from swarm.consortium.judges import usual_arbiter
-from swarm.consortium.members import Members
+from swarm.collab.following import Cancelled
+from swarm.collab.members import member_from_config
+from swarm.collab.older import convert_settings
+from swarm.consortium.asking import MAX_TOKENS, ConsortiumQuestion, run_in_daemon_thread, answer_question
+from swarm.consortium.judges import default_arbiter
+from swarm.consortium.members import MemberRegistry
 from swarm.errors import UserError
 from swarm.models import Message
 
 logger = logging.getLogger(__name__)
 
-OLDER = {"minimum_iterations": "min_iterations", "judging_method": "strategy"}
+LEGACY_ARGUMENTS = {"minimum_iterations": "min_iterations", "judging_method": "strategy"}
 """What arguments were called by older programs."""
 
 
@@ -37,7 +37,7 @@ def create_consortium(
     log: bool = False,
     temperature: float | None = None,
     max_tokens: int = MAX_TOKENS,
-    members: Members | None = None,
+    members: MemberRegistry | None = None,
     **settings: Any,
 ) -> "Orchestrator":
     """A consortium that answers prompts, with the argument names of llm-consortium.
@@ -65,26 +65,26 @@ def create_consortium(
     """
     given = {"confidence_threshold": confidence_threshold, "max_iterations": max_iterations,
              "min_iterations": min_iterations, "strategy": strategy}  # fmt: skip
-    for old, new in OLDER.items():
+    for old, new in LEGACY_ARGUMENTS.items():
         if old in settings:
             given[new] = settings.pop(old)
     if isinstance(models, (str, Mapping)) or not models:
         raise UserError(f"models={models!r}: must be a list of names, one at least")
-    found = members or Members()
-    who = [member(one, found.known, default_count) for one in models]
+    found = members or MemberRegistry()
+    who = [parse_member(one, found.is_known_name, default_count) for one in models]
     if arbiter is None:
-        judge = usual_arbiter(str(given["strategy"]), who)
+        judge = default_arbiter(str(given["strategy"]), who)
     else:
-        judge = member(arbiter, found.known)
-    config = Config.from_dict(
+        judge = parse_member(arbiter, found.is_known_name)
+    config = ConsortiumSettings.from_dict(
         {"system": system_prompt, **given, **settings, "members": who, "arbiter": judge}
     )
-    if confidence_threshold != Config.confidence_threshold and config.strategy in UNSURE:
+    if confidence_threshold != ConsortiumSettings.confidence_threshold and config.strategy in UNSURE:
         logger.warning("confidence_threshold has no effect with strategy %s", config.strategy)
     return Orchestrator(config, found, raw, log, temperature, max_tokens)
 
 
-class ConsortiumConfig(Config):
+class ConsortiumConfig(ConsortiumSettings):
     """A `Config` that is made with the argument names of llm-consortium.
 
     Args:
@@ -114,14 +114,14 @@ class ConsortiumConfig(Config):
         older = {"models": models, "system_prompt": system_prompt,
                  "minimum_iterations": minimum_iterations, "arbiter": arbiter}  # fmt: skip
         given |= {key: value for key, value in older.items() if value is not None}
-        found, remarks = modern(given)
+        found, remarks = convert_settings(given)
         for words in remarks:
             logger.warning("%s", words)
         if found.get("arbiter") is None and isinstance(found.get("members"), (list, tuple)):
-            names = [member_of("members", one) for one in found["members"]]
-            found["arbiter"] = usual_arbiter(str(found["strategy"]), names)
-        made = Config.from_dict(found)
-        super().__init__(**{field.name: getattr(made, field.name) for field in fields(Config)})
+            names = [member_from_config("members", one) for one in found["members"]]
+            found["arbiter"] = default_arbiter(str(found["strategy"]), names)
+        made = ConsortiumSettings.from_dict(found)
+        super().__init__(**{field.name: getattr(made, field.name) for field in fields(ConsortiumSettings)})
 
 
 class Orchestrator:
@@ -141,8 +141,8 @@ class Orchestrator:
 
     def __init__(
         self,
-        config: Config,
-        members: Members | None = None,
+        config: ConsortiumSettings,
+        members: MemberRegistry | None = None,
         raw: bool = False,
         log: bool = False,
         temperature: float | None = None,
@@ -150,11 +150,11 @@ class Orchestrator:
     ) -> None:
         self.config, self.raw, self.log = config, raw, log
         self.asked = {"temperature": temperature, "max_new_tokens": max_tokens}
-        self.consortium = build(config, (members or Members()).model)
+        self.consortium = build_consortium(config, (members or MemberRegistry()).model)
         self.consortium.check()
 
     def orchestrate(
-        self, prompt: str | Sequence[Message], watch: Watch | None = None
+        self, prompt: str | Sequence[Message], watch: OnEvent | None = None
     ) -> dict[str, Any]:
         """What the consortium came to; see `swarm.collab.outcome.result`.
 
@@ -171,8 +171,8 @@ class Orchestrator:
         if not turns or not turns[-1].content.strip():
             raise UserError("the prompt is empty; give a question, or a conversation that ends "
                             "with it")  # fmt: skip
-        question = Question(None, self.config, self.consortium, turns, self.asked, self.log)
-        found = ask(question, watch)
+        question = ConsortiumQuestion(None, self.config, self.consortium, turns, self.asked, self.log)
+        found = answer_question(question, watch)
         if not self.raw:
             for verdict in (found["synthesis"], *(one["synthesis"] for one in found["iterations"])):
                 verdict.pop("raw_arbiter_response", None)
@@ -182,12 +182,12 @@ class Orchestrator:
         """As `orchestrate`, while the event loop goes on; cancelled, it begins no further call."""
         left = threading.Event()
 
-        def watch(number: int, event: Any) -> None:
+        def raise_if_cancelled(number: int, event: Any) -> None:
             if left.is_set():
-                raise Left
+                raise Cancelled
 
         try:
-            return await apart(self.orchestrate, prompt, watch)
+            return await run_in_daemon_thread(self.orchestrate, prompt, raise_if_cancelled)
         finally:
             left.set()
 

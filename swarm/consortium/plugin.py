@@ -30,35 +30,35 @@ def register_models(register: Callable[..., None], model_aliases: Iterable[Any])
     Whatever is wrong with them is no more than a warning: an error would end every llm command.
     """
     try:
-        from swarm.collab.shelf import Shelf
+        from swarm.collab.shelf import ConsortiumStore
 
-        shelf = Shelf()
-        if not (names := shelf.names()):
+        shelf = ConsortiumStore()
+        if not (names := shelf.list_names()):
             return
         from swarm.consortium.models_of_llm import AsyncConsortiumModel, ConsortiumModel
     except Exception as error:
-        return _warn(f"the saved consortia cannot be used: {error}")
+        return _warn_once(f"the saved consortia cannot be used: {error}")
     taken = {one.model.model_id for one in model_aliases if one.model}
     taken |= {alias for one in model_aliases for alias in one.aliases}
     for name in names:
         if name in taken:
-            _warn(f"the consortium {name} is no model here, as another model has its name")
+            _warn_once(f"the consortium {name} is no model here, as another model has its name")
             continue
         try:
             config = shelf.get(name)
             register(ConsortiumModel(name, config), AsyncConsortiumModel(name, config))
         except Exception as error:
-            _warn(f"the consortium {name} cannot be used: {error}")
+            _warn_once(f"the consortium {name} cannot be used: {error}")
 
 
-warned: set[str] = set()
+warned_messages: set[str] = set()
 """What was told: llm asks for its models several times in one command."""
 
 
-def _warn(words: str) -> None:
+def _warn_once(words: str) -> None:
     """Tell a person; the answers' stream stays clean."""
-    from swarm.printing import harmless
+    from swarm.printing import escape_control_chars
 
-    if words not in warned:
-        warned.add(words)
-        print(f"warning: model-swarms: {harmless(' '.join(words.split()))}", file=sys.stderr)
+    if words not in warned_messages:
+        warned_messages.add(words)
+        print(f"warning: model-swarms: {escape_control_chars(' '.join(words.split()))}", file=sys.stderr)

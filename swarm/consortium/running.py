@@ -12,24 +12,24 @@ from typing import Any
 
 import click
 
-from swarm.collab import Answer, Asked, Watch
-from swarm.collab.configs import build
-from swarm.collab.deliberation.progress import line
+from swarm.collab import AgentAnswer, CallStarted, OnEvent
+from swarm.collab.configs import build_consortium
+from swarm.collab.deliberation.progress import format_event
 from swarm.consortium import telling
-from swarm.consortium.asking import MAX_TOKENS, Interrupted, Question, ask
-from swarm.consortium.options import asked, begin, how, members_of, options, places, start, who
+from swarm.consortium.asking import MAX_TOKENS, QuestionInterrupted, ConsortiumQuestion, answer_question
+from swarm.consortium.options import request_options, consortium_option, strategy_options, build_registry, combine_options, location_options, resolve_config, member_options
 from swarm.errors import UserError
 from swarm.files import write_json
 from swarm.models import Message
 from swarm.models.trace import Trace
-from swarm.printing import Remarks, harmless, on_terminal, standard
-from swarm.track import NAMES, Shown, named
-from swarm.track.during import during
-from swarm.track.talks import deliberation, folder
+from swarm.printing import WarningCollector, escape_control_chars, is_tty, std_streams
+from swarm.track import TRACKER_NAMES, TrackedRun, tracker_by_name
+from swarm.track.during import track_run
+from swarm.track.talks import log_deliberation, new_tracking_folder
 
-Answering = Callable[[Question, Watch], dict[str, Any]]
+AnswerFn = Callable[[ConsortiumQuestion, OnEvent], dict[str, Any]]
 
-shown = options(
+output_options = combine_options(
     click.option("--output", type=click.Path(path_type=Path), help="Write the result there, as "
                  "JSON."),
     click.option("--raw", is_flag=True, help="Show what every member and the arbiter said, too."),
@@ -39,41 +39,41 @@ shown = options(
     click.option("--trace", type=click.Path(path_type=Path), help="Write every call there, as JSON "
                  "lines."),
     click.option("--no-log", is_flag=True, help="Keep no record of it."),
-    click.option("--tracker", type=click.Choice(NAMES), default="none", help="Show it there, too "
+    click.option("--tracker", type=click.Choice(TRACKER_NAMES), default="none", help="Show it there, too "
                  "(docs/wandb.md); default none."),
 )  # fmt: skip
 
 
 @click.command()
 @click.argument("prompt", required=False)
-@who
-@how
-@asked
-@begin
+@member_options
+@strategy_options
+@request_options
+@consortium_option
 @click.option("--stdin/--no-stdin", default=True, help="Whether standard input belongs to the "
               "prompt; default yes.")  # fmt: skip
-@shown
-@places
+@output_options
+@location_options
 @click.pass_context
 def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
     """Ask a consortium, and show its answer."""
-    standard()
-    notes = Notes(given["quiet"])
-    _of_use(given)
-    text = None if given["dry_run"] and not prompt else question(prompt, given["stdin"])
-    _writable(given["output"])
-    members = members_of(given)
-    begun = start(given, members)
-    consortium = build(begun.config, members.model)
-    notes(f"{begun.origin}: {telling.summary(begun.config)}")
-    notes.remark()
-    for warning in telling.doubts(begun.config):
-        notes.warn(warning)
+    std_streams()
+    notes = StderrReporter(given["quiet"])
+    _check_unused_options(given)
+    text = None if given["dry_run"] and not prompt else read_question(prompt, given["stdin"])
+    _check_writable(given["output"])
+    members = build_registry(given)
+    begun = resolve_config(given, members)
+    consortium = build_consortium(begun.config, members.model)
+    notes(f"{begun.origin}: {telling.summarize_config(begun.config)}")
+    notes.print_log_warnings()
+    for warning in telling.list_config_warnings(begun.config):
+        notes.print_warning(warning)
     if text is None or given["dry_run"]:
-        click.echo(harmless(consortium.plan().words))
+        click.echo(escape_control_chars(consortium.plan_calls().words))
         return
     consortium.check()
-    tracker, config = named(given["tracker"]), begun.config.to_dict()
+    tracker, config = tracker_by_name(given["tracker"]), begun.config.to_dict()
     tracker.check()
     if members.uses_local:
         notes("the models of this machine are loaded when they are first asked")
@@ -81,21 +81,21 @@ def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
         consortium.trace = Trace(given["trace"], {"consortium": config})
     turns = (Message("user", text),)
     most = LOCAL_TOKENS if begun.name == LOCAL else MAX_TOKENS
-    put = Question(
-        begun.name, begun.config, consortium, turns, of_request(given, most), not given["no_log"]
+    put = ConsortiumQuestion(
+        begun.name, begun.config, consortium, turns, request_settings(given, most), not given["no_log"]
     )
-    with during(tracker, Shown("consortium", folder("consortium"), config)) as summary:
+    with track_run(tracker, TrackedRun("consortium", new_tracking_folder("consortium"), config)) as summary:
         try:
-            result = answered(put, notes, _answering(ctx, put.recorded))
-        except Interrupted as stopped:
+            result = answer_with_progress(put, notes, _choose_answer_fn(ctx, put.recorded))
+        except QuestionInterrupted as stopped:
             if given["output"]:
                 write_json(given["output"].expanduser(), stopped.found)
             raise
-        summary |= deliberation(tracker, result)
-    _show(result, given, notes)
+        summary |= log_deliberation(tracker, result)
+    _print_result(result, given, notes)
 
 
-class Notes:
+class StderrReporter:
     """Tells what is not the answer: progress and warnings, to standard error.
 
     It takes what is logged as a warning until the command is over.
@@ -106,37 +106,37 @@ class Notes:
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
-        self._remarks = click.get_current_context().with_resource(Remarks())
+        self._remarks = click.get_current_context().with_resource(WarningCollector())
 
     def __call__(self, words: str) -> None:
         """Tell it."""
         if not self.quiet:
-            click.echo(harmless(words), err=True)
+            click.echo(escape_control_chars(words), err=True)
 
-    def warn(self, words: str) -> None:
+    def print_warning(self, words: str) -> None:
         """Tell it, whatever was said of being quiet."""
-        click.echo(f"warning: {harmless(words)}", err=True)
+        click.echo(f"warning: {escape_control_chars(words)}", err=True)
 
-    def remark(self) -> None:
+    def print_log_warnings(self) -> None:
         """Tell what was logged as a warning since the last time."""
-        for words in dict.fromkeys(self._remarks.take()):
-            self.warn(words)
+        for words in dict.fromkeys(self._remarks.pop_messages()):
+            self.print_warning(words)
 
 
-def question(prompt: str | None, stdin: bool) -> str:
+def read_question(prompt: str | None, stdin: bool) -> str:
     """The prompt, and below it what stands in standard input.
 
     Raises:
         UserError: There is neither.
     """
-    piped = "" if not stdin or sys.stdin is None or on_terminal(sys.stdin) else sys.stdin.read()
+    piped = "" if not stdin or sys.stdin is None or is_tty(sys.stdin) else sys.stdin.read()
     text = "\n\n".join(part.strip() for part in (prompt, piped) if part and part.strip())
     if not text:
         raise UserError('the prompt is empty; give one, as in llm consortium "Why?"', 2)
     return text
 
 
-def _of_use(given: Mapping[str, Any]) -> None:
+def _check_unused_options(given: Mapping[str, Any]) -> None:
     """See that nothing is asked to be shown or kept that there will not be.
 
     Raises:
@@ -149,7 +149,7 @@ def _of_use(given: Mapping[str, Any]) -> None:
         raise UserError("--raw has no effect with --json, which has it all; leave it out", 2)
 
 
-def _writable(file: Path | None) -> None:
+def _check_writable(file: Path | None) -> None:
     """See that the result can be written, before anybody is asked.
 
     Raises:
@@ -162,7 +162,7 @@ def _writable(file: Path | None) -> None:
         raise UserError(f"--output {file}: no file can be written there; choose another place")
 
 
-def of_request(given: Mapping[str, Any], most: int = MAX_TOKENS) -> dict[str, Any]:
+def request_settings(given: Mapping[str, Any], most: int = MAX_TOKENS) -> dict[str, Any]:
     """What a request says beside its prompt; `most` new tokens where nothing is said."""
     found = {key: given[key] for key in ("temperature", "seed") if given.get(key) is not None}
     return {**found, "max_new_tokens": given.get("max_tokens") or most}
@@ -201,8 +201,8 @@ class Waiting:
         """Take notice of an event."""
         with self._lock:
             self.news, self._patience = time.monotonic(), EVERY
-            if isinstance(event, Asked | Answer):
-                self._asked[f"{event.role} {event.name}"] += 1 if isinstance(event, Asked) else -1
+            if isinstance(event, CallStarted | AgentAnswer):
+                self._asked[f"{event.role} {event.name}"] += 1 if isinstance(event, CallStarted) else -1
 
     def _run(self) -> None:
         while not self._over.wait(EVERY / 4):
@@ -215,7 +215,7 @@ class Waiting:
             self.tell(f"{now - self.began:.0f} s: waiting for {', '.join(missing)}")
 
 
-def answered(put: Question, notes: Notes, logged: Answering = ask) -> dict[str, Any]:
+def answer_with_progress(put: ConsortiumQuestion, notes: StderrReporter, logged: AnswerFn = answer_question) -> dict[str, Any]:
     """The result; what goes on is told meanwhile, and what should be known at the end.
 
     Args:
@@ -229,37 +229,37 @@ def answered(put: Question, notes: Notes, logged: Answering = ask) -> dict[str, 
 
     waiting = Waiting(notes)
 
-    def watch(number: int, event: Any) -> None:
+    def print_event(number: int, event: Any) -> None:
         waiting.note(event)
-        if words := line(put.consortium, event):
+        if words := format_event(put.consortium, event):
             notes(words)
 
     try:
         with waiting:
-            return logged(put, watch)
+            return logged(put, print_event)
     finally:
-        notes.remark()
+        notes.print_log_warnings()
 
 
-def _answering(ctx: click.Context, recorded: bool) -> Answering:
+def _choose_answer_fn(ctx: click.Context, recorded: bool) -> AnswerFn:
     """How it is asked: under llm so that it stands in its log, too."""
     if not (ctx.parent and ctx.parent.parent and recorded):
-        return ask
-    from swarm.consortium.models_of_llm import logged
+        return answer_question
+    from swarm.consortium.models_of_llm import run_logged
 
-    return logged
+    return run_logged
 
 
-def _show(result: dict[str, Any], given: Mapping[str, Any], notes: Notes) -> None:
+def _print_result(result: dict[str, Any], given: Mapping[str, Any], notes: StderrReporter) -> None:
     """The answer to standard output, and beside it what was asked for."""
     if given["as_json"]:
         click.echo(json.dumps(result, indent=1))
     else:
-        click.echo(harmless(result["synthesis"]["synthesis"]))
-    lines = telling.about(result)
+        click.echo(escape_control_chars(result["synthesis"]["synthesis"]))
+    lines = telling.summarize_result(result)
     if given["raw"] and not given["as_json"]:
-        for words in (*lines, *telling.everything(result)):
-            click.echo(harmless(words))
+        for words in (*lines, *telling.format_transcript(result)):
+            click.echo(escape_control_chars(words))
     else:
         for words in lines:
             notes(words)

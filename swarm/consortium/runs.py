@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from swarm.collab.configs import Config
-from swarm.collab.database import Database
+from swarm.collab.configs import ConsortiumSettings
+from swarm.collab.database import SQLiteDatabase
 from swarm.errors import UserError
 
 Row = dict[str, Any]
 Rows = list[Row]
 
-BOARD = """
+LEADERBOARD_QUERY = """
 WITH judged AS (
     SELECT DISTINCT run FROM answers JOIN runs ON runs.id = run
     WHERE chosen IS NOT NULL AND iteration = best
@@ -34,7 +34,7 @@ LIMIT :limit
 """
 
 
-class Runs:
+class RunLog:
     """The runs that were recorded; several threads and processes may add at once.
 
     Args:
@@ -42,10 +42,10 @@ class Runs:
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.database = Database(path)
+        self.database = SQLiteDatabase(path)
 
     def add(
-        self, name: str | None, config: Config, result: Mapping[str, Any], error: str = ""
+        self, name: str | None, config: ConsortiumSettings, result: Mapping[str, Any], error: str = ""
     ) -> str:
         """Record a run that is over, all of it or nothing.
 
@@ -62,14 +62,14 @@ class Runs:
             UserError: The file cannot be written.
         """
         number = uuid.uuid4().hex
-        run = {"id": number, "time": _as_text(datetime.now(UTC)), "name": name,
+        run = {"id": number, "time": _format_time(datetime.now(UTC)), "name": name,
                "strategy": config.strategy, "status": "failed" if error else "done",
                "error": error or None, "config": json.dumps(config.to_dict()),
-               "result": json.dumps(result), **_of_run(result)}  # fmt: skip
-        with self.database.writing() as rows:
-            _insert(rows, "runs", run)
-            for place, answer in enumerate(_answers(result)):
-                _insert(rows, "answers", {"run": number, "number": place, **answer})
+               "result": json.dumps(result), **_run_columns(result)}  # fmt: skip
+        with self.database.open_transaction() as rows:
+            _insert_row(rows, "runs", run)
+            for place, answer in enumerate(_answer_rows(result)):
+                _insert_row(rows, "answers", {"run": number, "number": place, **answer})
         return number
 
     def get(self, number: str) -> Row:
@@ -81,18 +81,18 @@ class Runs:
         Raises:
             UserError: None has it, or several.
         """
-        with self.database.reading() as rows:
+        with self.database.open_for_reading() as rows:
             found = rows.execute(
                 "SELECT * FROM runs WHERE substr(id, 1, length(:id)) = :id", {"id": number}
             ).fetchall()
             if len(found) != 1 or not number:
-                raise UserError(_which(number, [row["id"] for row in found]))
+                raise UserError(_lookup_error(number, [row["id"] for row in found]))
             run = dict(found[0])
             answers = rows.execute(
                 "SELECT * FROM answers WHERE run = ? ORDER BY number", [run["id"]]
             ).fetchall()
         return {**run, "config": json.loads(run["config"]), "result": json.loads(run["result"]),
-                "answers": [_without(dict(row), "run", "number") for row in answers]}  # fmt: skip
+                "answers": [_drop_columns(dict(row), "run", "number") for row in answers]}  # fmt: skip
 
     def leaderboard(
         self, limit: int = 10, since: str | None = None, model: str | None = None
@@ -112,10 +112,10 @@ class Runs:
         Raises:
             UserError: The date is none, or the file cannot be read.
         """
-        given = {"limit": limit, "since": _since(since), "model": model}
-        with self.database.reading() as rows:
-            found = [dict(row) for row in rows.execute(BOARD, given)]
-        return [{**row, **_share(row["wins"], row["judged"])} for row in found]
+        given = {"limit": limit, "since": _parse_since(since), "model": model}
+        with self.database.open_for_reading() as rows:
+            found = [dict(row) for row in rows.execute(LEADERBOARD_QUERY, given)]
+        return [{**row, **_win_rate(row["wins"], row["judged"])} for row in found]
 
     def list(self, limit: int = 10, since: str | None = None, name: str | None = None) -> Rows:
         """The last runs, the newest first, without their answers.
@@ -128,16 +128,16 @@ class Runs:
         Raises:
             UserError: The date is none, or the file cannot be read.
         """
-        given = {"limit": limit, "since": _since(since), "name": name}
-        with self.database.reading() as rows:
+        given = {"limit": limit, "since": _parse_since(since), "name": name}
+        with self.database.open_for_reading() as rows:
             found = rows.execute(
                 "SELECT * FROM runs WHERE time >= :since AND (:name IS NULL OR name = :name) "
                 "ORDER BY time DESC, rowid DESC LIMIT :limit", given
             ).fetchall()  # fmt: skip
-        return [_without(dict(row), "config", "result", "best") for row in found]
+        return [_drop_columns(dict(row), "config", "result", "best") for row in found]
 
 
-def _of_run(result: Mapping[str, Any]) -> Row:
+def _run_columns(result: Mapping[str, Any]) -> Row:
     """What of a result is a column of its run."""
     about, verdict = result.get("metadata", {}), result.get("synthesis") or {}
     return {
@@ -154,7 +154,7 @@ def _of_run(result: Mapping[str, Any]) -> Row:
     }
 
 
-def _answers(result: Mapping[str, Any]) -> Iterator[Row]:
+def _answer_rows(result: Mapping[str, Any]) -> Iterator[Row]:
     """Every member's answer of every iteration, and after them what the arbiter made of them."""
     for iteration in result.get("iterations", []):
         number, verdict = iteration["iteration"], iteration["synthesis"]
@@ -182,7 +182,7 @@ def _answers(result: Mapping[str, Any]) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def _insert(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
+def _insert_row(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
     names, places = ", ".join(row), ", ".join(f":{key}" for key in row)
     # Half a character, which a model may write, is nothing that SQLite takes.
     fine = {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
@@ -190,7 +190,7 @@ def _insert(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> Non
     rows.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", fine)
 
 
-def _share(wins: int, judged: int) -> Row:
+def _win_rate(wins: int, judged: int) -> Row:
     """Wins of the runs in which somebody was chosen."""
     if not judged:
         return {"win_rate": None, "low": None, "high": None}
@@ -200,7 +200,7 @@ def _share(wins: int, judged: int) -> Row:
     return {"win_rate": found.mean, "low": found.low, "high": found.high}
 
 
-def _which(number: str, found: "list[str]") -> str:
+def _lookup_error(number: str, found: "list[str]") -> str:
     if not found:
         return f"{number}: there is no run of this id; `runs` lists them"
     return (
@@ -208,18 +208,18 @@ def _which(number: str, found: "list[str]") -> str:
     )
 
 
-def _without(row: Row, *names: str) -> Row:
+def _drop_columns(row: Row, *names: str) -> Row:
     return {key: value for key, value in row.items() if key not in names}
 
 
-def _since(given: str | None) -> str:
+def _parse_since(given: str | None) -> str:
     if given is None:
         return ""
     try:
-        return _as_text(datetime.fromisoformat(given).astimezone(UTC))
+        return _format_time(datetime.fromisoformat(given).astimezone(UTC))
     except (ValueError, TypeError):
         raise UserError(f"since: {given!r} is no date; write it as in 2026-01-31") from None
 
 
-def _as_text(time: datetime) -> str:
+def _format_time(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="milliseconds")

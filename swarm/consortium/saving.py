@@ -8,18 +8,18 @@ from typing import Any
 
 import click
 
-from swarm.collab.configs import Config, build, preset_names, read_preset
+from swarm.collab.configs import ConsortiumSettings, build_consortium, preset_names, read_preset
 from swarm.collab.deliberation.roles import ROLES
-from swarm.collab.shelf import Shelf, config_of
+from swarm.collab.shelf import ConsortiumStore, load_config
 from swarm.consortium import telling
-from swarm.consortium.options import asked, begin, how, members_of, places, start, who
+from swarm.consortium.options import request_options, consortium_option, strategy_options, build_registry, location_options, resolve_config, member_options
 from swarm.errors import UserError
-from swarm.files import write_whole
-from swarm.printing import harmless
+from swarm.files import write_atomic
+from swarm.printing import escape_control_chars
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Show JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Show JSON.")
 
-STRATEGIES = {
+STRATEGY_DESCRIPTIONS = {
     "default": "the arbiter writes one answer of all, and says how sure it is",
     "pick-one": "the arbiter chooses one answer, which is given as it is",
     "rank": "the arbiter puts the answers in order; the first is given as it is",
@@ -33,12 +33,12 @@ STRATEGIES = {
 
 @click.command()
 @click.argument("name")
-@who
-@how
-@asked
-@begin
+@member_options
+@strategy_options
+@request_options
+@consortium_option
 @click.option("--replace", "over", is_flag=True, help="Replace a consortium of this name.")
-@places
+@location_options
 def save(name: str, over: bool, **given: Any) -> None:
     """Save a consortium as a model: llm -m NAME."""
     vote = given["strategy"] == "vote"
@@ -50,21 +50,21 @@ def save(name: str, over: bool, **given: Any) -> None:
         if given[key]:
             raise UserError(f"--{key} has no effect: it is not saved; local models are looked for "
                             "where the question is asked", 2)  # fmt: skip
-    _free(name)
-    shelf = Shelf()
-    if name in shelf.names() and not over:
+    _check_name_free(name)
+    shelf = ConsortiumStore()
+    if name in shelf.list_names() and not over:
         raise UserError(f"{name}: a consortium of this name is saved; --replace replaces it")
-    members = members_of(given)
-    config = start(given, members, ("temperature", "max_tokens", "timeout")).config
-    _see_no_circle(name, config, shelf)
-    build(config, members.model)
-    shelf.put(name, config, replace=over)
-    for warning in telling.doubts(config):
-        click.echo(f"warning: {harmless(warning)}", err=True)
+    members = build_registry(given)
+    config = resolve_config(given, members, ("temperature", "max_tokens", "timeout")).config
+    _check_no_cycle(name, config, shelf)
+    build_consortium(config, members.model)
+    shelf.save(name, config, replace=over)
+    for warning in telling.list_config_warnings(config):
+        click.echo(f"warning: {escape_control_chars(warning)}", err=True)
     click.echo(f"saved {name}: llm -m {name} asks it; so does consortium/{name} everywhere here")
 
 
-def _free(name: str) -> None:
+def _check_name_free(name: str) -> None:
     """See that no other model has this name, by which llm would ask that one.
 
     Raises:
@@ -79,7 +79,7 @@ def _free(name: str) -> None:
         raise UserError(f"{name}: llm has a model of this name already; choose another one")
 
 
-def _see_no_circle(name: str, config: Config, shelf: Shelf) -> None:
+def _check_no_cycle(name: str, config: ConsortiumSettings, shelf: ConsortiumStore) -> None:
     """See that a consortium is in none of those that it is made of.
 
     Raises:
@@ -93,59 +93,59 @@ def _see_no_circle(name: str, config: Config, shelf: Shelf) -> None:
             if saved == name:
                 by = "" if inside == name else f", by {inside}"
                 raise UserError(f"{name} would contain itself{by}; choose another name")
-            if saved in shelf.names() and saved not in met:
+            if saved in shelf.list_names() and saved not in met:
                 met.add(saved)
                 way.append((saved, shelf.get(saved)))
 
 
 @click.command("list")
-@as_json
-def listed(as_json: bool) -> None:
+@json_option
+def list_saved(as_json: bool) -> None:
     """Name the saved consortia and the presets."""
-    shelf = Shelf()
-    configs = dict(_readable(shelf))
+    shelf = ConsortiumStore()
+    configs = dict(_readable_configs(shelf))
     if as_json:
         saved = [{"name": name, **config.to_dict()} for name, config in configs.items()]
         click.echo(json.dumps(saved, indent=1))
         return
     for name, config in configs.items():
-        click.echo(harmless(f"{name}: {telling.summary(config)}"))
+        click.echo(escape_control_chars(f"{name}: {telling.summarize_config(config)}"))
     if not configs:
         click.echo("none is saved; save one: llm consortium save NAME -m MODEL ... --arbiter MODEL")
     for name in preset_names():
-        click.echo(f"preset {name}: {telling.summary(read_preset(name))}")
-    for file, names in shelf.foreign().items():
+        click.echo(f"preset {name}: {telling.summarize_config(read_preset(name))}")
+    for file, names in shelf.find_importable().items():
         click.echo(f"{', '.join(names)}: of an older program; llm consortium import {file} "
                    "takes them over", err=True)  # fmt: skip
 
 
-def _readable(shelf: Shelf) -> Iterator[tuple[str, Config]]:
+def _readable_configs(shelf: ConsortiumStore) -> Iterator[tuple[str, ConsortiumSettings]]:
     """The saved ones; what cannot be read is a warning."""
-    for name in shelf.names():
+    for name in shelf.list_names():
         try:
             yield name, shelf.get(name)
         except UserError as error:
-            click.echo(f"warning: {harmless(str(error))}", err=True)
+            click.echo(f"warning: {escape_control_chars(str(error))}", err=True)
 
 
 @click.command()
 @click.argument("name")
-@as_json
+@json_option
 def show(name: str, as_json: bool) -> None:
     """Tell a saved consortium's settings."""
-    config = config_of(name)
+    config = load_config(name)
     if as_json:
         click.echo(json.dumps({"name": name, **config.to_dict()}, indent=1))
         return
-    for line in telling.settings(name, config):
-        click.echo(harmless(line))
+    for line in telling.format_settings(name, config):
+        click.echo(escape_control_chars(line))
 
 
 @click.command()
 @click.argument("name")
 def remove(name: str) -> None:
     """Forget a saved consortium; its runs are kept."""
-    Shelf().remove(name)
+    ConsortiumStore().remove(name)
     click.echo(f"removed {name}")
 
 
@@ -156,10 +156,10 @@ def export(name: str, output: Path | None) -> None:
     """Give a consortium as yaml, for `import`."""
     import yaml
 
-    settings = {key: value for key, value in config_of(name).to_dict().items() if value is not None}
+    settings = {key: value for key, value in load_config(name).to_dict().items() if value is not None}
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     if output:
-        write_whole(output.expanduser(), text.encode())
+        write_atomic(output.expanduser(), text.encode())
     else:
         click.echo(text, nl=False)
 
@@ -168,22 +168,22 @@ def export(name: str, output: Path | None) -> None:
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option("--name", help="Of what a yaml holds; its file's name without this.")
 @click.option("--replace", "over", is_flag=True, help="Replace a consortium of this name.")
-def imported(file: Path | None, name: str | None, over: bool) -> None:
+def import_saved(file: Path | None, name: str | None, over: bool) -> None:
     """Take over what llm-consortium saved, or a yaml.
 
     FILE is a database of llm-consortium (logs.db, consortium_logs.db), or a yaml; without it, the
     databases in llm's folder are looked for.
     """
-    shelf = Shelf()
+    shelf = ConsortiumStore()
     if file and file.suffix in (".yaml", ".yml"):
         name = name or file.stem
-        _free(name)
-        shelf.put(name, read_preset(file), replace=over)
+        _check_name_free(name)
+        shelf.save(name, read_preset(file), replace=over)
         click.echo(f"saved {name}")
         return
     if name or over:
         raise UserError("--name and --replace are for a yaml; a database has names of its own", 2)
-    files = [file] if file else list(shelf.foreign())
+    files = [file] if file else list(shelf.find_importable())
     if not files:
         click.echo("there is nothing to import: llm's folder has no other saved consortia")
     for one in files:
@@ -192,13 +192,13 @@ def imported(file: Path | None, name: str | None, over: bool) -> None:
         if came.there:
             click.echo(f"left as they are: {', '.join(came.there)}")
         for wrong, why in came.wrong.items():
-            click.echo(f"warning: {harmless(f'{wrong} is not taken over: {why}')}", err=True)
+            click.echo(f"warning: {escape_control_chars(f'{wrong} is not taken over: {why}')}", err=True)
 
 
 @click.command()
 def strategies() -> None:
     """Tell how one answer may be made of many."""
-    width = max(map(len, STRATEGIES))
-    for name, words in STRATEGIES.items():
+    width = max(map(len, STRATEGY_DESCRIPTIONS))
+    for name, words in STRATEGY_DESCRIPTIONS.items():
         click.echo(f"{name:<{width}}  {words}")
     click.echo(f"roles by name: {', '.join(ROLES)}; or any words of yours")

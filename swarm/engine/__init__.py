@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.models import Completion, Example, Request
 
@@ -15,23 +15,7 @@ if TYPE_CHECKING:
     from swarm.pool.agreement import NamedModel
 
 
-class NotFinite(UserError):
-    """Numbers of a model that are NaN or infinite, so that what it answers means nothing.
-
-    Attributes:
-        position: Which of the positions that were asked.
-        what: "weights" or "activations".
-    """
-
-    def __init__(self, position: int, what: str) -> None:
-        super().__init__(
-            f"the mixed model's {what} are not finite: its weights are far from the experts', or "
-            "model.dtype holds no such numbers (float16 ends at 65,504; try bfloat16 or float32)"
-        )
-        self.position, self.what = position, what
-
-
-class Experts(Protocol):
+class ExpertPool(Protocol):
     """What a position mixes: a pool of adapters, or a panel of whole models.
 
     Attributes:
@@ -49,7 +33,7 @@ class Experts(Protocol):
         """How many of the names, the first ones, are models that the user has, not made up here."""
         ...
 
-    def open(self, base: "str | NamedModel | None" = None) -> "Experts":
+    def open(self, base: "str | NamedModel | None" = None) -> "ExpertPool":
         """Read what there is, but no weights; quick, and may be called again. Gives itself.
 
         Args:
@@ -88,7 +72,7 @@ class Engine(Protocol):
 
     context: float
 
-    def check(self, base: Base, pool: Experts) -> Any:
+    def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """Do what `open` does without any weights; gives the tokenizer that writes the prompts.
 
         Raises:
@@ -96,7 +80,7 @@ class Engine(Protocol):
         """
         ...
 
-    def open(self, base: Base, pool: Experts, device: str) -> None:
+    def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """Load what is needed on `device` ("cpu", "cuda:0", ...), once.
 
         Raises:
@@ -104,7 +88,7 @@ class Engine(Protocol):
         """
         ...
 
-    def answer(
+    def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """Answer, for each of the P positions [P, K], its own list of requests, order kept."""
@@ -112,10 +96,10 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Differentiable(Engine, Protocol):
+class DifferentiableEngine(Engine, Protocol):
     """An engine that has derivatives by the mixing coefficients."""
 
-    def gradient(
+    def compute_gradient(
         self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
     ) -> "Gradient":
         """The loss of the examples' gold answers at a position [G * K], and its derivative.
@@ -127,7 +111,7 @@ class Differentiable(Engine, Protocol):
 
 
 @runtime_checkable
-class Closing(Protocol):
+class SupportsClose(Protocol):
     """An engine that holds more than its own memory."""
 
     def close(self) -> None:
@@ -136,7 +120,7 @@ class Closing(Protocol):
 
 
 @runtime_checkable
-class Grouped(Protocol):
+class MultiGpuEngine(Protocol):
     """An engine that takes the first devices that its process sees.
 
     Attributes:

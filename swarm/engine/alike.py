@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm.engine.checkpoint import FLOATS, Checkpoint
-from swarm.engine.sources import one_line, quiet_transformers
+from swarm.engine.checkpoint import FLOAT_DTYPES, Checkpoint
+from swarm.engine.sources import wrap_load_errors, quiet_transformers
 from swarm.errors import UserError
 
 # Settings that do not change what a model makes of a text that it is given.
 # fmt: off
-HARMLESS = {
+IGNORED_SETTINGS = {
     "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "auto_map",
     "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout",
     "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "output_attentions",
@@ -26,7 +26,7 @@ def check_settings(folders: Sequence[Path], trust_remote_code: bool) -> None:
     Raises:
         UserError: One cannot be read, or they differ in a setting that counts.
     """
-    first, *others = [_settings(folder, trust_remote_code) for folder in folders]
+    first, *others = [_load_settings(folder, trust_remote_code) for folder in folders]
     for folder, mine in zip(folders[1:], others, strict=True):
         for key in sorted(first.keys() | mine.keys()):
             here, there = mine.get(key), first.get(key)
@@ -37,19 +37,19 @@ def check_settings(folders: Sequence[Path], trust_remote_code: bool) -> None:
                 )
 
 
-def _settings(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+def _load_settings(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     from transformers import AutoConfig
 
-    with quiet_transformers(), one_line(f"pool.models: {folder}/config.json cannot be read"):
+    with quiet_transformers(), wrap_load_errors(f"pool.models: {folder}/config.json cannot be read"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    return _counting(config.to_dict())
+    return _drop_ignored(config.to_dict())
 
 
-def _counting(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _counting(value) if isinstance(value, Mapping) else value
+        key: _drop_ignored(value) if isinstance(value, Mapping) else value
         for key, value in settings.items()
-        if key not in HARMLESS
+        if key not in IGNORED_SETTINGS
     }
 
 
@@ -71,7 +71,7 @@ def common_tensors(models: Sequence[Checkpoint]) -> dict[str, tuple[int, ...]]:
         for name in sorted(set(model.tensors) - set(common)):
             shape = list(model.tensors[name].shape)
             # Vectors of norms are alike before training; equal matrices are tied.
-            if len(shape) < 2 or not any(model.same(name, other) for other in common):
+            if len(shape) < 2 or not any(model.are_tensors_equal(name, other) for other in common):
                 lacking = next(one for one in models if name not in one.tensors)
                 raise UserError(
                     f"pool.models: {model.folder} has a tensor {name} of shape {shape}, "
@@ -87,7 +87,7 @@ def _check_tensor(name: str, model: Checkpoint, first: Checkpoint) -> None:
             f"pool.models: {name} has shape {list(mine.shape)} in {model.folder} "
             f"and {list(theirs.shape)} in {first.folder}; models of one shape can be mixed"
         )
-    if mine.dtype != theirs.dtype and not {mine.dtype, theirs.dtype} <= set(FLOATS):
+    if mine.dtype != theirs.dtype and not {mine.dtype, theirs.dtype} <= set(FLOAT_DTYPES):
         raise UserError(
             f"pool.models: {name} is of type {mine.dtype} in {model.folder} "
             f"and {theirs.dtype} in {first.folder}"

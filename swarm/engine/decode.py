@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from swarm.engine import NotFinite
-from swarm.engine.sampling import Draw, pick
+from swarm.errors import NotFinite
+
+from swarm.engine.sampling import SamplingState, sample_tokens
 
 MINIMUM_PREFIX = 16
 """Tokens that all rows must share before prefilling them once a particle is worth a forward."""
@@ -17,7 +18,7 @@ COMPACT_BELOW = 0.75
 
 
 @dataclass(slots=True)
-class Row:
+class DecodingRow:
     """One prompt being continued.
 
     Attributes:
@@ -32,11 +33,11 @@ class Row:
     prompt: list[int]
     limit: int
     decided: Callable[[list[int]], bool] | None = None
-    draw: Draw | None = None
+    draw: SamplingState | None = None
     new: list[int] = field(default_factory=list)
     live: bool = True
 
-    def take(self, token: int, ends: frozenset[int]) -> None:
+    def add_token(self, token: int, ends: frozenset[int]) -> None:
         """Add one token, and notice the end."""
         if not self.live:
             return
@@ -48,7 +49,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Batch:
+class DecodingBatch:
     """What a model needs to go on with a batch of R = P * b rows.
 
     Attributes:
@@ -64,7 +65,7 @@ class Batch:
     logits: torch.Tensor
 
 
-def shared_prefix(prompts: Sequence[list[int]]) -> int:
+def shared_prefix_length(prompts: Sequence[list[int]]) -> int:
     """How many leading tokens all prompts share, leaving at least one token to each."""
     first, last = min(prompts), max(prompts)
     most = min(len(prompt) for prompt in prompts) - 1
@@ -74,11 +75,11 @@ def shared_prefix(prompts: Sequence[list[int]]) -> int:
     return same
 
 
-def read(model: Any, prompts: Sequence[list[int]], particles: int, pad: int) -> Batch:
+def prefill_batch(model: Any, prompts: Sequence[list[int]], particles: int, pad: int) -> DecodingBatch:
     """Prefill R prompts, left-padded; a long enough shared prefix is read once a particle."""
     device = model.device
     rows = len(prompts)
-    prefix = shared_prefix(prompts) if rows > particles and can_share(model) else 0
+    prefix = shared_prefix_length(prompts) if rows > particles and can_share_prefix(model) else 0
     cache, skip = None, 0
     if prefix >= MINIMUM_PREFIX:
         ids = torch.tensor([prompts[0][:prefix]] * particles, device=device)
@@ -99,17 +100,17 @@ def read(model: Any, prompts: Sequence[list[int]], particles: int, pad: int) -> 
         use_cache=True,
         logits_to_keep=1,
     )
-    return Batch(out.past_key_values, mask, positions[:, -1:], out.logits[:, -1].float())
+    return DecodingBatch(out.past_key_values, mask, positions[:, -1:], out.logits[:, -1].float())
 
 
-def can_share(model: Any) -> bool:
+def can_share_prefix(model: Any) -> bool:
     """Whether a cache may be copied to more rows: plain attention over all earlier tokens."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
 
 
-def step(model: Any, batch: Batch, tokens: torch.Tensor) -> None:
+def decode_step(model: Any, batch: DecodingBatch, tokens: torch.Tensor) -> None:
     """Read one more token a row, [R]; the batch is advanced in place."""
     batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(tokens), 1)], dim=1)
     batch.position = batch.position + 1
@@ -125,7 +126,7 @@ def step(model: Any, batch: Batch, tokens: torch.Tensor) -> None:
     batch.logits = out.logits[:, -1].float()
 
 
-def keep(live: Sequence[bool], particles: int) -> list[int] | None:
+def rows_to_keep(live: Sequence[bool], particles: int) -> list[int] | None:
     """The rows to go on with, equally many of each particle; `None` if dropping is not worth it.
 
     Every live row is kept; a particle with fewer live rows than another keeps finished ones.
@@ -143,8 +144,8 @@ def keep(live: Sequence[bool], particles: int) -> list[int] | None:
 
 
 @torch.inference_mode()
-def generate(
-    model: Any, rows: Sequence[Row], particles: int, pad: int, ends: frozenset[int]
+def generate_rows(
+    model: Any, rows: Sequence[DecodingRow], particles: int, pad: int, ends: frozenset[int]
 ) -> None:
     """Continue all rows until each has ended, is decided, or has reached its limit.
 
@@ -155,7 +156,7 @@ def generate(
         pad: The token id to pad with; never attended.
         ends: Token ids that end a text.
     """
-    batch = read(model, [row.prompt for row in rows], particles, pad)
+    batch = prefill_batch(model, [row.prompt for row in rows], particles, pad)
     current = list(rows)
     greedy = all(row.draw is None for row in rows)
     while True:
@@ -165,15 +166,15 @@ def generate(
             (spoiled,) = (~fine[:, 0]).nonzero()[0].tolist()
             place = next(i for i, row in enumerate(rows) if row is current[spoiled])
             raise NotFinite(place // (len(rows) // particles), "activations")
-        tokens = highest if greedy else pick(batch.logits, current)
+        tokens = highest if greedy else sample_tokens(batch.logits, current)
         for row, token in zip(current, tokens.tolist(), strict=True):
-            row.take(token, ends)
+            row.add_token(token, ends)
         live = [row.live for row in current]
         if not any(live):
             return
-        if (kept := keep(live, particles)) is not None:
+        if (kept := rows_to_keep(live, particles)) is not None:
             index = torch.tensor(kept, device=tokens.device)
             batch.cache.batch_select_indices(index)
             batch.mask, batch.position = batch.mask[index], batch.position[index]
             tokens, current = tokens[index], [current[i] for i in kept]
-        step(model, batch, tokens)
+        decode_step(model, batch, tokens)

@@ -5,13 +5,13 @@ import re
 from swarm.errors import UserError
 
 
-def chosen_device(device: str | None) -> str:
+def choose_device(device: str | None) -> str:
     """The device that is asked for, or the first GPU, or the CPU where there is none.
 
     Raises:
         UserError: It is no device's name, or the machine has no such GPU.
     """
-    named(device)
+    validate_device(device)
     if device == "cpu":
         return device
     import torch
@@ -26,7 +26,7 @@ def chosen_device(device: str | None) -> str:
     return f"cuda:{number}"
 
 
-def named(device: str | None) -> str | None:
+def validate_device(device: str | None) -> str | None:
     """The device again, if it is one's name or `None`; whether it is there is not asked.
 
     Raises:

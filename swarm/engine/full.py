@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.engine import Experts
+from swarm.engine import ExpertPool
 from swarm.engine.alike import check_settings
-from swarm.engine.base import Base
-from swarm.engine.full_models import FullModels
+from swarm.engine.base import BaseModel
+from swarm.engine.full_models import FullModelPool
 from swarm.engine.hf import HFEngine
-from swarm.engine.tokens import context_of
+from swarm.engine.tokens import context_length_of
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class FullEngine(HFEngine):
+class FullWeightsEngine(HFEngine):
     """Answers with mixtures of whole models' weights, one position after the other.
 
     The memory it takes is one model's, however many are mixed.
@@ -28,24 +28,24 @@ class FullEngine(HFEngine):
     def __init__(self, max_tokens: int | None = None) -> None:
         super().__init__("swap", max_tokens)
 
-    def check(self, base: Base, pool: Experts) -> Any:
+    def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.Engine`."""
-        models = full_models(pool)
+        models = as_full_model_pool(pool)
         folders = [models.checkpoints[0].folder, Path(base.resolve())]
         check_settings(folders, base.trust_remote_code)
-        model, tokenizer = base.outline()
-        Resident(model, models)
-        self.context = context_of(model)
+        model, tokenizer = base.load_without_weights()
+        ResidentModel(model, models)
+        self.context = context_length_of(model)
         return tokenizer
 
-    def open(self, base: Base, pool: Experts, device: str) -> None:
+    def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.Engine`."""
-        models = full_models(pool)
-        self.load(base, device, {}, "")
-        self._stack = Resident(self._model, models)
+        models = as_full_model_pool(pool)
+        self.load_base(base, device, {}, "")
+        self._stack = ResidentModel(self._model, models)
 
 
-class Resident:
+class ResidentModel:
     """A model in memory that becomes one position after the other.
 
     Args:
@@ -56,12 +56,12 @@ class Resident:
         UserError: The model has a weight that the pool's models have not, or of another shape.
     """
 
-    def __init__(self, model: Any, pool: FullModels) -> None:
+    def __init__(self, model: Any, pool: FullModelPool) -> None:
         self._pool = pool
-        self._weights = weights(model, pool)
+        self._weights = named_weights(model, pool)
         self._held: list[float] | None = None
 
-    def set(self, coefficients: "Tensor", merge: bool = False) -> None:
+    def set_positions(self, coefficients: "Tensor", merge: bool = False) -> None:
         """Become the position in [1, K], unless it is the one that is there."""
         import torch
 
@@ -72,11 +72,11 @@ class Resident:
         self._held = None
         with torch.no_grad():
             for weight, name in self._weights:
-                self._pool.fill(weight, name, vector)
+                self._pool.fill_tensor(weight, name, vector)
         self._held = vector
 
 
-def weights(model: Any, pool: FullModels) -> list[tuple["Tensor", str]]:
+def named_weights(model: Any, pool: FullModelPool) -> list[tuple["Tensor", str]]:
     """Each weight of a model with the name of its tensor in the pool; tied ones count once.
 
     Raises:
@@ -87,12 +87,12 @@ def weights(model: Any, pool: FullModels) -> list[tuple["Tensor", str]]:
         known.setdefault(id(weight), (weight, []))[1].append(name)
     found = []
     for weight, names in known.values():
-        if stored := _stored(weight, names, pool):
+        if stored := _find_stored_tensor(weight, names, pool):
             found.append((weight, stored))
     return found
 
 
-def _stored(weight: Any, names: Sequence[str], pool: FullModels) -> str | None:
+def _find_stored_tensor(weight: Any, names: Sequence[str], pool: FullModelPool) -> str | None:
     """The pool's tensor for a weight of so many names; `None` for a buffer that files leave out."""
     from torch.nn import Parameter
 
@@ -111,7 +111,7 @@ def _stored(weight: Any, names: Sequence[str], pool: FullModels) -> str | None:
             f"in the base ({pool.base.path})"
         )
     for other in mine[1:]:
-        if not pool.same(mine[0], other):
+        if not pool.are_tensors_equal(mine[0], other):
             raise UserError(
                 f"pool.models: {mine[0]} and {other} differ in the files and are one by "
                 "config.json; set tie_word_embeddings to false in it"
@@ -119,13 +119,13 @@ def _stored(weight: Any, names: Sequence[str], pool: FullModels) -> str | None:
     return mine[0]
 
 
-def full_models(pool: Experts) -> FullModels:
+def as_full_model_pool(pool: ExpertPool) -> FullModelPool:
     """The pool, as the models it has to be.
 
     Raises:
         UserError: It is of another kind.
     """
-    if isinstance(pool, FullModels):
+    if isinstance(pool, FullModelPool):
         return pool
     raise UserError(
         "engine=full mixes the weights of whole models and needs pool=full_models; for adapters "

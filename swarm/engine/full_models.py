@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.engine.alike import check_settings, common_tensors
-from swarm.engine.base import Base
-from swarm.engine.checkpoint import FLOATS, Checkpoint, parts, write_shards
-from swarm.engine.panel import listed, named, opened_like
+from swarm.engine.base import BaseModel
+from swarm.engine.checkpoint import FLOAT_DTYPES, Checkpoint, iterate_row_slices, write_shards
+from swarm.engine.panel import parse_models, name_pool_models_key, base_model_like
 from swarm.engine.sources import SAFE_FILES
 from swarm.errors import UserError
-from swarm.folders import NOTE, write_folder
+from swarm.folders import NOTE_FILE, write_folder_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GIGABYTE = 10**9
 
 
-class FullModels:
+class FullModelPool:
     """K models; a position [K] is x = sum_j c_j W_j at each of their tensors W.
 
     Each tensor is summed in float64 in the order of the models and rounded once, part by part from
@@ -50,15 +50,15 @@ class FullModels:
     def __init__(
         self,
         models: Sequence[str] | None,
-        base: Base | None = None,
+        base: BaseModel | None = None,
         shard_gigabytes: float = 2.0,
     ) -> None:
-        self.models, self.names = listed(models)
+        self.models, self.names = parse_models(models)
         if type(shard_gigabytes) not in (int, float) or not 0 < shard_gigabytes < math.inf:
             raise UserError(
                 f"pool.shard_gigabytes={shard_gigabytes!r}: must be a finite number above 0"
             )
-        self.base = base or Base(self.models[0])
+        self.base = base or BaseModel(self.models[0])
         self.shard_gigabytes = shard_gigabytes
 
     @property
@@ -68,9 +68,9 @@ class FullModels:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The pool travels to a worker as its settings; the worker reads the files itself."""
-        return FullModels, (self.models, self.base, self.shard_gigabytes)
+        return FullModelPool, (self.models, self.base, self.shard_gigabytes)
 
-    def open(self, base: "str | NamedModel | None" = None) -> "FullModels":
+    def open(self, base: "str | NamedModel | None" = None) -> "FullModelPool":
         """Gives the pool itself: names are known, and files are looked at when they are needed."""
         return self
 
@@ -81,8 +81,8 @@ class FullModels:
         Raises:
             UserError: A model cannot be had, or its files cannot be read.
         """
-        with named():
-            bases = [opened_like(self.base, path) for path in self.models]
+        with name_pool_models_key():
+            bases = [base_model_like(self.base, path) for path in self.models]
             return [Checkpoint(Path(base.resolve())) for base in bases]
 
     @cached_property
@@ -103,34 +103,34 @@ class FullModels:
         check_settings([one.folder for one in self.checkpoints], self.base.trust_remote_code)
         first = self.checkpoints[0]
         for name, shape in self.tensors.items():
-            for rows in parts(shape):
+            for rows in iterate_row_slices(shape):
                 for model in self.checkpoints:
-                    _check_part(name, model.part(name, rows), model, first, rows)
+                    _check_rows(name, model.read_rows(name, rows), model, first, rows)
 
-    def same(self, one: str, other: str) -> bool:
+    def are_tensors_equal(self, one: str, other: str) -> bool:
         """Whether two tensors are copies of each other in every model."""
-        return all(model.same(one, other) for model in self.checkpoints)
+        return all(model.are_tensors_equal(one, other) for model in self.checkpoints)
 
-    def fill(self, into: "Tensor", name: str, vector: Sequence[float]) -> None:
+    def fill_tensor(self, into: "Tensor", name: str, vector: Sequence[float]) -> None:
         """Write a tensor of a position [K] into one of its shape, rounded to that one's type.
 
         A position that is one model alone is that model's tensor, bit for bit if the type is its.
         """
-        for rows in parts(self.tensors[name]):
-            into[rows].copy_(self._part(name, rows, vector, into.device))
+        for rows in iterate_row_slices(self.tensors[name]):
+            into[rows].copy_(self._mix_rows(name, rows, vector, into.device))
 
-    def _part(
+    def _mix_rows(
         self, name: str, rows: Any, vector: Sequence[float], device: "torch.device"
     ) -> "Tensor":
         import torch
 
         first = self.checkpoints[0]
-        if first.tensors[name].dtype not in FLOATS:
-            return first.part(name, rows)
+        if first.tensors[name].dtype not in FLOAT_DTYPES:
+            return first.read_rows(name, rows)
         total: Tensor | None = None
         for coefficient, model in zip(vector, self.checkpoints, strict=True):
             if coefficient != 0.0:
-                term = model.part(name, rows).to(device, torch.float64, copy=True)
+                term = model.read_rows(name, rows).to(device, torch.float64, copy=True)
                 # Two operations, each of which rounds the same on every device.
                 term.mul_(coefficient)
                 total = term if total is None else total.add_(term)
@@ -140,7 +140,7 @@ class FullModels:
         """16 hexadecimal digits of names, order and weights."""
         digest = hashlib.sha256()
         for name, path in zip(self.names, self.models, strict=True):
-            model = opened_like(self.base, path)
+            model = base_model_like(self.base, path)
             digest.update(f"{name}\n{model.fingerprint()}\n".encode())
         return digest.hexdigest()[:16]
 
@@ -156,67 +156,67 @@ class FullModels:
             UserError: The vector is not K finite numbers, or the folder cannot be written or holds
                 anything else.
         """
-        folder, vector = Path(folder), self._vector(coefficients)
+        folder, vector = Path(folder), self._validate_vector(coefficients)
         home = Path(self.base.resolve())
         inputs = [home, *(model.folder for model in self.checkpoints)]
         if any(folder.resolve() == one.resolve() for one in inputs):
             raise UserError(f"{folder}: this is a model of the pool and is not overwritten")
 
-        def fill(fresh: Path) -> None:
-            _copy_texts(home, fresh, self.base.trust_remote_code)
-            kinds = {name: self._kind(name) for name in self.tensors}
+        def write_files(fresh: Path) -> None:
+            _copy_text_files(home, fresh, self.base.trust_remote_code)
+            kinds = {name: self._saved_dtype(name) for name in self.tensors}
             _set_dtype(fresh / "config.json", kinds.values())
-            self._write(fresh, vector, kinds)
+            self._write_tensors(fresh, vector, kinds)
 
-        write_folder(folder, fill, {**(extra or {}), **self._note(vector)}, self.saves)
+        write_folder_atomic(folder, write_files, {**(extra or {}), **self._build_note(vector)}, self.saves)
 
-    def note(
+    def save_note(
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
         """Write only what a position [K] is made of (swarm.json), in place of a model each."""
-        note = {**(extra or {}), **self._note(self._vector(coefficients))}
-        write_folder(Path(folder), lambda fresh: None, note, "position")
+        note = {**(extra or {}), **self._build_note(self._validate_vector(coefficients))}
+        write_folder_atomic(Path(folder), lambda fresh: None, note, "position")
 
-    def _write(
+    def _write_tensors(
         self, folder: Path, vector: Sequence[float], kinds: dict[str, "torch.dtype"]
     ) -> None:
         import torch
 
-        def make(name: str) -> "Tensor":
+        def make_tensor(name: str) -> "Tensor":
             made = torch.empty(self.tensors[name], dtype=kinds[name])
-            self.fill(made, name, vector)
+            self.fill_tensor(made, name, vector)
             return made
 
         sizes = {name: math.prod(self.tensors[name]) * kinds[name].itemsize for name in kinds}
-        write_shards(folder, sizes, self.shard_gigabytes * GIGABYTE, make)
+        write_shards(folder, sizes, self.shard_gigabytes * GIGABYTE, make_tensor)
 
-    def _kind(self, name: str) -> "torch.dtype":
+    def _saved_dtype(self, name: str) -> "torch.dtype":
         """The type in which a tensor is saved."""
         import torch
 
         stored = [model.tensors[name].dtype for model in self.checkpoints]
-        if stored[0] not in FLOATS:
-            return self.checkpoints[0].part(name, ...).dtype
+        if stored[0] not in FLOAT_DTYPES:
+            return self.checkpoints[0].read_rows(name, ...).dtype
         if self.base.dtype != "auto":
             return getattr(torch, self.base.dtype)  # type: ignore[no-any-return]
-        kinds = [getattr(torch, FLOATS[one]) for one in stored]
+        kinds = [getattr(torch, FLOAT_DTYPES[one]) for one in stored]
         found: torch.dtype = kinds[0]
         for kind in kinds[1:]:
             found = torch.promote_types(found, kind)
         return found
 
-    def _vector(self, coefficients: Iterable[float]) -> list[float]:
+    def _validate_vector(self, coefficients: Iterable[float]) -> list[float]:
         vector = [float(value) for value in coefficients]
         if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
             raise UserError(f"expected {len(self.models)} finite numbers, one a model: {vector}")
         return vector
 
-    def _note(self, vector: list[float]) -> dict[str, Any]:
+    def _build_note(self, vector: list[float]) -> dict[str, Any]:
         made_of = {"experts": self.names, "models": self.models}
         return {**made_of, "coefficients": vector, "space": "weights"}
 
 
-def _check_part(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint, rows: Any) -> None:
+def _check_rows(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint, rows: Any) -> None:
     """Raise UserError where numbers cannot be mixed."""
     import torch
 
@@ -225,18 +225,18 @@ def _check_part(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint,
             raise UserError(
                 f"pool.models: {model.folder}: {name} holds weights that are NaN or infinite"
             )
-    elif not torch.equal(part, first.part(name, rows)):
+    elif not torch.equal(part, first.read_rows(name, rows)):
         raise UserError(
             f"pool.models: {name} holds other whole numbers in {model.folder} than in "
             f"{first.folder}; these cannot be mixed"
         )
 
 
-def _copy_texts(home: Path, folder: Path, code: bool) -> None:
+def _copy_text_files(home: Path, folder: Path, code: bool) -> None:
     """Copy configuration, tokenizer and whatever belongs to them; no weights and no index."""
     kinds = [kind for kind in SAFE_FILES if kind != "*.safetensors"] + ["*.py"] * code
     for file in sorted({file for kind in kinds for file in home.glob(kind)}):
-        if not file.name.endswith(".index.json") and file.name != NOTE:
+        if not file.name.endswith(".index.json") and file.name != NOTE_FILE:
             shutil.copyfile(file, folder / file.name)
 
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from swarm.engine import NotFinite
+from swarm.errors import NotFinite
+
 from swarm.models import Example
 
 if TYPE_CHECKING:
-    from swarm.engine.stacked import Stack
+    from swarm.engine.stacked import BatchedLoraModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,13 @@ class Gradient:
     def __add__(self, other: "Gradient") -> "Gradient":
         return Gradient(self.loss + other.loss, self.slope + other.slope)
 
-    def divided(self, count: int) -> "Gradient":
+    def mean_over(self, count: int) -> "Gradient":
         """The mean over so many examples."""
         return Gradient(self.loss / count, self.slope / count)
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenizedExample:
     """An example as token ids.
 
     Attributes:
@@ -62,14 +63,14 @@ class Tokens:
         return len(self.prompt) + max(map(len, self.choices)) - 1
 
 
-class Batch:
+class ExampleBatch:
     """Examples as one batch of rows.
 
     A row is a prompt with all but the last token of a choice; choices of one token share the row
     of their prompt. Rows are padded on the left, so that the last `width` places predict answers.
     """
 
-    def __init__(self, examples: Sequence[Tokens], pad: int) -> None:
+    def __init__(self, examples: Sequence[TokenizedExample], pad: int) -> None:
         rows: dict[tuple[int, ...], int] = {}
         self.examples = [one.example for one in examples]
         self.width = max(len(choice) for one in examples for choice in one.choices)
@@ -89,7 +90,7 @@ class Batch:
         self.real = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
         self.row, self.place, self.token, self.choice = zip(*places, strict=True)
 
-    def loss(self, model: Any) -> torch.Tensor:
+    def compute_loss(self, model: Any) -> torch.Tensor:
         """The sum of the examples' weighted losses, float32."""
         device = model.device
         mask = torch.tensor(self.real, device=device)
@@ -110,9 +111,9 @@ class Batch:
         whole = logits - logits.logsumexp(-1, keepdim=True)
         logprobs = whole[where, token]
         sums = logprobs.new_zeros(len(self.lengths)).index_add(0, choice, logprobs)
-        return self._weighted(sums, whole, where)
+        return self._weighted_loss(sums, whole, where)
 
-    def _weighted(
+    def _weighted_loss(
         self, sums: torch.Tensor, logprobs: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
         """The loss.
@@ -140,11 +141,11 @@ class Batch:
         return total
 
 
-def differentiate(
+def compute_loss_and_gradient(
     model: Any,
-    stack: "Stack",
+    stack: "BatchedLoraModel",
     position: np.ndarray,
-    batches: Iterable[Batch],
+    batches: Iterable[ExampleBatch],
     slope: bool = True,
     checkpointing: bool = False,
 ) -> Gradient:
@@ -165,36 +166,36 @@ def differentiate(
     )
     total = Gradient(0.0, np.zeros(len(position)))
     try:
-        with torch.set_grad_enabled(slope), recomputing(model, checkpointing and slope):
+        with torch.set_grad_enabled(slope), checkpoint_activations(model, checkpointing and slope):
             for batch in batches:
                 # Anew for each batch: a backward pass frees what the coefficients went through.
-                stack.attach(leaf)
-                loss = batch.loss(model)
+                stack.attach_positions(leaf)
+                loss = batch.compute_loss(model)
                 if not math.isfinite(value := loss.item()):
-                    raise NotFinite(0, "activations" if stack.spoiled() is None else "weights")
+                    raise NotFinite(0, "activations" if stack.first_nonfinite() is None else "weights")
                 if slope:
                     loss.backward()
                 total += Gradient(value, np.zeros(len(position)))
     finally:
-        stack.clear()
+        stack.clear_positions()
     if leaf.grad is None:
         return total
     return Gradient(total.loss, leaf.grad[0].double().cpu().numpy())
 
 
-def batched(examples: Sequence[Tokens], pad: int, budget: int) -> Iterator[Batch]:
+def batch_examples(examples: Sequence[TokenizedExample], pad: int, budget: int) -> Iterator[ExampleBatch]:
     """The examples in batches of at most `budget` tokens, padding included, the longest first."""
     waiting = sorted(examples, key=lambda one: -one.length)
     while waiting:
         rows = [len({tuple(choice[:-1]) for choice in one.choices}) for one in waiting]
         most = budget // waiting[0].length
         size = max(1, int(np.searchsorted(np.cumsum(rows), most, side="right")))
-        yield Batch(waiting[:size], pad)
+        yield ExampleBatch(waiting[:size], pad)
         waiting = waiting[size:]
 
 
 @contextmanager
-def recomputing(model: Any, wanted: bool) -> Iterator[None]:
+def checkpoint_activations(model: Any, wanted: bool) -> Iterator[None]:
     """Activation checkpointing of the model's decoder layers, inside of the block.
 
     transformers' own switch has an effect in training mode alone, which would turn dropout on.
@@ -204,7 +205,7 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
     stacks = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)] if wanted else []
     layers = list(max(stacks, key=len, default=[]))
     for layer in layers:
-        layer.forward = partial(_recomputed, checkpoint, layer.forward)
+        layer.forward = partial(_checkpointed_forward, checkpoint, layer.forward)
     try:
         yield
     finally:
@@ -212,5 +213,5 @@ def recomputing(model: Any, wanted: bool) -> Iterator[None]:
             del layer.forward
 
 
-def _recomputed(checkpoint: Callable[..., Any], forward: Any, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed_forward(checkpoint: Callable[..., Any], forward: Any, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)

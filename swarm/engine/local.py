@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swarm.engine.base import Base
-from swarm.engine.device import named
+from swarm.engine.base import BaseModel
+from swarm.engine.device import validate_device
 from swarm.engine.hf import HFEngine
-from swarm.engine.tokens import prompt_ids
+from swarm.engine.tokens import encode_prompt
 from swarm.models import Completion, Message, Request
 
 
-class Local:
+class HFModel:
     """Answers with a transformers model, turns through its chat template; greedily, if nothing else
     is asked for. For models by name that share what is in memory see `swarm.roster.local`.
 
@@ -25,10 +25,10 @@ class Local:
     """
 
     def __init__(
-        self, base: Base, device: str | None = None, max_tokens: int | None = None
+        self, base: BaseModel, device: str | None = None, max_tokens: int | None = None
     ) -> None:
         self.base = base
-        self.device = named(device)
+        self.device = validate_device(device)
         self._engine = HFEngine("swap", max_tokens)
 
     def check(self) -> None:
@@ -39,7 +39,7 @@ class Local:
                 template.
         """
         if folder := self.base.on_disk():
-            prompt_ids(self.base.tokenizer(folder), (Message("user", "?"),))
+            encode_prompt(self.base.load_tokenizer(folder), (Message("user", "?"),))
 
     def fingerprint(self) -> str:
         """See `Base.fingerprint`."""
@@ -51,7 +51,7 @@ class Local:
         Raises:
             UserError: As `Base.load`.
         """
-        self._engine.load(self.base, self.device or device, {}, "")
+        self._engine.load_base(self.base, self.device or device, {}, "")
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer all requests; see `swarm.models.Model.generate`.
@@ -59,5 +59,5 @@ class Local:
         Raises:
             UserError: One is too long for the model, or asks for what is not allowed.
         """
-        asked = [self._engine.fitted(request) for request in requests]
-        return self._engine.answer(np.zeros((1, 0)), [asked])[0] if asked else []
+        asked = [self._engine.clip_to_context(request) for request in requests]
+        return self._engine.generate(np.zeros((1, 0)), [asked])[0] if asked else []

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from swarm.engine.decode import can_share
+from swarm.engine.decode import can_share_prefix
 
-FLOOR = torch.finfo(torch.float32).tiny
+MIN_PROBABILITY = torch.finfo(torch.float32).tiny
 """The least that a token's share of a mixture counts as; a negative share counts as this too."""
 
 
-class Said(NamedTuple):
+class EnsembleOutput(NamedTuple):
     """What a mixed model answers a call with, under transformers' names."""
 
     logits: torch.Tensor
     past_key_values: Any
 
 
-class MixedCache:
+class EnsembleCache:
     """The K models' caches, and which of its rows stands for each of the batch's.
 
     Attributes:
@@ -54,7 +54,7 @@ class MixedCache:
                 cache.crop(tokens_to_remove)
 
 
-class MixedModel:
+class EnsembleModel:
     """K causal language models; particle p's next token has the chances sum_k w[p, k] p_k.
 
     A share below zero, which negative weights can lead to, counts as none. The logits are the
@@ -71,14 +71,14 @@ class MixedModel:
         self._width = width
         self._weights = torch.eye(1, len(models), dtype=torch.float64).tolist()
         # Reading may take a short cut only if all models allow it: the strictest speaks for all.
-        self.config = next((m.config for m in models if not can_share(m)), models[0].config)
+        self.config = next((m.config for m in models if not can_share_prefix(m)), models[0].config)
 
     @property
     def device(self) -> Any:
         """Where the models are."""
         return self._models[0].device
 
-    def set(self, coefficients: torch.Tensor, merge: bool = False) -> None:
+    def set_positions(self, coefficients: torch.Tensor, merge: bool = False) -> None:
         """Become P positions, [P, K]; the next calls have R = P * b rows, particle by particle."""
         self._weights = coefficients.tolist()
 
@@ -87,19 +87,19 @@ class MixedModel:
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: MixedCache | None = None,
+        past_key_values: EnsembleCache | None = None,
         use_cache: bool = True,
         logits_to_keep: int = 0,
-    ) -> Said:
+    ) -> EnsembleOutput:
         """Read [R, t] tokens on; logits [R, w, vocabulary] of the last w positions, 0 for all."""
         rows, length = input_ids.shape
-        cache = MixedCache(len(self._models), rows) if past_key_values is None else past_key_values
+        cache = EnsembleCache(len(self._models), rows) if past_key_values is None else past_key_values
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         given = {"input_ids": input_ids, "attention_mask": mask, "position_ids": position_ids}
         fresh = [tuple(row) for row in torch.cat([input_ids, mask[:, -length:]], dim=1).tolist()]
         logits: list[Any] = []
         for number, model in enumerate(self._models):
-            chosen = self._share(cache, number, fresh)
+            chosen = self._share_rows(cache, number, fresh)
             if not chosen:
                 logits.append(None)
                 continue
@@ -111,13 +111,13 @@ class MixedModel:
             )
             cache.caches[number] = out.past_key_values
             logits.append(out.logits[..., : self._width].float())
-        return Said(self._mix(logits, cache.places), cache)
+        return EnsembleOutput(self._mix_logits(logits, cache.places), cache)
 
-    def _uses(self, particle: int) -> list[int]:
+    def _models_of_particle(self, particle: int) -> list[int]:
         """The models that a particle is made of; the first, unheard, for one made of none."""
         return [k for k, weight in enumerate(self._weights[particle]) if weight] or [0]
 
-    def _share(self, cache: MixedCache, number: int, fresh: Sequence[tuple[int, ...]]) -> list[int]:
+    def _share_rows(self, cache: EnsembleCache, number: int, fresh: Sequence[tuple[int, ...]]) -> list[int]:
         """One row of the batch for each text that a model has to read on, its cache made to fit.
 
         Args:
@@ -125,7 +125,7 @@ class MixedModel:
                 tokens, are the same text.
         """
         size = len(fresh) // len(self._weights)
-        needed = [number in self._uses(p) for p in range(len(self._weights))]
+        needed = [number in self._models_of_particle(p) for p in range(len(self._weights))]
         before, after = cache.places[number], [-1] * len(fresh)
         chosen: list[int] = []
         known: dict[tuple[int, ...], int] = {}
@@ -143,13 +143,13 @@ class MixedModel:
         cache.places[number], cache.sizes[number] = after, len(chosen)
         return chosen
 
-    def _mix(self, logits: Sequence[torch.Tensor], places: Sequence[list[int]]) -> torch.Tensor:
+    def _mix_logits(self, logits: Sequence[torch.Tensor], places: Sequence[list[int]]) -> torch.Tensor:
         """Each particle's logits, [R, w, vocabulary], from those of the texts the models read."""
         size = len(places[0]) // len(self._weights)
         shares: dict[int, torch.Tensor] = {}
         mixed = []
         for particle, weights in enumerate(self._weights):
-            uses = self._uses(particle)
+            uses = self._models_of_particle(particle)
             own = [places[k][particle * size : (particle + 1) * size] for k in uses]
             if len(uses) == 1 and weights[uses[0]] > 0:
                 mixed.append(logits[uses[0]][own[0]])
@@ -159,5 +159,5 @@ class MixedModel:
                 if k not in shares:
                     shares[k] = logits[k].softmax(-1)
                 total = weights[k] * shares[k][rows] + total
-            mixed.append(total.clamp(min=FLOOR).log())
+            mixed.append(total.clamp(min=MIN_PROBABILITY).log())
         return torch.cat(mixed)

@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from swarm.engine import Experts
-from swarm.engine.base import Base
+from swarm.engine import ExpertPool
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.panel import MIXTURE, Panel
+from swarm.engine.panel import MIXTURE_FILE, ModelEnsemble
 from swarm.engine.plan import BATCH_CPU, BATCH_GPU
-from swarm.engine.tokens import context_of, end_tokens, templated
+from swarm.engine.tokens import context_length_of, end_token_ids, apply_chat_template
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 
-PROBE = "Question: is 3 + 4 = 7?\n(A) yes (B) no\nAnswer:"
+PROBE_TEXT = "Question: is 3 + 4 = 7?\n(A) yes (B) no\nAnswer:"
 """A text that all tokenizers have to cut alike."""
 
 
-class TokenEngine(HFEngine):
+class TokenEnsembleEngine(HFEngine):
     """Answers with mixtures of a panel's next-token distributions (arXiv 2410.11163, figure 5).
 
     The next token's chances are sum_k w_k p_k, one below zero counted as none; greedy decoding
@@ -37,24 +37,24 @@ class TokenEngine(HFEngine):
         # A mixed model takes all particles at once, as a stacked one does.
         super().__init__("stacked", max_tokens)
 
-    def check(self, base: Base, pool: Experts) -> Any:
+    def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.Engine`."""
-        models, tokenizer, _ = agreed(panel(pool).load("meta"))
-        self.context = min(map(context_of, models))
+        models, tokenizer, _ = collect_compatible(as_model_ensemble(pool).load_members("meta"))
+        self.context = min(map(context_length_of, models))
         return tokenizer
 
-    def open(self, base: Base, pool: Experts, device: str) -> None:
+    def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.Engine`; the panel's members say themselves what they are based on."""
-        from swarm.engine.mixed import MixedModel
+        from swarm.engine.mixed import EnsembleModel
 
-        models, self._tokenizer, width = agreed(panel(pool).load(device))
-        self._model = self._stack = MixedModel(models, width)
+        models, self._tokenizer, width = collect_compatible(as_model_ensemble(pool).load_members(device))
+        self._model = self._stack = EnsembleModel(models, width)
         self._count = len(models)
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
-        self._ends = frozenset().union(*(end_tokens(model, self._tokenizer) for model in models))
-        self._context = min(map(context_of, models))
+        self._ends = frozenset().union(*(end_token_ids(model, self._tokenizer) for model in models))
+        self._context = min(map(context_length_of, models))
 
-    def answer_each(self, weights: np.ndarray, requests: Sequence[Request]) -> list[Completion]:
+    def generate_weighted(self, weights: np.ndarray, requests: Sequence[Request]) -> list[Completion]:
         """Answer each of R requests with a mixture of its own, whose weights are [R, K].
 
         A model reads only the requests in which it has a weight. To the mixed model each request
@@ -62,18 +62,18 @@ class TokenEngine(HFEngine):
         """
         import torch
 
-        cost = [self._cost(request) for request in requests]
+        cost = [self._count_row_tokens(request) for request in requests]
         done: dict[int, Completion] = {}
         order = sorted(range(len(requests)), key=lambda i: (-cost[i], i))
         for scored in (False, True):
             waiting = [i for i in order if bool(requests[i].choices) == scored]
             while waiting:
                 chosen = waiting[: max(1, self._budget // cost[waiting[0]])]
-                self._stack.set(torch.from_numpy(weights[chosen]))
+                self._stack.set_positions(torch.from_numpy(weights[chosen]))
                 try:
-                    rows = self._answer_batch([[requests[i]] for i in chosen])
+                    rows = self._generate_batch([[requests[i]] for i in chosen])
                 except torch.OutOfMemoryError:
-                    self._halve(len(chosen), cost[waiting[0]])
+                    self._reduce_batch(len(chosen), cost[waiting[0]])
                     continue
                 done |= {i: row[0] for i, row in zip(chosen, rows, strict=True)}
                 waiting = waiting[len(chosen) :]
@@ -85,10 +85,10 @@ class TokenEngine(HFEngine):
         It is the mean negative log probability of a prompt's tokens; turns are read as the chat
         template writes them.
         """
-        texts = [written(self._tokenizer, prompt) for prompt in prompts]
+        texts = [prompt_to_text(self._tokenizer, prompt) for prompt in prompts]
         different = list(dict.fromkeys(texts))
         asked = [[Request("", 0, (text,)) for text in different]] * self._count
-        rows = self.answer(np.eye(self._count), asked)
+        rows = self.generate(np.eye(self._count), asked)
         found = {
             text: [-said.logprobs[0] / max(1, said.choice_tokens[0]) for said in column]
             for text, column in zip(different, zip(*rows, strict=True), strict=True)
@@ -97,7 +97,7 @@ class TokenEngine(HFEngine):
         return np.array([found[text] for text in texts]), tokens
 
 
-class Mixture:
+class TokenEnsembleModel:
     """The mixture that a search has saved, as a model (`swarm.models.Model`).
 
     Args:
@@ -114,53 +114,53 @@ class Mixture:
     ) -> None:
         self.panel, weights = read_mixture(folder, trust_remote_code)
         self.weights = weights[None]
-        self._engine = TokenEngine()
+        self._engine = TokenEnsembleEngine()
         self._engine.open(self.panel.base, self.panel, device)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `swarm.models.Model`."""
-        return self._engine.answer(self.weights, [requests])[0]
+        return self._engine.generate(self.weights, [requests])[0]
 
 
-def read_mixture(folder: str | Path, trust_remote_code: bool = False) -> tuple[Panel, np.ndarray]:
+def read_mixture(folder: str | Path, trust_remote_code: bool = False) -> tuple[ModelEnsemble, np.ndarray]:
     """The open panel of a saved mixture, and its weights [K].
 
     Raises:
         UserError: There is no mixture in the folder, or a model of it is gone.
     """
-    file = Path(folder) / MIXTURE
+    file = Path(folder) / MIXTURE_FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         weights = np.array(content["weights"], dtype=np.float64)
         settings = {key: content["base"][key] for key in ("path", "name", "dtype")}
-        base = Base(**settings, trust_remote_code=trust_remote_code)
-        return Panel(content["models"], base).open(), weights
+        base = BaseModel(**settings, trust_remote_code=trust_remote_code)
+        return ModelEnsemble(content["models"], base).open(), weights
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is no mixture that can be read: {error!r}") from None
 
 
-def written(tokenizer: Any, prompt: Any) -> str:
+def prompt_to_text(tokenizer: Any, prompt: Any) -> str:
     """A request's prompt as the text that a model reads, without what begins every text."""
     if isinstance(prompt, str):
         return prompt
-    text = templated(tokenizer, prompt, tokenize=False)
+    text = apply_chat_template(tokenizer, prompt, tokenize=False)
     return str(text).removeprefix(tokenizer.bos_token or "")
 
 
-def panel(pool: Experts) -> Panel:
+def as_model_ensemble(pool: ExpertPool) -> ModelEnsemble:
     """The pool, as the panel it has to be.
 
     Raises:
         UserError: It is of another kind.
     """
-    if isinstance(pool, Panel):
+    if isinstance(pool, ModelEnsemble):
         return pool
     raise UserError(
         "engine=token mixes whole models and needs pool=models; for adapters choose engine=hf"
     )
 
 
-def agreed(members: Iterable[tuple[str, Any, Any]]) -> tuple[list[Any], Any, int]:
+def collect_compatible(members: Iterable[tuple[str, Any, Any]]) -> tuple[list[Any], Any, int]:
     """The models, the first one's tokenizer, and the size of the vocabulary that they share.
 
     Args:
@@ -173,7 +173,7 @@ def agreed(members: Iterable[tuple[str, Any, Any]]) -> tuple[list[Any], Any, int
     first, _, tokenizer = opened[0]
     width = max(tokenizer.get_vocab().values()) + 1
     for name, model, other in opened:
-        if difference := differing(tokenizer, other):
+        if difference := describe_tokenizer_difference(tokenizer, other):
             raise UserError(
                 f"pool.models: {first} and {name} do not share a tokenizer: {difference}; "
                 "only models with the same vocabulary can be mixed token by token"
@@ -187,7 +187,7 @@ def agreed(members: Iterable[tuple[str, Any, Any]]) -> tuple[list[Any], Any, int
     return [model for _, model, _ in opened], tokenizer, width
 
 
-def differing(one: Any, other: Any) -> str | None:
+def describe_tokenizer_difference(one: Any, other: Any) -> str | None:
     """How two tokenizers differ, in words; `None` where a text is the same tokens to both.
 
     Which tokens begin, end and pad a text may differ, as between a base model and its chat
@@ -204,6 +204,6 @@ def differing(one: Any, other: Any) -> str | None:
     ]
     if differ := sorted(special[0] ^ special[1]):
         return f"{differ[0]!r} is a special token of one alone"
-    if one(PROBE).input_ids != other(PROBE).input_ids:
+    if one(PROBE_TEXT).input_ids != other(PROBE_TEXT).input_ids:
         return "they cut or begin a text differently"
     return None

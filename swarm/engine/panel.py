@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm import places
-from swarm.adapters import CONFIG, Adapter, read_adapter
-from swarm.engine.base import Base
-from swarm.engine.sources import in_hub_cache
+from swarm.adapters import CONFIG_FILE, Adapter, read_adapter
+from swarm.engine.base import BaseModel
+from swarm.engine.sources import find_in_hub_cache
 from swarm.errors import UserError
 from swarm.files import write_json
 
 if TYPE_CHECKING:
     from swarm.pool.agreement import NamedModel
 
-MIXTURE = "mixture.json"
+MIXTURE_FILE = "mixture.json"
 
 
 @dataclass(frozen=True)
-class Member:
+class EnsembleMember:
     """One model of a panel.
 
     Attributes:
@@ -33,11 +33,11 @@ class Member:
     """
 
     name: str
-    base: Base
+    base: BaseModel
     adapter: Adapter | None = None
 
 
-class Panel:
+class ModelEnsemble:
     """K models; a position is their weights in the mixture of their next-token distributions.
 
     Args:
@@ -52,10 +52,10 @@ class Panel:
     saves = "mixture"
     groups: Sequence[str] = ("all",)
 
-    def __init__(self, models: Sequence[str] | None, base: Base | None = None) -> None:
-        self.models, self.names = listed(models)
-        self.base = base or Base(self.models[0])
-        self._members: list[Member] = []
+    def __init__(self, models: Sequence[str] | None, base: BaseModel | None = None) -> None:
+        self.models, self.names = parse_models(models)
+        self.base = base or BaseModel(self.models[0])
+        self._members: list[EnsembleMember] = []
 
     @property
     def own(self) -> int:
@@ -64,9 +64,9 @@ class Panel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A panel travels to a worker as its settings, closed; the worker opens its own files."""
-        return Panel, (self.models, self.base)
+        return ModelEnsemble, (self.models, self.base)
 
-    def open(self, base: "str | NamedModel | None" = None) -> "Panel":
+    def open(self, base: "str | NamedModel | None" = None) -> "ModelEnsemble":
         """Find out what each member is, from configurations alone; gives the panel itself.
 
         Args:
@@ -75,24 +75,24 @@ class Panel:
         Raises:
             UserError: An adapter cannot be read, or nobody says what it is an adapter of.
         """
-        if is_adapter(self.base.path):
+        if is_adapter_folder(self.base.path):
             raise UserError(
                 f"pool.models: the first, {self.base.path}, is an adapter: say what it is an "
                 "adapter of, e.g. model=local model.path=BASE"
             )
-        self._members = [self._member(*pair) for pair in zip(self.names, self.models, strict=True)]
+        self._members = [self._build_member(*pair) for pair in zip(self.names, self.models, strict=True)]
         return self
 
-    def _member(self, name: str, path: str) -> Member:
-        if not is_adapter(path):
-            return Member(name, opened_like(self.base, path))
-        adapter = read_adapter(places.find(path))
+    def _build_member(self, name: str, path: str) -> EnsembleMember:
+        if not is_adapter_folder(path):
+            return EnsembleMember(name, base_model_like(self.base, path))
+        adapter = read_adapter(places.find_path(path))
         known = {Path(one).name for one in (self.base.path, self.base.name) if one}
-        if adapter.base is None or Path(adapter.base).name in known:
-            return Member(name, self.base, adapter)
-        return Member(name, opened_like(self.base, adapter.base), adapter)
+        if adapter.base_model is None or Path(adapter.base_model).name in known:
+            return EnsembleMember(name, self.base, adapter)
+        return EnsembleMember(name, base_model_like(self.base, adapter.base_model), adapter)
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[EnsembleMember]:
         """The models, once the panel is open."""
         if not self._members:
             raise RuntimeError("the panel has to be opened first: Panel.open()")
@@ -105,13 +105,13 @@ class Panel:
             UserError: A model is not there and cannot be downloaded, or a weight is not finite.
         """
         for member in self.members():
-            with named():
+            with name_pool_models_key():
                 member.base.resolve()
             if member.adapter:
                 for module in member.adapter.shapes:
-                    member.adapter.factors(module)
+                    member.adapter.load_factors(module)
 
-    def load(self, device: str) -> Iterator[tuple[str, Any, Any]]:
+    def load_members(self, device: str) -> Iterator[tuple[str, Any, Any]]:
         """Name, model and tokenizer of each member on `device`; "meta" is shapes and no weights.
 
         Adapters of one base share its weights.
@@ -119,15 +119,15 @@ class Panel:
         Raises:
             UserError: A model cannot be opened, or an adapter does not fit its base.
         """
-        opened: dict[Base, tuple[Any, Any]] = {}
+        opened: dict[BaseModel, tuple[Any, Any]] = {}
         for member in self.members():
             base = member.base
-            with named():
+            with name_pool_models_key():
                 if base not in opened:
-                    opened[base] = base.outline() if device == "meta" else base.load(device)
+                    opened[base] = base.load_without_weights() if device == "meta" else base.load(device)
             model, tokenizer = opened[base]
             if member.adapter:
-                model = adapted(model, member, device)
+                model = with_adapter(model, member, device)
             yield member.name, model, tokenizer
 
     def fingerprint(self) -> str:
@@ -136,7 +136,7 @@ class Panel:
         for member in self.members():
             digest.update(f"{member.name}\n{member.base.fingerprint()}\n".encode())
             if member.adapter:
-                digest.update(member.adapter.identity())
+                digest.update(member.adapter.identity_bytes())
         return digest.hexdigest()[:16]
 
     def save(
@@ -153,21 +153,21 @@ class Panel:
         if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
             raise UserError(f"expected {len(self.models)} finite weights, one a model: {vector}")
         settings = {
-            "path": _place(self.base),
+            "path": _portable_path(self.base),
             "name": self.base.name or self.base.path,
             "dtype": self.base.dtype,
         }
         models = [
-            str(member.adapter.folder.absolute()) if member.adapter else _place(member.base)
+            str(member.adapter.folder.absolute()) if member.adapter else _portable_path(member.base)
             for member in self.members()
         ]
         content = {"models": models, "weights": vector, "base": settings}
-        write_json(Path(folder) / MIXTURE, content)
+        write_json(Path(folder) / MIXTURE_FILE, content)
         note = {"experts": self.names, "coefficients": vector, "space": "tokens"}
         write_json(Path(folder) / "swarm.json", {**(extra or {}), **note})
 
 
-def listed(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
+def parse_models(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """The models that pool.models gives, and their names: the last part of each, or all of it.
 
     Raises:
@@ -185,21 +185,21 @@ def listed(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return given, last if len(set(last)) == len(last) else given
 
 
-def opened_like(base: Base, path: str) -> Base:
+def base_model_like(base: BaseModel, path: str) -> BaseModel:
     """The model at `path`, opened with the settings of `base`."""
     if path in (base.path, base.name):
         return base
     # The wheel stands for the base alone.
-    return Base(path, None, base.dtype, base.trust_remote_code)
+    return BaseModel(path, None, base.dtype, base.trust_remote_code)
 
 
-def is_adapter(path: str | None) -> bool:
+def is_adapter_folder(path: str | None) -> bool:
     """Whether `path` is a folder with an adapter and no model."""
-    folder = places.find(path or "")
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+    folder = places.find_path(path or "")
+    return (folder / CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
 
 
-def adapted(model: Any, member: Member, device: str) -> Any:
+def with_adapter(model: Any, member: EnsembleMember, device: str) -> Any:
     """The model with a member's adapter in its layers; weights shared, `model` left as it is.
 
     Raises:
@@ -207,7 +207,7 @@ def adapted(model: Any, member: Member, device: str) -> Any:
     """
     import torch
 
-    from swarm.engine.stacked import Stack
+    from swarm.engine.stacked import BatchedLoraModel
 
     adapter = member.adapter
     assert adapter is not None
@@ -215,11 +215,11 @@ def adapted(model: Any, member: Member, device: str) -> Any:
     twin = copy.deepcopy(model, shared)
     basis = {}
     for module in adapter.shapes:
-        down, up = adapter.factors(module)
-        scaled = (up.double() * adapter.scaling(module)).float()
+        down, up = adapter.load_factors(module)
+        scaled = (up.double() * adapter.lora_scaling(module)).float()
         basis[module] = (down.float()[None], scaled[None])
     try:
-        Stack(twin, basis, device, model.dtype).set(torch.ones(1, 1))
+        BatchedLoraModel(twin, basis, device, model.dtype).set_positions(torch.ones(1, 1))
     except KeyError as error:
         reason = f"it adapts {error.args[0]}, which is no linear layer there"
     except ValueError as error:
@@ -230,7 +230,7 @@ def adapted(model: Any, member: Member, device: str) -> Any:
 
 
 @contextmanager
-def named() -> Iterator[None]:
+def name_pool_models_key() -> Iterator[None]:
     """Name the key that a member came by, where a base model would name its own."""
     try:
         yield
@@ -239,8 +239,8 @@ def named() -> Iterator[None]:
         raise UserError(message, error.code) from None
 
 
-def _place(base: Base) -> str:
+def _portable_path(base: BaseModel) -> str:
     """Where a model is to be found from any folder: its hub id, or its folder's absolute path."""
     path, folder = str(base.path), Path(base.resolve())
-    hub = not places.find(path).is_dir() and folder == in_hub_cache(path)
+    hub = not places.find_path(path).is_dir() and folder == find_in_hub_cache(path)
     return path if hub else str(folder.absolute())

@@ -17,7 +17,7 @@ BATCH_CPU, BATCH_GPU = 4096, 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DeviceProfile:
     """What the choice depends on, besides the work.
 
     Attributes:
@@ -33,7 +33,7 @@ class Facts:
     free_bytes: int
 
 
-def choose(particles: int, rows: int, facts: Facts) -> tuple[str, str]:
+def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, str]:
     """The plan for `particles` positions with `rows` requests each, and why, in words.
 
     Merging gives the base's own speed to one particle at a time, but in bfloat16 it rounds the
@@ -52,17 +52,17 @@ def choose(particles: int, rows: int, facts: Facts) -> tuple[str, str]:
     return "merged", f"{rows} requests a particle, enough to run as fast as the base alone"
 
 
-def facts(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> Facts:
+def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> DeviceProfile:
     """What `choose` needs to know of a model whose linear layers of these shapes are adapted."""
     import torch
 
     gpu = device != "cpu"
-    free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory()
+    free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory_bytes()
     size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize
-    return Facts(gpu, model.dtype == torch.float32, size, free)
+    return DeviceProfile(gpu, model.dtype == torch.float32, size, free)
 
 
-def available_memory() -> int:
+def available_memory_bytes() -> int:
     """Bytes of main memory that are free or can be freed; a large number where nobody knows."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -18,17 +18,17 @@ from swarm.errors import UserError
 from swarm.models import Request
 
 if TYPE_CHECKING:
-    from swarm.engine.decode import Row
+    from swarm.engine.decode import DecodingRow
 
-MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
+HASH_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
 """Shifts and multipliers of a 32-bit integer hash of low bias (Wellons 2018, lowbias32)."""
 
-COLDEST = 1e-6
+MIN_TEMPERATURE = 1e-6
 """A temperature below counts as this one, which is greedy but for ties, and overflows nothing."""
 
 
 @dataclass(slots=True)
-class Draw:
+class SamplingState:
     """How one row's tokens are chosen and told of.
 
     Attributes:
@@ -45,7 +45,7 @@ class Draw:
     told: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
 
 
-def drawing(request: Request, prompt: Sequence[int]) -> Draw | None:
+def build_sampling_state(request: Request, prompt: Sequence[int]) -> SamplingState | None:
     """How a request's tokens are chosen; `None`: the likeliest, and nothing is told.
 
     A seed of `None` is 0.
@@ -65,10 +65,10 @@ def drawing(request: Request, prompt: Sequence[int]) -> Draw | None:
     if not heat and not top:
         return None
     told = repr((request.seed or 0, request.sample, list(prompt)))
-    return Draw(heat, hashlib.blake2b(told.encode(), digest_size=16).digest(), top)
+    return SamplingState(heat, hashlib.blake2b(told.encode(), digest_size=16).digest(), top)
 
 
-def pick(logits: torch.Tensor, rows: "Sequence[Row]") -> torch.Tensor:
+def sample_tokens(logits: torch.Tensor, rows: "Sequence[DecodingRow]") -> torch.Tensor:
     """The next token of each row, [R], from logits [R, vocabulary]; `Draw.told` grows.
 
     A draw is the likeliest token after Gumbel noise is added to the tempered logits, which is a
@@ -78,15 +78,15 @@ def pick(logits: torch.Tensor, rows: "Sequence[Row]") -> torch.Tensor:
     live = [(place, row.draw, len(row.new)) for place, row in enumerate(rows) if row.live]
     if drawn := [(place, draw, new) for place, draw, new in live if draw and draw.temperature]:
         places = torch.tensor([place for place, _, _ in drawn], device=logits.device)
-        heat = logits.new_tensor([max(draw.temperature, COLDEST) for _, draw, _ in drawn])
-        noise = gumbel([counted(draw.key, new) for _, draw, new in drawn], logits)
+        heat = logits.new_tensor([max(draw.temperature, MIN_TEMPERATURE) for _, draw, _ in drawn])
+        noise = gumbel_noise([random_key(draw.key, new) for _, draw, new in drawn], logits)
         tokens[places] = logits[places].div_(heat[:, None]).add_(noise).argmax(dim=-1)
     if told := [(place, draw) for place, draw, _ in live if draw and draw.top]:
-        _tell(logits, tokens, told)
+        _record_logprobs(logits, tokens, told)
     return tokens
 
 
-def _tell(logits: torch.Tensor, tokens: torch.Tensor, told: Sequence[tuple[int, Draw]]) -> None:
+def _record_logprobs(logits: torch.Tensor, tokens: torch.Tensor, told: Sequence[tuple[int, SamplingState]]) -> None:
     """Note what the rows at these places are about to say."""
     places = torch.tensor([place for place, _ in told], device=logits.device)
     logprobs = logits[places].log_softmax(dim=-1)
@@ -98,27 +98,27 @@ def _tell(logits: torch.Tensor, tokens: torch.Tensor, told: Sequence[tuple[int, 
         draw.told.append((chosen[row], top))
 
 
-def counted(key: bytes, place: int) -> tuple[int, int]:
+def random_key(key: bytes, place: int) -> tuple[int, int]:
     """Two 32-bit numbers that the token at a place draws its noise from."""
     digest = hashlib.blake2b(place.to_bytes(8, "big"), key=key, digest_size=8).digest()
     return tuple(int.from_bytes(half, "big", signed=True) for half in (digest[:4], digest[4:]))  # type: ignore[return-value]
 
 
-def gumbel(keys: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
+def gumbel_noise(keys: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise [R, vocabulary], the same on every device up to rounding.
 
     A token's number is its id and the row's keys through two rounds of a hash.
     """
     first, second = torch.tensor(keys, dtype=torch.int32, device=like.device).T[:, :, None]
-    numbers = _hashed(torch.arange(like.shape[1], dtype=torch.int32, device=like.device) ^ first)
-    numbers = _hashed(numbers ^ second).bitwise_and_(0x7FFFFFFF)
+    numbers = _hash_numbers(torch.arange(like.shape[1], dtype=torch.int32, device=like.device) ^ first)
+    numbers = _hash_numbers(numbers ^ second).bitwise_and_(0x7FFFFFFF)
     # Uniform in (0, 1), finest near 0, whence the largest noise comes; one at 1 is never chosen.
     uniform = numbers.float().add_(0.5).mul_(2.0**-31)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def _hashed(numbers: torch.Tensor) -> torch.Tensor:
-    for shift, factor in MIXING:
+def _hash_numbers(numbers: torch.Tensor) -> torch.Tensor:
+    for shift, factor in HASH_ROUNDS:
         # The shift keeps the sign, which the mask takes away.
         numbers ^= (numbers >> shift).bitwise_and_((1 << (32 - shift)) - 1)
         numbers *= factor

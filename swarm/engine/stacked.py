@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 
 Factors = Sequence[torch.Tensor]
 """A and B of all experts, and where in a position their coefficients are (`Basis.held`)."""
 
 
-class StackedLinear(nn.Module):
+class BatchedLoraLinear(nn.Module):
     """A linear layer plus `B[p] @ A[p]` on the rows of particle p.
 
     Attributes:
@@ -60,7 +60,7 @@ class StackedLinear(nn.Module):
         )
         return mixed.view(out.shape)
 
-    def merge(self, down: torch.Tensor, up: torch.Tensor) -> None:
+    def merge_update(self, down: torch.Tensor, up: torch.Tensor) -> None:
         """Become one particle with A [r, in] and B [out, r], as fast as the base alone."""
         weight = self.linear.weight
         if self.merged is None:
@@ -68,7 +68,7 @@ class StackedLinear(nn.Module):
         torch.addmm(weight, up.to(weight.dtype), down.to(weight.dtype), out=self.merged)
 
 
-class Stack:
+class BatchedLoraModel:
     """The stacked layers of one model, put in place of its linear layers.
 
     Args:
@@ -90,7 +90,7 @@ class Stack:
         self._model = model
         self._dtype = dtype
         self._basis: dict[str, tuple[torch.Tensor, ...]] = {}
-        self._layers: dict[str, StackedLinear] = {}
+        self._layers: dict[str, BatchedLoraLinear] = {}
         modules = dict(model.named_modules())
         for name, (down, up, *where) in basis.items():
             linear = modules.get(name)
@@ -106,22 +106,22 @@ class Stack:
             places = where[0] if where else torch.arange(len(down))
             self._basis[name] = (down.to(device, kind), up.to(device, kind), places.to(device))
         for name in self._basis:
-            self._layers[name] = StackedLinear(modules[name])  # type: ignore[arg-type]
-            self._put(name, self._layers[name])
+            self._layers[name] = BatchedLoraLinear(modules[name])  # type: ignore[arg-type]
+            self._replace_module(name, self._layers[name])
 
-    def _put(self, name: str, module: nn.Module) -> None:
+    def _replace_module(self, name: str, module: nn.Module) -> None:
         parent, _, leaf = name.rpartition(".")
         setattr(self._model.get_submodule(parent), leaf, module)
 
     @torch.inference_mode()
-    def set(self, coefficients: torch.Tensor, merge: bool = False) -> None:
+    def set_positions(self, coefficients: torch.Tensor, merge: bool = False) -> None:
         """Become P positions, [P, G * K]; what is mixed is mixed in float32.
 
         Args:
             merge: Add the update to a copy of the weights; for a single position.
         """
         if not merge:
-            self.attach(coefficients)
+            self.attach_positions(coefficients)
             return
         for name, (down, up, places) in self._basis.items():
             weights = coefficients.to(down.device, torch.float32).index_select(1, places)
@@ -130,9 +130,9 @@ class Stack:
                 up = torch.einsum("pk,kor->por", weights, up)
             else:
                 down, up = down[None], up * weights[:, None]
-            self._layers[name].merge(down[0], up[0])
+            self._layers[name].merge_update(down[0], up[0])
 
-    def attach(self, coefficients: torch.Tensor) -> None:
+    def attach_positions(self, coefficients: torch.Tensor) -> None:
         """As `set` without merging; a gradient flows back into coefficients that require one."""
         for name, (down, up, places) in self._basis.items():
             layer = self._layers[name]
@@ -144,7 +144,7 @@ class Stack:
             layer.shares = None if down.dim() == 3 else weights[:, None]
             layer.merged = None
 
-    def spoiled(self) -> int | None:
+    def first_nonfinite(self) -> int | None:
         """The first position of those set whose mixed factors are NaN or infinite, if any is."""
         good: torch.Tensor | None = None
         for layer in self._layers.values():
@@ -157,26 +157,26 @@ class Stack:
         bad = [] if good is None else (~good).nonzero().flatten().tolist()
         return bad[0] if bad else None
 
-    def clear(self) -> None:
+    def clear_positions(self) -> None:
         """Leave the base model alone until the next `set`."""
         for layer in self._layers.values():
             layer.down = layer.up = layer.shares = layer.merged = None
 
-    def remove(self) -> None:
+    def remove_layers(self) -> None:
         """Give the model its own layers back; they were never written to."""
         for name, layer in self._layers.items():
-            self._put(name, layer.linear)
+            self._replace_module(name, layer.linear)
         self._layers.clear()
 
 
-def stack(model: Any, basis: Any, device: str, base: Base, folder: str | Path) -> Stack:
+def install_lora_layers(model: Any, basis: Any, device: str, base: BaseModel, folder: str | Path) -> BatchedLoraModel:
     """The experts' layers put into the model.
 
     Raises:
         UserError: The pool does not fit the base.
     """
     try:
-        return Stack(model, basis, device, model.dtype)
+        return BatchedLoraModel(model, basis, device, model.dtype)
     except KeyError as error:
         raise UserError(
             f"pool.folder={folder}: the experts adapt {error.args[0]}, which the base "

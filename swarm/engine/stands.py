@@ -11,19 +11,19 @@ import numpy as np
 
 from swarm.adapters import Adapter, read_adapter
 from swarm.engine import Engine
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import TokenEngine, read_mixture
-from swarm.engine.panel import MIXTURE, Panel, is_adapter
+from swarm.engine.mixture import TokenEnsembleEngine, read_mixture
+from swarm.engine.panel import MIXTURE_FILE, ModelEnsemble, is_adapter_folder
 from swarm.errors import UserError
-from swarm.manifest import verify
-from swarm.pool.agreement import check_bases, check_names, common_shapes
+from swarm.manifest import verify_run_file
+from swarm.pool.agreement import check_base_models, check_module_names, common_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Stand(Protocol):
+class ModelGroup(Protocol):
     """Voices that one model answers for together.
 
     Attributes:
@@ -38,9 +38,9 @@ class Stand(Protocol):
     def positions(self) -> np.ndarray: ...
 
     @property
-    def key(self) -> object: ...
+    def group_key(self) -> object: ...
 
-    def joined(self, other: Any) -> "Stand":
+    def merge_with(self, other: Any) -> "ModelGroup":
         """This stand with the voices of another one of the same key after its own.
 
         Raises:
@@ -48,7 +48,7 @@ class Stand(Protocol):
         """
         ...
 
-    def tokenizer(self) -> Any:
+    def load_tokenizer(self) -> Any:
         """What writes the prompts; nothing else is loaded.
 
         Raises:
@@ -56,7 +56,7 @@ class Stand(Protocol):
         """
         ...
 
-    def context(self) -> float:
+    def context_length(self) -> float:
         """Tokens that the model can have; infinity where its configuration says nothing.
 
         Raises:
@@ -83,14 +83,14 @@ class Stand(Protocol):
 
 
 @dataclass
-class Adapted:
+class AdapterGroup:
     """A base with adapters of which each answers as it is, and perhaps the base itself.
 
     Attributes:
         members: The adapter of each voice; `None` is the base.
     """
 
-    base: Base
+    base: BaseModel
     places: list[int]
     members: list[Adapter | None]
 
@@ -108,64 +108,64 @@ class Adapted:
         return found
 
     @property
-    def key(self) -> object:
+    def group_key(self) -> object:
         """See `Stand.key`."""
         return self.base
 
-    def joined(self, other: "Adapted") -> "Adapted":
+    def merge_with(self, other: "AdapterGroup") -> "AdapterGroup":
         """See `Stand.joined`."""
         both = replace(
             self, places=[*self.places, *other.places], members=[*self.members, *other.members]
         )
-        check_bases(both.adapters, self.base)
-        check_names(both.adapters)
+        check_base_models(both.adapters, self.base)
+        check_module_names(both.adapters)
         common_shapes(both.adapters)
         return both
 
-    def tokenizer(self) -> Any:
+    def load_tokenizer(self) -> Any:
         """See `Stand.tokenizer`."""
-        return self.base.tokenizer(self.base.resolve())
+        return self.base.load_tokenizer(self.base.resolve())
 
-    def context(self) -> float:
+    def context_length(self) -> float:
         """See `Stand.context`."""
-        return self.base.context()
+        return self.base.context_length()
 
     def check(self) -> None:
         """See `Stand.check`; every weight of the adapters is read once."""
-        from swarm.engine.stacked import stack
+        from swarm.engine.stacked import install_lora_layers
 
-        model, _ = outline(self.base)
-        factors = {name: [one.to("meta") for one in pair] for name, pair in self._basis().items()}
-        stack(model, factors, "meta", self.base, self._folder()).remove()
+        model, _ = load_cached_without_weights(self.base)
+        factors = {name: [one.to("meta") for one in pair] for name, pair in self._build_basis().items()}
+        install_lora_layers(model, factors, "meta", self.base, self._experts_folder()).remove_layers()
 
     def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
         """See `Stand.load`."""
         if engine is not None:
-            engine.adapt(self.base, device, self._basis(), self._folder())
+            engine.replace_adapters(self.base, device, self._build_basis(), self._experts_folder())
             return engine
         engine = HFEngine()
-        engine.load(self.base, device, self._basis(), self._folder())
+        engine.load_base(self.base, device, self._build_basis(), self._experts_folder())
         return engine
 
-    def _folder(self) -> str | Path:
+    def _experts_folder(self) -> str | Path:
         return self.adapters[0].folder.parent if self.adapters else ""
 
-    def _basis(self) -> dict[str, tuple["Tensor", "Tensor"]]:
-        return basis(self.adapters)
+    def _build_basis(self) -> dict[str, tuple["Tensor", "Tensor"]]:
+        return build_basis(self.adapters)
 
     def fingerprint(self) -> str:
         """See `Stand.fingerprint`."""
         digest = hashlib.sha256(self.base.fingerprint().encode())
         for adapter in self.adapters:
-            digest.update(adapter.identity())
+            digest.update(adapter.identity_bytes())
         return digest.hexdigest()[:16]
 
 
 @dataclass
-class Mixtures:
+class EnsembleGroup:
     """Mixtures of the same panel of whole models."""
 
-    panel: Panel
+    panel: ModelEnsemble
     places: list[int]
     weights: list[np.ndarray]
 
@@ -175,33 +175,33 @@ class Mixtures:
         return np.stack(self.weights)
 
     @property
-    def key(self) -> object:
+    def group_key(self) -> object:
         """See `Stand.key`."""
         return (*self.panel.models, self.panel.base)
 
-    def joined(self, other: "Mixtures") -> "Mixtures":
+    def merge_with(self, other: "EnsembleGroup") -> "EnsembleGroup":
         """See `Stand.joined`."""
-        return Mixtures(self.panel, [*self.places, *other.places], [*self.weights, *other.weights])
+        return EnsembleGroup(self.panel, [*self.places, *other.places], [*self.weights, *other.weights])
 
-    def tokenizer(self) -> Any:
+    def load_tokenizer(self) -> Any:
         """See `Stand.tokenizer`."""
-        return TokenEngine().check(self.panel.base, self.panel)
+        return TokenEnsembleEngine().check(self.panel.base, self.panel)
 
-    def context(self) -> float:
+    def context_length(self) -> float:
         """See `Stand.context`."""
-        engine = TokenEngine()
+        engine = TokenEnsembleEngine()
         engine.check(self.panel.base, self.panel)
         return engine.context
 
     def check(self) -> None:
         """See `Stand.check`."""
         self.panel.check()
-        self.tokenizer()
+        self.load_tokenizer()
 
-    def load(self, device: str, engine: TokenEngine | None = None) -> TokenEngine:
+    def load(self, device: str, engine: TokenEnsembleEngine | None = None) -> TokenEnsembleEngine:
         """See `Stand.load`."""
         if engine is None:
-            engine = TokenEngine()
+            engine = TokenEnsembleEngine()
             engine.open(self.panel.base, self.panel, device)
         return engine
 
@@ -210,53 +210,53 @@ class Mixtures:
         return f"{self.panel.fingerprint()} {self.positions.tolist()}"
 
 
-def stands(folders: Sequence[Path | None], base: Base) -> list[Stand]:
+def group_models(folders: Sequence[Path | None], base: BaseModel) -> list[ModelGroup]:
     """The folders in groups, that of the base first; `None`, or no folder at all, is the base.
 
     Raises:
         UserError: A folder is missing or holds no model, or adapters belong to another base.
     """
-    found: dict[object, Stand] = {}
+    found: dict[object, ModelGroup] = {}
     for place, folder in enumerate(folders or [None]):
-        stand = stand_of(folder, base, place)
-        known = found.get(stand.key)
-        found[stand.key] = known.joined(stand) if known else stand
-    return sorted(found.values(), key=lambda one: (one.key != base, isinstance(one, Mixtures)))
+        stand = model_group(folder, base, place)
+        known = found.get(stand.group_key)
+        found[stand.group_key] = known.merge_with(stand) if known else stand
+    return sorted(found.values(), key=lambda one: (one.group_key != base, isinstance(one, EnsembleGroup)))
 
 
-def stand_of(folder: Path | None, base: Base, place: int = 0) -> Stand:
+def model_group(folder: Path | None, base: BaseModel, place: int = 0) -> ModelGroup:
     """The stand of one folder alone.
 
     Raises:
         UserError: As `stands`.
     """
     if folder is None:
-        return Adapted(base, [place], [None])
+        return AdapterGroup(base, [place], [None])
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder")
-    verify(folder)
-    if is_adapter(str(folder)):
+    verify_run_file(folder)
+    if is_adapter_folder(str(folder)):
         adapter = read_adapter(folder)
-        check_bases([adapter], base)
-        return Adapted(base, [place], [adapter])
-    if (folder / MIXTURE).is_file():
+        check_base_models([adapter], base)
+        return AdapterGroup(base, [place], [adapter])
+    if (folder / MIXTURE_FILE).is_file():
         panel, weights = read_mixture(folder, base.trust_remote_code)
-        return Mixtures(panel, [place], [weights])
+        return EnsembleGroup(panel, [place], [weights])
     own = replace(base, path=str(folder), name=None, **WITHOUT_WHEEL)
     own.resolve()
-    return Adapted(own, [place], [None])
+    return AdapterGroup(own, [place], [None])
 
 
 @lru_cache(maxsize=1)
-def outline(base: Base) -> tuple[Any, Any]:
+def load_cached_without_weights(base: BaseModel) -> tuple[Any, Any]:
     """See `Base.outline`; kept for the next adapter of the same base, so leave it as it was."""
-    return base.outline()
+    return base.load_without_weights()
 
 
 WITHOUT_WHEEL: Mapping[str, Any] = {"wheel": None, "wheel_sha256": None, "wheel_file": None}
 
 
-def basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tensor"]]:
+def build_basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tensor"]]:
     """A [K, rank, in] and B [K, out, rank], with the scaling in it, of each adapted module.
 
     Raises:
@@ -272,8 +272,8 @@ def basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tensor"]]:
         down = torch.zeros(len(adapters), rank, inputs)
         up = torch.zeros(len(adapters), outputs, rank)
         for k, one in mine:
-            a, b = one.factors(module)
+            a, b = one.load_factors(module)
             down[k, : len(a)] = a
-            up[k, :, : len(a)] = b.double() * one.scaling(module)
+            up[k, :, : len(a)] = b.double() * one.lora_scaling(module)
         found[module] = (down, up)
     return found

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from swarm.engine.stands import Stand
+from swarm.engine.stands import ModelGroup
 from swarm.models import Completion, Request
 
-Place = int | tuple[tuple[int, float], ...]
+ModelIndex = int | tuple[tuple[int, float], ...]
 """A voice's place; or those of several with the coefficients of a mixture of them."""
 
-PATIENCE = 0.005
+BATCH_WAIT_S = 0.005
 """Seconds that the first who asks waits for others; a token of a small model takes longer."""
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class PendingRequest:
     """A question on its way.
 
     Attributes:
@@ -29,13 +29,13 @@ class Asked:
         left: Whether whoever asked has gone; what is being written for them ends at the next token.
     """
 
-    place: Place
+    place: ModelIndex
     request: Request
     answer: "Future[Completion]" = field(default_factory=Future)
     left: bool = False
 
 
-class Together:
+class Batcher:
     """Voices that one model in memory answers for, whichever threads they are asked by.
 
     A thread of its own asks the model. It takes what is waiting, equally many requests of each
@@ -45,23 +45,23 @@ class Together:
     """
 
     def __init__(self) -> None:
-        self._stand: Stand | None = None
+        self._stand: ModelGroup | None = None
         self._engine: Any = None
         self._device = "cpu"
         self._positions = np.zeros((0, 0))
         # Held while the engine answers or changes, and while the list of who waits does.
         self._busy, self._gate = threading.Lock(), threading.Lock()
-        self._waiting: list[Asked] = []
+        self._waiting: list[PendingRequest] = []
         self._answering = False
 
-    def join(self, stand: Stand) -> int:
+    def add_model(self, stand: ModelGroup) -> int:
         """Add the voice of a stand of the same key; gives its place. Nothing is loaded.
 
         Raises:
             UserError: Its adapter does not go together with those that are there.
         """
         with self._gate:
-            self._stand = self._stand.joined(stand) if self._stand else stand
+            self._stand = self._stand.merge_with(stand) if self._stand else stand
             return len(self._stand.places) - 1
 
     def open(self, device: str) -> None:
@@ -84,56 +84,56 @@ class Together:
             self._engine.plan = "stacked"
             self._positions = stand.positions
 
-    def ready(self, place: int) -> bool:
+    def is_loaded(self, place: int) -> bool:
         """Whether a voice can be asked."""
         return place < len(self._positions)
 
-    def ask(self, place: Place, requests: Sequence[Request]) -> list[Asked]:
+    def submit_requests(self, place: ModelIndex, requests: Sequence[Request]) -> list[PendingRequest]:
         """Put requests to open voices; the answers come later, each on its own."""
-        asked = [Asked(place, request) for request in requests]
+        asked = [PendingRequest(place, request) for request in requests]
         for one in asked:
-            one.request = replace(one.request, decided=_until_left(one))
+            one.request = replace(one.request, decided=_build_stop_check(one))
         with self._gate:
             self._waiting += asked
             if asked and not self._answering:
                 self._answering = True
                 # The process waits for it, whoever asks: one that torch is in must not be cut off.
-                threading.Thread(target=self._answer_all, name="swarm-local", daemon=False).start()
+                threading.Thread(target=self._run_rounds, name="swarm-local", daemon=False).start()
         return asked
 
-    def _answer_all(self) -> None:
+    def _run_rounds(self) -> None:
         """Answer round by round until nobody waits."""
-        ready: list[Asked] = []
+        ready: list[PendingRequest] = []
         while True:
-            time.sleep(PATIENCE)
+            time.sleep(BATCH_WAIT_S)
             with self._gate:
                 fresh, self._waiting = self._waiting, []
                 if not fresh and not ready:
                     self._answering = False
                     return
             with self._busy:
-                ready += [one for one in fresh if self._fits(one)]
+                ready += [one for one in fresh if self._fits_context(one)]
                 ready = [one for one in ready if not one.left]
                 if ready:
-                    chosen = next_round(ready)
-                    self._answer(chosen)
+                    chosen = select_round(ready)
+                    self._run_round(chosen)
                     done = {one for row in chosen for one in row}
                     ready = [one for one in ready if one not in done]
 
-    def _fits(self, one: Asked) -> bool:
+    def _fits_context(self, one: PendingRequest) -> bool:
         """Whether a request can be answered; who asked hears why if it cannot."""
         try:
-            one.request = self._engine.fitted(one.request)
+            one.request = self._engine.clip_to_context(one.request)
         except Exception as error:  # whatever it is, it is theirs and not this thread's
             one.answer.set_exception(error)
             return False
         return True
 
-    def _answer(self, chosen: Sequence[Sequence[Asked]]) -> None:
+    def _run_round(self, chosen: Sequence[Sequence[PendingRequest]]) -> None:
         """Answer equally many requests of several voices; what goes wrong goes to all who asked."""
-        positions = np.stack([self._position(row[0].place) for row in chosen])
+        positions = np.stack([self._build_position(row[0].place) for row in chosen])
         try:
-            found = self._engine.answer(positions, [[one.request for one in row] for row in chosen])
+            found = self._engine.generate(positions, [[one.request for one in row] for row in chosen])
         except Exception as error:  # as above
             for one in (one for row in chosen for one in row):
                 one.answer.set_exception(error)
@@ -142,17 +142,17 @@ class Together:
             for one, completion in zip(row, completions, strict=True):
                 one.answer.set_result(completion)
 
-    def _position(self, place: Place) -> np.ndarray:
+    def _build_position(self, place: ModelIndex) -> np.ndarray:
         """Of one voice, or the sum of several by their coefficients."""
         parts = ((place, 1.0),) if isinstance(place, int) else place
         found: np.ndarray = sum(share * self._positions[one] for one, share in parts)
         return found
 
 
-def next_round(ready: Sequence[Asked]) -> list[list[Asked]]:
+def select_round(ready: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
     """Of each voice that has any equally many requests, oldest first; all scored or all written."""
     scored = bool(ready[0].request.choices)
-    rows: dict[Place, list[Asked]] = {}
+    rows: dict[ModelIndex, list[PendingRequest]] = {}
     for one in ready:
         if bool(one.request.choices) == scored:
             rows.setdefault(one.place, []).append(one)
@@ -160,7 +160,7 @@ def next_round(ready: Sequence[Asked]) -> list[list[Asked]]:
     return [row[:most] for row in rows.values()]
 
 
-def _until_left(one: Asked) -> Callable[[str], bool]:
+def _build_stop_check(one: PendingRequest) -> Callable[[str], bool]:
     """Whether a text is done: as the request says, or as nobody waits for it any more."""
     decided = one.request.decided
     return lambda text: one.left or bool(decided and decided(text))

@@ -9,10 +9,10 @@ from swarm.errors import UserError
 from swarm.models import Completion, Message, Request, Token
 
 if TYPE_CHECKING:
-    from swarm.engine.decode import Row
+    from swarm.engine.decode import DecodingRow
 
 
-def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: Any) -> list[int]:
     """The token ids of a request's prompt, turns put through the chat template.
 
     Of an empty text this is what texts begin with: the beginning-of-text token or, where there is
@@ -26,10 +26,10 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
         return list(tokenizer(prompt).input_ids) or [
             tokenizer.eos_token_id if first is None else first
         ]
-    return list(templated(tokenizer, prompt, return_dict=True)["input_ids"])
+    return list(apply_chat_template(tokenizer, prompt, return_dict=True)["input_ids"])
 
 
-def templated(tokenizer: Any, turns: Sequence[Message], **how: Any) -> Any:
+def apply_chat_template(tokenizer: Any, turns: Sequence[Message], **how: Any) -> Any:
     """Turns as the chat template writes them, the answer's beginning last.
 
     A template that refuses a system's turn gets its text before the first user's.
@@ -48,7 +48,7 @@ def templated(tokenizer: Any, turns: Sequence[Message], **how: Any) -> Any:
             f"{tokenizer.name_or_path} has no chat template, which turns go through: set "
             "task.chat=false, or choose a chat model (as a judge, always)"
         )
-    for tried in (turns, folded(turns)):
+    for tried in (turns, merge_system_turn(turns)):
         try:
             asked = [turn._asdict() for turn in tried]
             return tokenizer.apply_chat_template(asked, add_generation_prompt=True, **how)
@@ -57,7 +57,7 @@ def templated(tokenizer: Any, turns: Sequence[Message], **how: Any) -> Any:
     raise UserError(f"{tokenizer.name_or_path}: its chat template refuses the turns: {reason}")
 
 
-def folded(turns: Sequence[Message]) -> list[Message]:
+def merge_system_turn(turns: Sequence[Message]) -> list[Message]:
     """The turns without a system: what it says stands in the first turn of the user."""
     said = [turn.content for turn in turns if turn.role == "system"]
     rest = [turn for turn in turns if turn.role != "system"]
@@ -66,43 +66,43 @@ def folded(turns: Sequence[Message]) -> list[Message]:
     return [Message("user", "\n\n".join(whole)), *rest] if whole else rest
 
 
-def choice_ids(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
+def encode_choice(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
     """The token ids of a choice, as it is written after its prompt.
 
     Where the two would share a token ("1" and "2" as "12"), the choice's by itself.
     """
     if isinstance(prompt, str) and prompt:
-        start, whole = prompt_ids(tokenizer, prompt), list(tokenizer(prompt + choice).input_ids)
+        start, whole = encode_prompt(tokenizer, prompt), list(tokenizer(prompt + choice).input_ids)
         if whole[: len(start)] == start:
             return whole[len(start) :]
     return list(tokenizer(choice, add_special_tokens=False).input_ids)
 
 
-def tokens_read(tokenizer: Any, request: Request) -> int:
+def count_tokens_read(tokenizer: Any, request: Request) -> int:
     """How many tokens a model reads to answer: the prompt, and choices but for their last token."""
-    choices = [choice_ids(tokenizer, request.prompt, choice) for choice in request.choices]
-    return len(prompt_ids(tokenizer, request.prompt)) + beyond(choices)
+    choices = [encode_choice(tokenizer, request.prompt, choice) for choice in request.choices]
+    return len(encode_prompt(tokenizer, request.prompt)) + count_choice_tokens(choices)
 
 
-def beyond(choices: list[list[int]]) -> int:
+def count_choice_tokens(choices: list[list[int]]) -> int:
     """How many tokens are read beyond the prompt to score these choices."""
     return sum(max(len(choice) - 1, 0) for choice in choices)
 
 
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every token id that ends a text, of the model's and of the tokenizer's."""
     stated = getattr(model.generation_config, "eos_token_id", None)
     ends = stated if isinstance(stated, list) else [stated]
     return frozenset(e for e in [*ends, tokenizer.eos_token_id] if e is not None)
 
 
-def context_of(model: Any) -> float:
+def context_length_of(model: Any) -> float:
     """How many tokens a model's positions reach; infinity where its configuration says nothing."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return found or math.inf
 
 
-def within(
+def clip_new_tokens(
     context: float, request: Request, prompt: int, longest: int,
     limit: str = "max_position_embeddings",
 ) -> Request:  # fmt: skip
@@ -125,7 +125,7 @@ def within(
     return replace(request, max_new_tokens=int(min(request.max_new_tokens, context - prompt)))
 
 
-def ending(request: Request) -> Callable[[str], bool] | None:
+def stop_check(request: Request) -> Callable[[str], bool] | None:
     """Whether a text so far is at its end, by the request's stop texts and by what settles it."""
     decided, stop = request.decided, request.stop
     if not stop:
@@ -133,20 +133,20 @@ def ending(request: Request) -> Callable[[str], bool] | None:
     return lambda text: any(one in text for one in stop) or bool(decided and decided(text))
 
 
-def until_stop(text: str, stop: Sequence[str]) -> str:
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     """A text as far as the first of the stop texts."""
     return text[: min([len(text), *(text.find(one) for one in stop if one in text)])]
 
 
-def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
     """What a reader sees of generated tokens."""
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def answered(tokenizer: Any, request: Request, row: "Row") -> Completion:
+def build_completion(tokenizer: Any, request: Request, row: "DecodingRow") -> Completion:
     """What a row that was continued came to."""
-    whole = text_of(tokenizer, row.new)
-    text = until_stop(whole, request.stop)
+    whole = decode_text(tokenizer, row.new)
+    text = cut_at_stop(whole, request.stop)
     stopped = len(text) < len(whole) or len(row.new) < row.limit
     tokens: list[Token] = []
     length = 0
@@ -154,8 +154,8 @@ def answered(tokenizer: Any, request: Request, row: "Row") -> Completion:
         if len(text) < len(whole) and length >= len(text):
             break
         before = row.new[max(0, place - 1) : place]
-        likeliest = tuple((_piece(tokenizer, before, token), value) for token, value in top)
-        tokens.append(Token(_piece(tokenizer, before, row.new[place]), logprob, likeliest))
+        likeliest = tuple((_token_text(tokenizer, before, token), value) for token, value in top)
+        tokens.append(Token(_token_text(tokenizer, before, row.new[place]), logprob, likeliest))
         length += len(tokens[-1].text)
     return Completion(
         text, (), len(row.prompt), len(row.new), finish="stop" if stopped else "length",
@@ -163,7 +163,7 @@ def answered(tokenizer: Any, request: Request, row: "Row") -> Completion:
     )  # fmt: skip
 
 
-def _piece(tokenizer: Any, before: Sequence[int], token: int) -> str:
+def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
     """What a token adds to the one before it; a special one by its name, half a character as
     U+FFFD."""
     # Some tokenizers write a word's space only where something stands before it.
@@ -174,7 +174,7 @@ def _piece(tokenizer: Any, before: Sequence[int], token: int) -> str:
     return str(whole[len(start) :])
 
 
-class KeptTokens:
+class TokenCache:
     """Token ids of what was asked for; all are forgotten when there are more than `most`.
 
     The prompts of a task come again with every particle; those that quote an answer never do, and
@@ -189,7 +189,7 @@ class KeptTokens:
         self.held = 0
         self._found: dict[object, list[int]] = {}
 
-    def of(self, text: object, prepare: Callable[[], list[int]]) -> list[int]:
+    def get_ids(self, text: object, prepare: Callable[[], list[int]]) -> list[int]:
         """The token ids of a text, or of whatever else names them; prepared if not kept."""
         # Several threads may ask a model at once: what is found must not be gone when it is given.
         if (found := self._found.get(text)) is None:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from swarm.executors.jobs import Job, Result
+from swarm.executors.jobs import Job, JobResult
 from swarm.executors.worker import Worker
 
-__all__ = ["Executor", "Job", "Result", "Worker"]
+__all__ = ["Executor", "Job", "JobResult", "Worker"]
 
 
 class Executor(Protocol):
@@ -20,7 +20,7 @@ class Executor(Protocol):
         """
         ...
 
-    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """Run the jobs and yield each result as it comes, in any order.
 
         Raises:

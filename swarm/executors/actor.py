@@ -8,12 +8,12 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.executors import cluster, packing
-from swarm.executors.jobs import Job, Result, failure
+from swarm.executors.jobs import Job, JobResult, format_failure
 from swarm.executors.worker import Worker
 from swarm.pool import Pool
 
 
-class Actor:
+class RayWorker:
     """A worker that is opened once and then answers jobs; Ray starts it again when it dies.
 
     Args:
@@ -32,7 +32,7 @@ class Actor:
         """The process number, once there is a process."""
         return os.getpid()
 
-    def run(self, job: Job, stored: list[Any]) -> Result | str:
+    def run(self, job: Job, stored: list[Any]) -> JobResult | str:
         """What the job came to, or the error: one line for people, then the traceback.
 
         Args:
@@ -42,14 +42,14 @@ class Actor:
         """
         try:
             if self._worker is None:
-                self._worker = self._open(*cluster.import_ray().get(stored))
+                self._worker = self._open_worker(*cluster.import_ray().get(stored))
             return self._worker.run(job)
         except UserError as error:
             return str(error.args[0])
         except Exception as error:
-            return f"{failure(job, error)}\n{traceback.format_exc()}"
+            return f"{format_failure(job, error)}\n{traceback.format_exc()}"
 
-    def _open(self, worker: Worker, packed: packing.Pack | None = None) -> Worker:
+    def _open_worker(self, worker: Worker, packed: packing.PackedExperts | None = None) -> Worker:
         import torch
 
         torch.set_num_threads(self._threads)
@@ -59,6 +59,6 @@ class Actor:
         assert isinstance(worker.pool, Pool)
         # Once the experts are in memory their files are not needed; nothing stays on the node.
         with tempfile.TemporaryDirectory(prefix="model-swarms-") as folder:
-            worker.pool = packing.unpack(packed, Path(folder), worker.pool)
+            worker.pool = packing.unpack_experts(packed, Path(folder), worker.pool)
             worker.open(self._device)
         return worker

@@ -11,13 +11,13 @@ from typing import Any
 
 from swarm.errors import UserError
 
-STORE = 100 * 2**20
+MIN_OBJECT_STORE = 100 * 2**20
 """Bytes of object store that a cluster of our own gets beside the experts; jobs are kilobytes."""
-CONNECT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 """How long a cluster's port may take to accept a connection, and then to say a word."""
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What a gRPC client says first (RFC 9113, 3.4): the preface and an empty settings frame."""
-QUIET = {
+RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -31,7 +31,7 @@ def import_ray() -> Any:
     Raises:
         UserError: It is not installed.
     """
-    for name, value in QUIET.items():
+    for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -40,7 +40,7 @@ def import_ray() -> Any:
     return ray
 
 
-def connect(address: str | None, gpus: Sequence[int], cpus: float | None, store: int) -> bool:
+def connect_cluster(address: str | None, gpus: Sequence[int], cpus: float | None, store: int) -> bool:
     """Join the cluster at `address`, or start one on this machine; True if it is ours to leave.
 
     Args:
@@ -60,13 +60,13 @@ def connect(address: str | None, gpus: Sequence[int], cpus: float | None, store:
     try:
         if address is None:
             where = "a local Ray could not be started"
-            with visible(gpus):
+            with limit_visible_gpus(gpus):
                 ray.init(
                     "local", num_cpus=cpus and max(1, round(cpus)), num_gpus=len(gpus),
-                    object_store_memory=STORE + store, include_dashboard=False, **quiet,
+                    object_store_memory=MIN_OBJECT_STORE + store, include_dashboard=False, **quiet,
                 )  # fmt: skip
         else:
-            knock(address)
+            check_reachable(address)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ray.init(address, **quiet)
@@ -78,7 +78,7 @@ def connect(address: str | None, gpus: Sequence[int], cpus: float | None, store:
     return True
 
 
-def knock(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Ask whether anything listens at an address at all; Ray itself would try for minutes.
 
     Raises:
@@ -86,7 +86,7 @@ def knock(address: str) -> None:
     """
     asked = address
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or latest()
+        address = os.environ.get("RAY_ADDRESS") or latest_address()
         if address in ("", "auto", "local"):
             return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -95,8 +95,8 @@ def knock(address: str) -> None:
             f'executor.address={address}: must be null, "auto", "host:port" or "ray://host:port"'
         )
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as line:
-            line.sendall(GREETING)
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as line:
+            line.sendall(HTTP2_PREFACE)
             heard = line.recv(9)
         # Under TLS the greeting is not understood, and Ray has to find out for itself.
         if heard[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
@@ -108,7 +108,7 @@ def knock(address: str) -> None:
         ) from None
 
 
-def latest() -> str:
+def latest_address() -> str:
     """The address of the cluster last started on this machine, as Ray notes it, or nothing."""
     place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
@@ -118,7 +118,7 @@ def latest() -> str:
 
 
 @contextmanager
-def visible(gpus: Sequence[int]) -> Iterator[None]:
+def limit_visible_gpus(gpus: Sequence[int]) -> Iterator[None]:
     """Let a cluster that is started inside see these devices only."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
@@ -133,7 +133,7 @@ def visible(gpus: Sequence[int]) -> Iterator[None]:
             os.environ[name] = before
 
 
-def nodes() -> list[dict[str, float]]:
+def list_nodes() -> list[dict[str, float]]:
     """The resources of every living node of the cluster."""
     return [dict(n["Resources"]) for n in import_ray().nodes() if n["Alive"]]
 
@@ -157,15 +157,15 @@ def is_open(address: str) -> bool:
     """Whether something accepts a connection at host:port."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
             return True
     except OSError:
         return False
 
 
-def inventory() -> str:
+def describe_resources() -> str:
     """What the cluster has, in words."""
     ray = import_ray()
     total, free = ray.cluster_resources(), ray.available_resources()
     parts = [f"{total.get(k, 0):g} {k} ({free.get(k, 0):g} free)" for k in ("GPU", "CPU")]
-    return f"the cluster has {' and '.join(parts)} on {len(nodes())} nodes"
+    return f"the cluster has {' and '.join(parts)} on {len(list_nodes())} nodes"

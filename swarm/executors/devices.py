@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from swarm.engine import Engine, Grouped
+from swarm.engine import Engine, MultiGpuEngine
 from swarm.errors import UserError
 
 
@@ -32,13 +32,13 @@ def check_devices(gpus: list[int] | None) -> list[int]:
     return asked
 
 
-def grouped(gpus: list[int], engine: Engine) -> list[list[int]]:
+def group_gpus(gpus: list[int], engine: Engine) -> list[list[int]]:
     """The GPUs of each worker.
 
     Raises:
         UserError: The engine takes more than one, and some would be left over.
     """
-    size = engine.devices if isinstance(engine, Grouped) else 1
+    size = engine.devices if isinstance(engine, MultiGpuEngine) else 1
     if len(gpus) % size:
         raise UserError(
             f"gpus={gpus} with engine.tensor_parallel_size={size}: each worker takes {size}; name "
@@ -47,14 +47,14 @@ def grouped(gpus: list[int], engine: Engine) -> list[list[int]]:
     return [gpus[start : start + size] for start in range(0, len(gpus), size)]
 
 
-def settled(gpus: Sequence[int], engine: Engine) -> str:
+def select_device(gpus: Sequence[int], engine: Engine) -> str:
     """The device of the worker that this process is for, which has these GPUs; none is the CPU.
 
     Where an engine takes the first ones that it sees, the process is shown no others, for good.
     """
     if not gpus:
         return "cpu"
-    if not isinstance(engine, Grouped):
+    if not isinstance(engine, MultiGpuEngine):
         return f"cuda:{gpus[0]}"
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = shown.split(",") if shown else [str(number) for number in range(max(gpus) + 1)]

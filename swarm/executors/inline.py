@@ -3,16 +3,16 @@
 import logging
 from collections.abc import Iterable, Iterator
 
-from swarm.engine import Grouped
+from swarm.engine import MultiGpuEngine
 from swarm.errors import UserError
-from swarm.executors.devices import check_devices, grouped
-from swarm.executors.jobs import Job, Result, failure
+from swarm.executors.devices import check_devices, group_gpus
+from swarm.executors.jobs import Job, JobResult, format_failure
 from swarm.executors.worker import Worker
 
 log = logging.getLogger(__name__)
 
 
-class Inline:
+class InlineExecutor:
     """One worker, here.
 
     Args:
@@ -30,16 +30,16 @@ class Inline:
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`."""
-        if isinstance(worker.engine, Grouped) and self._gpus:
+        if isinstance(worker.engine, MultiGpuEngine) and self._gpus:
             if self._gpus != [0]:
                 raise UserError(
                     f"gpus={self._gpus}: this engine takes the first GPU that a process sees; "
                     "choose executor=processes, which shows each worker its own"
                 )
-            grouped(self._gpus, worker.engine)
+            group_gpus(self._gpus, worker.engine)
         self._worker = worker
 
-    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """See `swarm.executors.Executor`."""
         assert self._worker is not None, "open the executor first"
         self._worker.open(f"cuda:{self._gpus[0]}" if self._gpus else "cpu")
@@ -50,7 +50,7 @@ class Inline:
                 raise
             except Exception as error:
                 log.exception("job %d failed", job.number)
-                raise UserError(failure(job, error)) from None
+                raise UserError(format_failure(job, error)) from None
             yield result
 
     def close(self) -> None:

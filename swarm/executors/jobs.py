@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swarm.tasks import Item, Score, Task, plain
+from swarm.tasks import Item, Score, Task, metric_task
 
 if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
 
-LOSSES = ("loss", "gradient", "entropy")
+GRADIENT_SPLITS = ("loss", "gradient", "entropy")
 """Splits of a job that asks for the loss of gold answers, for its derivative too, or for the
 entropy of answers and its derivative."""
 
@@ -36,7 +36,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class JobResult:
     """What a job came to.
 
     Attributes:
@@ -54,26 +54,26 @@ class Result:
     gradient: "Gradient | None" = None
 
 
-def played(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
+def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
     """What is played for a job's split, and the items that its places are of."""
     if split == "dev":
         return task, task.items("dev")
-    return plain(task), task.items(data_split(split))
+    return metric_task(task), task.items(data_split(split))
 
 
 def data_split(split: str) -> str:
     """The split whose items a job's split names."""
-    return "dev" if split in ("judged", *LOSSES) else split
+    return "dev" if split in ("judged", *GRADIENT_SPLITS) else split
 
 
-def describe(job: Job) -> str:
+def describe_job(job: Job) -> str:
     """A job in words."""
     first, last = job.items[0], job.items[-1]
     return f"job {job.number}: {len(job.positions)} positions, {job.split} items {first} to {last}"
 
 
-def failure(job: Job, error: Exception) -> str:
+def format_failure(job: Job, error: Exception) -> str:
     """An unexpected error in one line, with the item it came of where a worker found one."""
     words = " ".join(str(error).split())
-    where = ", ".join([*getattr(error, "__notes__", []), describe(job)])
+    where = ", ".join([*getattr(error, "__notes__", []), describe_job(job)])
     return f"{type(error).__name__}: {words} ({where}); the traceback is in log.txt"

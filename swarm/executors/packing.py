@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm.engine import Experts
+from swarm.engine import ExpertPool
 from swarm.errors import UserError
 from swarm.pool import Pool
 
-Pack = dict[str, dict[str, np.ndarray]]
+PackedExperts = dict[str, dict[str, np.ndarray]]
 """Folder -> name of a file -> its bytes; arrays, because Ray shares those instead of copying."""
 
 
-def pack(pool: Experts) -> Pack:
+def pack_experts(pool: ExpertPool) -> PackedExperts:
     """The files of an opened pool; mapped, so that they are read when they are sent.
 
     Raises:
@@ -26,15 +26,15 @@ def pack(pool: Experts) -> Pack:
     }
 
 
-def size(pack: Pack) -> int:
+def packed_size(pack: PackedExperts) -> int:
     """The bytes of all files."""
     return sum(len(data) for files in pack.values() for data in files.values())
 
 
-def unpack(pack: Pack, folder: Path, pool: Pool) -> Pool:
+def unpack_experts(pack: PackedExperts, folder: Path, pool: Pool) -> Pool:
     """Write the files below `folder`; gives the same pool with these files, closed."""
     for name, files in pack.items():
         (folder / name).mkdir(parents=True)
         for file, data in files.items():
             (folder / name / file).write_bytes(data.data)
-    return pool.moved(folder)
+    return pool.with_folder(folder)

@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from swarm.engine import Grouped
+from swarm.engine import MultiGpuEngine
 from swarm.errors import UserError
-from swarm.executors.devices import check_devices, grouped, settled
-from swarm.executors.jobs import Job, Result, describe, failure
+from swarm.executors.devices import check_devices, group_gpus, select_device
+from swarm.executors.jobs import Job, JobResult, describe_job, format_failure
 from swarm.executors.worker import Worker
 
 log = logging.getLogger(__name__)
 
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 """Workers that may die on the same job before the run ends."""
 
 MOST = 1_000
 """The most workers of one machine, and the most threads of one worker."""
 
 
-def serve(pipe: Connection, worker: Worker, gpus: list[int], threads: int | None) -> None:
+def run_worker_process(pipe: Connection, worker: Worker, gpus: list[int], threads: int | None) -> None:
     """The life of a worker process: open once, then answer jobs until the pipe closes."""
-    device = settled(gpus, worker.engine)
-    if shared(worker):
+    device = select_device(gpus, worker.engine)
+    if is_model_sharded(worker):
         # Ctrl-C in a terminal would end some of those who share a model, and others would wait.
         os.setpgrp()
     if threads:
@@ -46,18 +46,18 @@ def serve(pipe: Connection, worker: Worker, gpus: list[int], threads: int | None
             except UserError as error:
                 pipe.send(error.args[0])
             except Exception as error:
-                pipe.send(f"{failure(job, error)}\n{traceback.format_exc()}")
+                pipe.send(f"{format_failure(job, error)}\n{traceback.format_exc()}")
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         worker.close()
 
 
-def shared(worker: Worker) -> bool:
+def is_model_sharded(worker: Worker) -> bool:
     """Whether a model is shared among processes that its engine starts."""
-    return isinstance(worker.engine, Grouped) and worker.engine.devices > 1
+    return isinstance(worker.engine, MultiGpuEngine) and worker.engine.devices > 1
 
 
 @dataclass(slots=True)
-class Seat:
+class WorkerSlot:
     """A place for one worker process.
 
     Attributes:
@@ -77,7 +77,7 @@ class Seat:
         return f"cuda:{','.join(map(str, self.gpus))}" if self.gpus else "cpu"
 
 
-class Processes:
+class ProcessExecutor:
     """A worker process on each GPU, or `workers` of them on the CPU.
 
     Args:
@@ -101,7 +101,7 @@ class Processes:
                 "leave executor.workers=null"
             )
         self._count = len(self._gpus) or workers or 1
-        self._seats: list[Seat] = []
+        self._seats: list[WorkerSlot] = []
         share = max(1, (os.cpu_count() or 1) // self._count)
         self._threads = threads or (None if self._gpus else share)
         self._worker: Worker | None = None
@@ -109,11 +109,11 @@ class Processes:
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`; the processes start with the first job."""
         self.close()
-        groups = grouped(self._gpus, worker.engine) or [[] for _ in range(self._count)]
-        self._seats = [Seat(group) for group in groups]
+        groups = group_gpus(self._gpus, worker.engine) or [[] for _ in range(self._count)]
+        self._seats = [WorkerSlot(group) for group in groups]
         self._worker = worker
 
-    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """See `swarm.executors.Executor`."""
         waiting = deque(jobs)
         deaths: Counter[int] = Counter()
@@ -121,23 +121,23 @@ class Processes:
             while waiting or any(seat.job for seat in self._seats):
                 for seat in self._seats:
                     if waiting and seat.job is None:
-                        self._hand(seat, waiting.popleft())
-                yield from self._collect(waiting, deaths)
+                        self._assign_job(seat, waiting.popleft())
+                yield from self._collect_results(waiting, deaths)
         finally:
             # Whoever is still busy works on what nobody waits for any more.
             for seat in self._seats:
                 if seat.job is not None:
-                    self._clear(seat)
+                    self._stop_worker(seat)
 
-    def _hand(self, seat: Seat, job: Job) -> None:
+    def _assign_job(self, seat: WorkerSlot, job: Job) -> None:
         if seat.process is None:
             context = multiprocessing.get_context("spawn")
             seat.pipe, theirs = context.Pipe()
             assert self._worker is not None, "open the executor first"
             arguments = (theirs, self._worker, seat.gpus, self._threads)
             # A daemon may start no processes.
-            daemon = not shared(self._worker)
-            seat.process = context.Process(target=serve, args=arguments, daemon=daemon)
+            daemon = not is_model_sharded(self._worker)
+            seat.process = context.Process(target=run_worker_process, args=arguments, daemon=daemon)
             seat.process.start()
             theirs.close()
         seat.job = job
@@ -146,7 +146,7 @@ class Processes:
         except (BrokenPipeError, ConnectionResetError):
             log.warning("the worker on %s died before job %d", seat.device, job.number)
 
-    def _collect(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[Result]:
+    def _collect_results(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[JobResult]:
         """Wait until a worker answers or dies, and yield what came."""
         busy = {seat.pipe: seat for seat in self._seats if seat.job is not None}
         for pipe in wait(list(busy)):
@@ -157,7 +157,7 @@ class Processes:
                 answer = seat.pipe.recv()
             except (EOFError, ConnectionResetError):
                 deaths[job.number] += 1
-                self._bury(seat, job, deaths[job.number])
+                self._discard_worker(seat, job, deaths[job.number])
                 waiting.appendleft(job)
                 continue
             seat.job = None
@@ -168,21 +168,21 @@ class Processes:
                 raise UserError(first)
             yield answer
 
-    def _bury(self, seat: Seat, job: Job, deaths: int) -> None:
+    def _discard_worker(self, seat: WorkerSlot, job: Job, deaths: int) -> None:
         """Forget a dead worker; the seat gets another with its next job."""
         seat.process.join(timeout=5)
         code = seat.process.exitcode
-        self._clear(seat)
+        self._stop_worker(seat)
         log.warning("the worker on %s died (exit code %s); job %d goes to another", seat.device,
                     code, job.number)  # fmt: skip
-        if deaths >= MOST_DEATHS:
+        if deaths >= MAX_DEATHS:
             raise UserError(
-                f"{deaths} workers died on the same job ({describe(job)}), the last with exit "
+                f"{deaths} workers died on the same job ({describe_job(job)}), the last with exit "
                 f"code {code}; it may need more memory than there is: lower job.particles or "
                 "engine.max_tokens"
             )
 
-    def _clear(self, seat: Seat) -> None:
+    def _stop_worker(self, seat: WorkerSlot) -> None:
         if seat.process is not None:
             if not seat.process.daemon:
                 if seat.job is None:  # it may end those who share its model in order
@@ -198,4 +198,4 @@ class Processes:
     def close(self) -> None:
         """End all workers."""
         for seat in self._seats:
-            self._clear(seat)
+            self._stop_worker(seat)

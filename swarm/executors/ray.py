@@ -9,18 +9,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.engine import Grouped
+from swarm.engine import MultiGpuEngine
 from swarm.errors import UserError
 from swarm.executors import cluster, packing
-from swarm.executors.actor import Actor
+from swarm.executors.actor import RayWorker
 from swarm.executors.devices import check_devices
-from swarm.executors.jobs import Job, Result, describe
-from swarm.executors.processes import MOST_DEATHS
+from swarm.executors.jobs import Job, JobResult, describe_job
+from swarm.executors.processes import MAX_DEATHS
 from swarm.executors.worker import Worker
 
 log = logging.getLogger(__name__)
 
-EXPERTS = ("path", "store")
+EXPERT_TRANSFERS = ("path", "store")
 
 LOOK_S, MOST_SILENT = 5.0, 3
 """Seconds between two connections to the cluster's head, and how many may fail in a row. Ray itself
@@ -28,7 +28,7 @@ ends the whole process after 60 s without its head."""
 
 
 @dataclass(slots=True)
-class Seat:
+class RayWorkerSlot:
     """A place for one actor.
 
     Attributes:
@@ -73,14 +73,14 @@ class RayExecutor:
                 f"gpus={gpus} with executor.address={address}: gpus are devices of this machine; "
                 "on a cluster leave gpus=[] and choose executor.workers", 2,
             )  # fmt: skip
-        _whole("workers", workers, 1, none=True)
-        _whole("max_restarts", max_restarts, 0)
-        _whole("threads", threads, 1, none=True)
-        _number("gpus_per_worker", gpus_per_worker if gpus_per_worker is not None else 0, 1)
-        _number("cpus_per_worker", cpus_per_worker)
-        _number("wait_s", wait_s)
-        if experts not in EXPERTS:
-            raise UserError(f"executor.experts={experts}: must be one of {', '.join(EXPERTS)}")
+        _check_int("workers", workers, 1, none=True)
+        _check_int("max_restarts", max_restarts, 0)
+        _check_int("threads", threads, 1, none=True)
+        _check_number("gpus_per_worker", gpus_per_worker if gpus_per_worker is not None else 0, 1)
+        _check_number("cpus_per_worker", cpus_per_worker)
+        _check_number("wait_s", wait_s)
+        if experts not in EXPERT_TRANSFERS:
+            raise UserError(f"executor.experts={experts}: must be one of {', '.join(EXPERT_TRANSFERS)}")
         self._gpus, self._address, self._count = check_devices(gpus), address, workers
         self._gpu_share, self._cpu_share = gpus_per_worker, cpus_per_worker
         self._max_restarts, self._wait_s = max_restarts, wait_s
@@ -88,34 +88,34 @@ class RayExecutor:
         self._experts = experts
         self._ours = False
         self._head, self._looked, self._silent = "", 0.0, 0
-        self._seats: list[Seat] = []
+        self._seats: list[RayWorkerSlot] = []
         self._stored: list[Any] = []
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`; joins the cluster and finds a place for every worker."""
         self.close()
-        packed = packing.pack(worker.pool) if self._experts == "store" else {}
+        packed = packing.pack_experts(worker.pool) if self._experts == "store" else {}
         slots = self._count and self._count * self._cpu_share
-        self._ours = cluster.connect(self._address, self._gpus, slots, packing.size(packed))
+        self._ours = cluster.connect_cluster(self._address, self._gpus, slots, packing.packed_size(packed))
         self._ray = cluster.import_ray()
         self._head, self._looked, self._silent = cluster.find_head(), time.monotonic(), 0
-        share, count = self._plan(worker)
+        share, count = self._plan_workers(worker)
         # Kept here, as an actor that is started again needs them again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
         self._arguments = ("cuda:0" if share else "cpu", self._threads, os.getcwd())
-        self._kind = self._ray.remote(Actor).options(
+        self._kind = self._ray.remote(RayWorker).options(
             num_gpus=share, num_cpus=self._cpu_share, max_restarts=self._max_restarts,
             max_task_retries=0, scheduling_strategy="SPREAD",
         )  # fmt: skip
         self._asked = f"{count} workers of {share:g} GPU and {self._cpu_share:g} CPU each"
-        self._seats = [Seat(number) for number in range(count)]
-        self._fill()
+        self._seats = [RayWorkerSlot(number) for number in range(count)]
+        self._start_workers()
 
-    def _plan(self, worker: Worker) -> tuple[float, int]:
+    def _plan_workers(self, worker: Worker) -> tuple[float, int]:
         """The GPUs of a worker and the number of workers."""
-        nodes = cluster.nodes()
+        nodes = cluster.list_nodes()
         devices = [node.get("GPU", 0) for node in nodes]
-        group = worker.engine.devices if isinstance(worker.engine, Grouped) else 1
+        group = worker.engine.devices if isinstance(worker.engine, MultiGpuEngine) else 1
         share = (group if any(devices) else 0.0) if self._gpu_share is None else self._gpu_share
         if group > 1 and 0 < share < group:
             raise UserError(
@@ -129,7 +129,7 @@ class RayExecutor:
         # At least one, so that what cannot be placed is said in one place.
         return share, self._count or max(1, room)
 
-    def _fill(self) -> None:
+    def _start_workers(self) -> None:
         """Start an actor in every empty seat and wait until all of these are there."""
         fresh = [seat for seat in self._seats if seat.actor is None]
         for seat in fresh:
@@ -140,35 +140,35 @@ class RayExecutor:
         refs = [seat.ref for seat in fresh]
         _, missing = self._ray.wait(refs, num_returns=len(refs), timeout=self._wait_s)
         if missing:
-            self._give_up_waiting(len(missing))
+            self._raise_wait_timeout(len(missing))
 
-    def _give_up_waiting(self, missing: int) -> None:
+    def _raise_wait_timeout(self, missing: int) -> None:
         raise UserError(
             f"executor=ray: {missing} workers found no place within {self._wait_s:g} s "
-            f"(executor.wait_s): asked for {self._asked}; {cluster.inventory()}; "
+            f"(executor.wait_s): asked for {self._asked}; {cluster.describe_resources()}; "
             "lower executor.workers, executor.gpus_per_worker or executor.cpus_per_worker"
         )
 
-    def map(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """See `swarm.executors.Executor`."""
         waiting = deque(jobs)
         deaths: Counter[int] = Counter()
         try:
             if waiting:
-                self._fill()
+                self._start_workers()
             while waiting or any(seat.job for seat in self._seats):
                 for seat in self._seats:
                     if waiting and seat.ref is None:
                         seat.job = waiting.popleft()
                         seat.ref = seat.actor.run.remote(seat.job, self._stored)
-                yield from self._collect(waiting, deaths)
+                yield from self._collect_results(waiting, deaths)
         finally:
             # Whoever is still busy works on what nobody waits for any more.
             for seat in self._seats:
                 if seat.job is not None:
-                    self._clear(seat)
+                    self._stop_worker(seat)
 
-    def _collect(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[Result]:
+    def _collect_results(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[JobResult]:
         """Wait until one actor answers, is there or dies, and yield what came."""
         owing = {seat.ref: seat for seat in self._seats if seat.ref is not None}
         busy = any(seat.job for seat in self._seats)
@@ -179,7 +179,7 @@ class RayExecutor:
             left = LOOK_S if busy else min(LOOK_S, max(0.0, until - time.monotonic()))
             done, _ = self._ray.wait(list(owing), num_returns=1, timeout=left)
             if not done and not busy and time.monotonic() >= until:
-                self._give_up_waiting(len(owing))
+                self._raise_wait_timeout(len(owing))
         seat = owing[done[0]]
         job, seat.job, seat.ref = seat.job, None, None
         try:
@@ -189,7 +189,7 @@ class RayExecutor:
             log.error("worker %d failed:\n%s", seat.number, error)
             raise UserError(f"executor=ray: a worker failed: {words}") from None
         except self._ray.exceptions.RayError as error:
-            self._bury(seat, job, deaths, error)
+            self._await_restart(seat, job, deaths, error)
             if job is not None:
                 waiting.appendleft(job)
             return
@@ -237,16 +237,16 @@ class RayExecutor:
             f"(executor.max_restarts={self._max_restarts})"
         )
 
-    def _bury(self, seat: Seat, job: Job | None, deaths: Counter[int], error: Exception) -> None:
+    def _await_restart(self, seat: RayWorkerSlot, job: Job | None, deaths: Counter[int], error: Exception) -> None:
         """Await the actor's next life, if Ray gives it one; the job goes to another."""
         log.info("worker %d: %s", seat.number, " ".join(str(error).split()))
         if job is not None:
             log.warning("worker %d died; job %d goes to another", seat.number, job.number)
         if job is not None:
             deaths[job.number] += 1
-            if deaths[job.number] >= MOST_DEATHS:
+            if deaths[job.number] >= MAX_DEATHS:
                 raise UserError(
-                    f"{MOST_DEATHS} workers died on the same job ({describe(job)}); it may need "
+                    f"{MAX_DEATHS} workers died on the same job ({describe_job(job)}); it may need "
                     "more memory than there is: lower job.particles or engine.max_tokens; log.txt "
                     "says how they died"
                 )
@@ -259,7 +259,7 @@ class RayExecutor:
             return
         seat.ref = seat.actor.ready.remote()
 
-    def _clear(self, seat: Seat) -> None:
+    def _stop_worker(self, seat: RayWorkerSlot) -> None:
         if seat.actor is not None and self._ray.is_initialized():
             self._ray.kill(seat.actor)
         seat.actor = seat.ref = seat.job = None
@@ -267,14 +267,14 @@ class RayExecutor:
     def close(self) -> None:
         """See `swarm.executors.Executor`; a cluster that was started here ends too."""
         for seat in self._seats:
-            self._clear(seat)
+            self._stop_worker(seat)
         self._seats, self._stored = [], []
         if self._ours:
             self._ours = False
             self._ray.shutdown()
 
 
-def _whole(key: str, value: Any, least: int, none: bool = False) -> None:
+def _check_int(key: str, value: Any, least: int, none: bool = False) -> None:
     """Refuse what is not a whole number of at least `least`."""
     if none and value is None:
         return
@@ -283,7 +283,7 @@ def _whole(key: str, value: Any, least: int, none: bool = False) -> None:
         raise UserError(f"executor.{key}={value}: must be {allowed}a whole number, {least} or more")
 
 
-def _number(key: str, value: Any, most: float = float("inf")) -> None:
+def _check_number(key: str, value: Any, most: float = float("inf")) -> None:
     """Refuse what is not a number from 0 to `most`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
         raise UserError(f"executor.{key}={value}: must be a number from 0 to {most:g}")

@@ -5,16 +5,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swarm.engine import Closing, Differentiable, Engine, Experts, NotFinite
-from swarm.engine.base import Base
+from swarm.errors import NotFinite
+from swarm.engine import SupportsClose, DifferentiableEngine, Engine, ExpertPool
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
-from swarm.executors.jobs import LOSSES, Job, Result, played
+from swarm.executors.jobs import GRADIENT_SPLITS, Job, JobResult, resolve_split
 from swarm.models import Completion, Request
-from swarm.tasks import Item, Prepared, Score, Supervised, Task
+from swarm.tasks import Item, RequiresSetup, Score, HasGoldAnswers, Task
 
 
 @dataclass(slots=True)
-class Meter:
+class JobUsage:
     """Counts what an engine was asked for, and knows which position is at its play."""
 
     prompts: int = 0
@@ -23,7 +24,7 @@ class Meter:
     cost: float = 0.0
     unpriced: int = 0
 
-    def count(self, completions: Sequence[Completion]) -> None:
+    def add_completions(self, completions: Sequence[Completion]) -> None:
         """Add these completions."""
         self.prompts += len(completions)
         self.tokens += sum(c.prompt_tokens + c.new_tokens for c in completions)
@@ -34,7 +35,7 @@ class Meter:
 class Worker:
     """The recipe of a worker: cheap to make and to send; `open` does the heavy work."""
 
-    def __init__(self, base: Base, pool: Experts, task: Task, engine: Engine) -> None:
+    def __init__(self, base: BaseModel, pool: ExpertPool, task: Task, engine: Engine) -> None:
         self.base = base
         self.pool = pool
         self.task = task
@@ -46,62 +47,62 @@ class Worker:
         if self._device is None:
             # A pool travels closed; opening it again reads a few headers.
             self.engine.open(self.base, self.pool.open(self.base), device)
-            if isinstance(self.task, Prepared):
+            if isinstance(self.task, RequiresSetup):
                 self.task.open(device)
             self._device = device
 
     def close(self) -> None:
         """Give back what `open` took."""
-        if self._device is not None and isinstance(self.engine, Closing):
+        if self._device is not None and isinstance(self.engine, SupportsClose):
             self.engine.close()
         self._device = None
 
-    def run(self, job: Job) -> Result:
+    def run(self, job: Job) -> JobResult:
         """Score the job's positions on its items.
 
         An unexpected error is passed on with a note that names the item it came of.
         """
-        meter = Meter()
-        task, every = played(self.task, job.split)
+        meter = JobUsage()
+        task, every = resolve_split(self.task, job.split)
         items = [every[i] for i in job.items]
         try:
-            if job.split in LOSSES:
-                return self._differentiate(job, task, items)
-            scores = self._play(task, job.positions, items, meter)
-            return Result(job.number, scores, meter.prompts, meter.tokens)
+            if job.split in GRADIENT_SPLITS:
+                return self._compute_gradient(job, task, items)
+            scores = self._run_task(task, job.positions, items, meter)
+            return JobResult(job.number, scores, meter.prompts, meter.tokens)
         except NotFinite as error:
             names = dict(enumerate(job.names))
             raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None
         except UserError:
             raise
         except Exception as error:
-            if job.split in LOSSES:
+            if job.split in GRADIENT_SPLITS:
                 raise
-            if (item := self._culprit(task, job.positions[meter.position], items)) is not None:
+            if (item := self._find_failing_item(task, job.positions[meter.position], items)) is not None:
                 error.add_note(f"item {item['id']}")
             raise
 
-    def _differentiate(self, job: Job, task: Task, items: Sequence[Item]) -> Result:
+    def _compute_gradient(self, job: Job, task: Task, items: Sequence[Item]) -> JobResult:
         """The loss of the items at the job's position, and its derivative."""
-        assert isinstance(task, Supervised) and isinstance(self.engine, Differentiable)
+        assert isinstance(task, HasGoldAnswers) and isinstance(self.engine, DifferentiableEngine)
         (position,) = np.array(job.positions, dtype=np.float64)
-        examples = task.examples(items)
+        examples = task.gold_examples(items)
         if job.split == "entropy":
             examples = [replace(example, unlabelled=True) for example in examples]
-        gradient = self.engine.gradient(position, examples, job.split != "loss")
-        return Result(job.number, [], len(items), 0, gradient)
+        gradient = self.engine.compute_gradient(position, examples, job.split != "loss")
+        return JobResult(job.number, [], len(items), 0, gradient)
 
-    def _play(
+    def _run_task(
         self,
         task: Task,
         positions: Sequence[Sequence[float]],
         items: Sequence[Item],
-        meter: Meter,
+        meter: JobUsage,
     ) -> list[list[Score]]:
         rows = np.array(positions, dtype=np.float64)
-        return play_together(task, self.engine, rows, items, meter)
+        return run_tasks_lockstep(task, self.engine, rows, items, meter)
 
-    def _culprit(self, task: Task, position: Sequence[float], items: Sequence[Item]) -> Item | None:
+    def _find_failing_item(self, task: Task, position: Sequence[float], items: Sequence[Item]) -> Item | None:
         """The first item that fails by itself; `None` if none or each does.
 
         Played are one position, at which the job failed, and items up to the first that fails and
@@ -110,7 +111,7 @@ class Worker:
         failed, passed = None, len(items) == 1
         for item in items:
             try:
-                self._play(task, [position], [item], Meter())
+                self._run_task(task, [position], [item], JobUsage())
                 passed = True
             except Exception:
                 failed = failed or item
@@ -119,8 +120,8 @@ class Worker:
         return None
 
 
-def play_together(
-    task: Task, engine: Engine, positions: np.ndarray, items: Sequence[Item], meter: Meter
+def run_tasks_lockstep(
+    task: Task, engine: Engine, positions: np.ndarray, items: Sequence[Item], meter: JobUsage
 ) -> list[list[Score]]:
     """Play the task once a position, in step: what all plays ask in a round is answered together.
 
@@ -130,7 +131,7 @@ def play_together(
     Returns:
         One list of scores a position, in the order of the items.
     """
-    plays = [task.play(items) for _ in positions]
+    plays = [task.run(items) for _ in positions]
     asked: dict[int, list[Request]] = {}
     scores: dict[int, list[Score]] = {}
     answers: dict[int, list[Completion] | None] = dict.fromkeys(range(len(plays)))
@@ -145,10 +146,10 @@ def play_together(
                 asked.pop(number, None)
         live = sorted(asked)
         try:
-            done = engine.answer(positions[live], [asked[i] for i in live]) if live else []
+            done = engine.generate(positions[live], [asked[i] for i in live]) if live else []
         except NotFinite as error:
             raise NotFinite(live[error.position], error.what) from None
         answers = dict(zip(live, done, strict=True))
         for completions in done:
-            meter.count(completions)
+            meter.add_completions(completions)
     return [scores[number] for number in range(len(plays))]

@@ -12,7 +12,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.experts.domains import DOMAINS, Pair, examples
 from swarm.experts.pairs import Encoded, batches, encode, read_gym, read_jsonl
-from swarm.places import find, in_checkout
+from swarm.places import find_path, in_checkout
 
 RANK, ALPHA, TARGETS = 4, 16, ("q_proj", "v_proj")
 CONFIG = (
@@ -145,11 +145,11 @@ def load_base(given: str | None, dtype: str, name: str | None = None) -> Any:
     from omegaconf import OmegaConf
 
     from swarm import places
-    from swarm.engine.base import Base
+    from swarm.engine.base import BaseModel
 
     config = dict(OmegaConf.load(places.conf_folder() / "model" / "smollm2.yaml"))
     config.pop("_target_")
-    return Base(
+    return BaseModel(
         **(
             config
             | {"dtype": dtype}
@@ -243,10 +243,10 @@ def merged_data(experts: Sequence[str]) -> list[Pair]:
     """
     found: list[Pair] = []
     for expert in experts:
-        data, name = find(expert) / "train.jsonl", Path(expert).name
+        data, name = find_path(expert) / "train.jsonl", Path(expert).name
         if data.is_file():
             found += read_jsonl(data)
-        elif name in DOMAINS and find(expert).resolve().parent == find("initial_experts").resolve():
+        elif name in DOMAINS and find_path(expert).resolve().parent == find_path("initial_experts").resolve():
             found += trained_on(name)
         elif expert in DOMAINS:
             found += trained_on(expert)

@@ -12,7 +12,7 @@ from swarm.cli import one_line_errors
 from swarm.errors import UserError
 from swarm.places import conf_folder
 
-HELP = """\
+HELP_TEXT = """\
 Export what a search or a fine-tuning found: a PEFT adapter or a whole model, with its model card.
 
   python -m swarm.export search/first to=mine                  # the adapter
@@ -23,7 +23,7 @@ First comes a run folder, or the folder of an adapter; then keys, set with key=v
 """
 
 
-def read(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def parse_arguments(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """What is to be exported, and the keys.
 
     Raises:
@@ -51,10 +51,10 @@ def main() -> None:
     """Read the command line and export."""
     words = sys.argv[1:]
     if {"-h", "--help"} & set(words):
-        print(HELP + (conf_folder() / "export.yaml").read_text(), end="")
+        print(HELP_TEXT + (conf_folder() / "export.yaml").read_text(), end="")
         return
     with one_line_errors(""):
-        source, keys = read(words)
+        source, keys = parse_arguments(words)
         from swarm.export.export import Export
 
         print("\n".join(Export(source, **keys).write()))

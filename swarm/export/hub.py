@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from swarm.engine.sources import one_line
+from swarm.engine.sources import wrap_load_errors
 from swarm.errors import UserError
 
 
-def check(repository: str) -> None:
+def check_repository(repository: str) -> None:
     """See that something can be put there, without asking the hub.
 
     Raises:
@@ -28,7 +28,7 @@ def check(repository: str) -> None:
         raise UserError(f"push_to_hub={repository}: log in first, with `hf auth login` or HF_TOKEN")
 
 
-def push(folder: Path, repository: str, private: bool) -> str:
+def push_folder(folder: Path, repository: str, private: bool) -> str:
     """Make the repository if there is none and put the folder's files there; gives its address.
 
     Raises:
@@ -38,7 +38,7 @@ def push(folder: Path, repository: str, private: bool) -> str:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    with one_line(f"push_to_hub={repository}: {folder} is written, but not on the hub"):
+    with wrap_load_errors(f"push_to_hub={repository}: {folder} is written, but not on the hub"):
         hub = HfApi()
         address = hub.create_repo(repository, private=private, exist_ok=True)
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export")

@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.export.source import Source, read
-from swarm.finetune.adapter import FRESH
-from swarm.pool.elites import Elites
+from swarm.export.source import ExportSource, read_source
+from swarm.finetune.adapter import FRESH_LABEL
+from swarm.pool.elites import EliteExperts
 
-UNKNOWN = "unknown"
+UNKNOWN_LICENCE = "unknown"
 
-IDS = {
+LICENCE_IDS = {
     "afl-3.0", "agpl-3.0", "apache-2.0", "artistic-2.0", "bigcode-openrail-m",
     "bigscience-bloom-rail-1.0", "bigscience-openrail-m", "bsd-2-clause", "bsd-3-clause",
     "bsd-3-clause-clear", "bsl-1.0", "cc-by-2.0", "cc-by-3.0", "cc-by-4.0", "cc-by-nc-2.0",
@@ -24,7 +24,7 @@ IDS = {
 }  # fmt: skip
 """What a card's front matter may call a licence (huggingface.co/docs/hub/repositories-licenses)."""
 
-FIRST_LINES = {
+LICENCE_FIRST_LINES = {
     r"apache( license)?,?( version)?( 2(\.0)?)?": "apache-2.0",
     r"(the )?mit license( \(mit\))?": "mit",
     r"(the )?bsd[ -]2[ -]clause license": "bsd-2-clause",
@@ -35,28 +35,28 @@ FIRST_LINES = {
 }
 """What licences begin with, or are called, as the hub calls them."""
 
-RECIPE = re.compile(r"(?!(base|noise_\d+|elite_\d+)$).+")
+DERIVED_ROW_NAME = re.compile(r"(?!(base|noise_\d+|elite_\d+)$).+")
 """The names of those rows that a pool makes of all its experts."""
 
 
-def licence(*folders: Path | None) -> str:
+def find_licence(*folders: Path | None) -> str:
     """What the first folder that says something says: its card, or LICENSE in its first line."""
     for folder in folders:
-        if folder and (found := _of_card(folder) or _of_text(folder)):
+        if folder and (found := _licence_from_card(folder) or _licence_from_file(folder)):
             return found
-    return UNKNOWN
+    return UNKNOWN_LICENCE
 
 
-def hub_id(text: str) -> str | None:
+def to_hub_id(text: str) -> str | None:
     """A licence as the hub calls it; `None` where it knows none of this name or first line."""
     plain = re.sub(r"\s+", " ", text.strip().lower())
-    if plain.replace(" ", "-") in IDS:
+    if plain.replace(" ", "-") in LICENCE_IDS:
         return plain.replace(" ", "-")
-    known = ((re.fullmatch(line, plain), named) for line, named in FIRST_LINES.items())
+    known = ((re.fullmatch(line, plain), named) for line, named in LICENCE_FIRST_LINES.items())
     return next((match.expand(named) for match, named in known if match), None)
 
 
-def inputs(source: Source) -> dict[str, str]:
+def collect_input_licences(source: ExportSource) -> dict[str, str]:
     """The licences of the adapters or models that a result is made of, by their names.
 
     Of the rows that a pool makes itself, base and noise are nobody's; a recipe is made of all
@@ -64,39 +64,39 @@ def inputs(source: Source) -> dict[str, str]:
     """
     note = source.note
     if start := note.get("tuned_from"):
-        return {} if start == FRESH else {start: _of_expert(source, start)}
+        return {} if start == FRESH_LABEL else {start: _expert_licence(source, start)}
     if "coefficients" not in note:
-        return {"model" if source.whole else "adapter": licence(source.folder)}
+        return {"model" if source.is_full_model else "adapter": find_licence(source.folder)}
     names = note["experts"]
     own = names[: source.state.get("own", len(names))]
     used = [name for place, name in enumerate(names)
             if any(note["coefficients"][place :: len(names)])]  # fmt: skip
-    merged = own if any(RECIPE.fullmatch(name) for name in used if name not in own) else []
-    found = {name: _of_expert(source, name) for name in own if name in (*used, *merged)}
+    merged = own if any(DERIVED_ROW_NAME.fullmatch(name) for name in used if name not in own) else []
+    found = {name: _expert_licence(source, name) for name in own if name in (*used, *merged)}
     for name in used:
         if name not in own and name.startswith("elite_"):
-            for part, text in _of_elite(source, own, name).items():
+            for part, text in _elite_licences(source, own, name).items():
                 found[part if found.get(part, text) == text else f"{part}, in {name}"] = text
     return found
 
 
-def _of_expert(source: Source, name: str) -> str:
-    folder = source.expert_folder(name)
-    return licence(folder, folder and folder.parent)
+def _expert_licence(source: ExportSource, name: str) -> str:
+    folder = source.find_expert_folder(name)
+    return find_licence(folder, folder and folder.parent)
 
 
-def _of_elite(source: Source, own: list[str], name: str) -> dict[str, str]:
+def _elite_licences(source: ExportSource, own: list[str], name: str) -> dict[str, str]:
     pool = source.config.get("pool", {})
     try:
-        elites = Elites(pool.get("elites"), pool.get("elite_count", 3)).read(own)
+        elites = EliteExperts(pool.get("elites"), pool.get("elite_count", 3)).load_adapters(own)
         particle = next(one.folder.parent for one in elites if one.name == name)
         number = int(particle.name.removeprefix("particle_"))
-        return inputs(read(str(particle.parent), number))
+        return collect_input_licences(read_source(str(particle.parent), number))
     except (UserError, StopIteration):
-        return {name: UNKNOWN}
+        return {name: UNKNOWN_LICENCE}
 
 
-def _of_card(folder: Path) -> str:
+def _licence_from_card(folder: Path) -> str:
     """The licence in the front matter of README.md."""
     import yaml
 
@@ -113,7 +113,7 @@ def _of_card(folder: Path) -> str:
     return str(named or found.get("license") or "")
 
 
-def _of_text(folder: Path) -> str:
+def _licence_from_file(folder: Path) -> str:
     for path in sorted(folder.glob("LICENSE*")):
         if path.is_file():
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from swarm.adapters import Adapter
-from swarm.engine.base import Base
-from swarm.engine.sources import SAFE_FILES, one_line, quiet_transformers
+from swarm.engine.base import BaseModel
+from swarm.engine.sources import SAFE_FILES, wrap_load_errors, quiet_transformers
 from swarm.errors import UserError
 
-SHARD = "5GB"
+MAX_SHARD_SIZE = "5GB"
 """The most bytes of one file of weights."""
 
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
-def write_merged(base: Base, adapter: Adapter, dtype: str, folder: Path) -> None:
+def write_merged(base: BaseModel, adapter: Adapter, dtype: str, folder: Path) -> None:
     """Write W + s B A at each adapted module, summed in float32 and rounded once to `dtype`.
 
     Loads the base once, in float32: 4 bytes a weight of main memory. Tokenizer files are copied.
@@ -27,20 +27,20 @@ def write_merged(base: Base, adapter: Adapter, dtype: str, folder: Path) -> None
     base = replace(base, path=base.resolve(), name=None, wheel=None, wheel_sha256=None,
                    wheel_file=None, dtype="float32")  # fmt: skip
     copy_model(Path(str(base.path)), folder, weights=False, code=base.trust_remote_code)
-    model = merge(base, adapter, dtype)
-    with quiet_transformers(), one_line(f"{folder.name}: the model cannot be written"):
-        model.save_pretrained(folder, max_shard_size=SHARD)
+    model = merge_adapter(base, adapter, dtype)
+    with quiet_transformers(), wrap_load_errors(f"{folder.name}: the model cannot be written"):
+        model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
 
 
-def merge(base: Base, adapter: Adapter, dtype: str) -> Any:
+def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
     """The base with the adapter added, of type `dtype`, on the CPU."""
     import torch
 
     model, _ = base.load("cpu")
     for name in adapter.shapes:
-        layer = _layer(model, name, adapter)
-        first, second = adapter.factors(name)
-        change = adapter.scaling(name) * (second.float() @ first.float())
+        layer = _find_layer(model, name, adapter)
+        first, second = adapter.load_factors(name)
+        change = adapter.lora_scaling(name) * (second.float() @ first.float())
         # A weight of its own: one that is shared with the embedding must not change there.
         layer.weight = torch.nn.Parameter(layer.weight.detach() + change, requires_grad=False)
         if layer is model.get_output_embeddings():
@@ -48,7 +48,7 @@ def merge(base: Base, adapter: Adapter, dtype: str) -> Any:
     return model.to(getattr(torch, dtype))
 
 
-def _layer(model: Any, name: str, adapter: Adapter) -> Any:
+def _find_layer(model: Any, name: str, adapter: Adapter) -> Any:
     inputs, outputs, _ = adapter.shapes[name]
     try:
         layer = model.get_submodule(name)
@@ -65,7 +65,7 @@ def _layer(model: Any, name: str, adapter: Adapter) -> Any:
 def copy_model(source: Path, folder: Path, weights: bool = True, code: bool = False) -> None:
     """Copy a model's files: configuration and tokenizer, weights and code as wished."""
     kinds = [*SAFE_FILES, *(["*.py"] if code else []), "LICENSE*", "NOTICE*"]
-    left_out = set() if weights else {path for kind in WEIGHTS for path in source.glob(kind)}
+    left_out = set() if weights else {path for kind in WEIGHT_FILES for path in source.glob(kind)}
     for path in sorted({path for kind in kinds for path in source.glob(kind)} - left_out):
         if path.is_file() and path.name != "swarm.json":
             shutil.copyfile(path, folder / path.name)

@@ -5,24 +5,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm.adapters import CONFIG, read_adapter
-from swarm.engine.base import Base
+from swarm.adapters import CONFIG_FILE, read_adapter
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.folders import read_note
-from swarm.front import Front
-from swarm.manifest import read_state, verify
-from swarm.places import find
+from swarm.front import ParetoFront
+from swarm.manifest import read_state, verify_run_file
+from swarm.places import find_path
 from swarm.secrets import read_config
 
-STATES = {"state.json": "search", "tuning.json": "finetune"}
+STATE_FILES = {"state.json": "search", "tuning.json": "finetune"}
 """The state file of each kind of run folder."""
 
-FLOAT_ERROR = 1e-6
+MAX_FLOAT_ERROR = 1e-6
 """An adapter is the position that was searched where it is off by no more of its norm."""
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """The files of one result, and what is known of it.
 
     Attributes:
@@ -46,9 +46,9 @@ class Source:
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def whole(self) -> bool:
+    def is_full_model(self) -> bool:
         """Whether it is a whole model already."""
-        return not (self.folder / CONFIG).is_file()
+        return not (self.folder / CONFIG_FILE).is_file()
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -57,10 +57,10 @@ class Source:
         return (self.state.get("metrics") or {}) if best else {}
 
     @property
-    def measured(self) -> dict[str, Any]:
+    def point_metrics(self) -> dict[str, Any]:
         """What front.json has of the point that is exported; empty for anything else."""
-        front = Front.of(self.state) if self.point is not None else None
-        found: list[dict[str, Any]] = front.described(self.state)["points"] if front else []
+        front = ParetoFront.from_state(self.state) if self.point is not None else None
+        found: list[dict[str, Any]] = front.to_dict(self.state)["points"] if front else []
         return found[self.point] if front and self.point is not None else {}
 
     @property
@@ -71,7 +71,7 @@ class Source:
         return None if named in (None, "accuracy") else str(named)
 
     @property
-    def unfinished(self) -> str | None:
+    def unfinished_note(self) -> str | None:
         """That a search had not ended, in words; `None` if it had, or the source is no search."""
         rounds = self.state.get("rounds")
         if self.kind != "search" or not rounds or self.state.get("finished"):
@@ -86,11 +86,11 @@ class Source:
     @property
     def stand_in(self) -> str | None:
         """What the base was measured with in place of the hub's weights, in words, else `None`."""
-        if self.whole or not self.config.get("model"):
+        if self.is_full_model or not self.config.get("model"):
             return None
-        base = self.base(None)
+        base = self.load_base(None)
         try:
-            found = base.stand_in()
+            found = base.describe_substitute()
         except UserError:
             return None
         measured = (self.state.get("identity") or {}).get("base weights")
@@ -108,21 +108,21 @@ class Source:
         return dtype == "float32" or (dtype == "auto" and not on_gpu)
 
     @property
-    def cut(self) -> int | None:
+    def truncated_rank(self) -> int | None:
         """The rank that the adapter was rounded to after it was measured; `None` if it was not."""
         error = self.note.get("reconstruction_error", {}).get("overall", 0.0)
-        if self.whole or error <= FLOAT_ERROR:
+        if self.is_full_model or error <= MAX_FLOAT_ERROR:
             return None
         return max(rank for _, _, rank in read_adapter(self.folder).shapes.values())
 
     @property
     def base_name(self) -> str | None:
         """The base model by the name that others know it by; `None` if nobody names one."""
-        named = None if self.whole else read_adapter(self.folder).base
+        named = None if self.is_full_model else read_adapter(self.folder).base_model
         model = self.config.get("model", {})
         return named or model.get("name") or model.get("path")
 
-    def base(self, given: str | None) -> Base:
+    def load_base(self, given: str | None) -> BaseModel:
         """The base model.
 
         Args:
@@ -132,23 +132,23 @@ class Source:
             UserError: Nobody says which it is.
         """
         if given:
-            return Base(given)
+            return BaseModel(given)
         if model := self.config.get("model"):
-            return Base(**{key: value for key, value in model.items() if key != "_target_"})
+            return BaseModel(**{key: value for key, value in model.items() if key != "_target_"})
         if not self.base_name:
             raise UserError(f"{self.folder} names no base model; give one as base=FOLDER_OR_HUB_ID")
-        return Base(self.base_name)
+        return BaseModel(self.base_name)
 
-    def expert_folder(self, name: str) -> Path | None:
+    def find_expert_folder(self, name: str) -> Path | None:
         """Where an expert of a search lies, if it is still there."""
         if models := self.note.get("models"):
-            found = find(models[self.note["experts"].index(name)])
+            found = find_path(models[self.note["experts"].index(name)])
         else:
-            found = find(self.config.get("pool", {}).get("folder") or "") / name
+            found = find_path(self.config.get("pool", {}).get("folder") or "") / name
         return found if found.is_dir() else None
 
 
-def read(given: str, particle: int | None = None, point: int | None = None) -> Source:
+def read_source(given: str, particle: int | None = None, point: int | None = None) -> ExportSource:
     """The result in a run folder, or in an adapter's.
 
     Args:
@@ -158,8 +158,8 @@ def read(given: str, particle: int | None = None, point: int | None = None) -> S
     Raises:
         UserError: There is none.
     """
-    path = find(given)
-    kind = next((kind for file, kind in STATES.items() if (path / file).is_file()), "folder")
+    path = find_path(given)
+    kind = next((kind for file, kind in STATE_FILES.items() if (path / file).is_file()), "folder")
     if particle is not None and (type(particle) is not int or particle < 0 or kind != "search"):
         raise UserError(f"particle={particle}: must be null, or the number of a search's particle")
     if point is not None and (kind != "search" or particle is not None):
@@ -172,40 +172,40 @@ def read(given: str, particle: int | None = None, point: int | None = None) -> S
         state = read_state(path) or {}
         if not state:
             raise UserError(f"{path}/state.json is not the state of a search, or is damaged")
-        verify(path / "config.json")
-        found = _json(path / "config.json") if (path / "config.json").is_file() else {}
+        verify_run_file(path / "config.json")
+        found = _read_json(path / "config.json") if (path / "config.json").is_file() else {}
         config = read_config(found)
         place = "global_best" if particle is None else f"particle_{particle}/personal_best"
-        folder = path / place if point is None else _point(path, state, config, point)
-        _check_place(given, state.get("rounds"), folder, particle)
-        verify(folder)
+        folder = path / place if point is None else _save_front_point(path, state, config, point)
+        _check_progress(given, state.get("rounds"), folder, particle)
+        verify_run_file(folder)
     elif kind == "finetune":
-        state = _json(path / "tuning.json")
+        state = _read_json(path / "tuning.json")
         config, folder = read_config(state.get("config") or {}), path / "tuned"
         for file in (path / "tuning.json", folder):
-            verify(file)
-    if not (folder / CONFIG).is_file() and not _is_model(folder):
+            verify_run_file(file)
+    if not (folder / CONFIG_FILE).is_file() and not _is_model(folder):
         raise UserError(
             f"{folder} holds neither an adapter nor a model in safetensors; "
             "give the folder of a run that has got so far, or of an adapter"
         )
     note = read_note(folder)
-    return Source(path.resolve().name, folder, kind, particle, point, note, config, state)
+    return ExportSource(path.resolve().name, folder, kind, particle, point, note, config, state)
 
 
-def _point(path: Path, state: dict[str, Any], config: dict[str, Any], point: int) -> Path:
+def _save_front_point(path: Path, state: dict[str, Any], config: dict[str, Any], point: int) -> Path:
     """The folder of a point of the front; saved now, by the run's pool.
 
     Raises:
         UserError: There is no such point, or the pool has changed since the search.
     """
-    front = Front.of(state)
+    front = ParetoFront.from_state(state)
     if front is None:
         raise UserError(f"point={point}: {path} has no front, its task is no mixture; leave it out")
-    most = len(front.points) - 1
+    most = len(front.front_indices) - 1
     if type(point) is not int or not 0 <= point <= most:
         raise UserError(f"point={point}: the front has 0 to {most}; {path}/front.json lists them")
-    number, particle = front.points[point]
+    number, particle = front.front_indices[point]
     entry, folder = front.rounds[number], path / "front" / f"point_{point}"
     position = entry["positions"][particle]
     if not config.get("pool"):
@@ -221,13 +221,13 @@ def _point(path: Path, state: dict[str, Any], config: dict[str, Any], point: int
         "particle": particle,
         "point": point,
         "validation_utility": entry["utilities"][particle],
-        "objectives": front.dev((number, particle)),
+        "objectives": front.dev_utilities((number, particle)),
     }
     pool.save(position, folder, facts)
     return folder
 
 
-def _check_place(given: str, rounds: Any, folder: Path, particle: int | None) -> None:
+def _check_progress(given: str, rounds: Any, folder: Path, particle: int | None) -> None:
     """See that the search has got as far as this, and has this particle."""
     if rounds == [] and not folder.is_dir():
         raise UserError(f"{given}: no iteration is done yet; wait for the first")
@@ -239,7 +239,7 @@ def _is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

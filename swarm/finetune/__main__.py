@@ -3,7 +3,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from swarm.cli import one_line_errors, run_entry
+from swarm.cli import one_line_errors, run_hydra_entry
 from swarm.places import conf_folder
 from swarm.secrets import check_secrets, plain_config
 
@@ -23,4 +23,4 @@ def main(cfg: DictConfig) -> float:
 
 
 if __name__ == "__main__":
-    run_entry(main)
+    run_hydra_entry(main)

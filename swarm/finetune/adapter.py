@@ -5,20 +5,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm.adapters import CONFIG, WEIGHTS, read_adapter
-from swarm.engine.base import Base
+from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
-from swarm.files import content_hash
-from swarm.folders import write_folder
-from swarm.places import find
-from swarm.pool.agreement import check_bases
+from swarm.files import hash_file_cached
+from swarm.folders import write_folder_atomic
+from swarm.places import find_path
+from swarm.pool.agreement import check_base_models
 from swarm.report.folder import RunFolder
 
-FRESH = "the base"
+FRESH_LABEL = "the base"
 """What a fresh LoRA starts from, in a word."""
 
 
-def find_start(expert: str | None, run: str | None, pool: Path) -> tuple[str, Path | None]:
+def find_start_adapter(expert: str | None, run: str | None, pool: Path) -> tuple[str, Path | None]:
     """What training starts from, in a word, and its folder; `None` is a fresh LoRA.
 
     Args:
@@ -30,18 +30,18 @@ def find_start(expert: str | None, run: str | None, pool: Path) -> tuple[str, Pa
         UserError: There is no such adapter.
     """
     if run:
-        searched = RunFolder(find(run))
+        searched = RunFolder(find_path(run))
         name = searched.experts[searched.best_expert()[1]]
-        folder = find(searched.config["pool"].get("folder") or "")
-        if not (folder / name / CONFIG).is_file():
+        folder = find_path(searched.config["pool"].get("folder") or "")
+        if not (folder / name / CONFIG_FILE).is_file():
             raise UserError(
                 f"run={run}: its best initial expert {name} is no adapter in {folder}; "
                 "give the folder of one as expert="
             )
         return name, folder / name
     if not expert:
-        return FRESH, None
-    for folder in (pool / expert, find(expert)):
+        return FRESH_LABEL, None
+    for folder in (pool / expert, find_path(expert)):
         if folder.is_dir():
             read_adapter(folder)
             return folder.name, folder
@@ -51,7 +51,7 @@ def find_start(expert: str | None, run: str | None, pool: Path) -> tuple[str, Pa
     )
 
 
-def check_start(source: Path | None, targets: Sequence[str], base: Base) -> None:
+def check_start_adapter(source: Path | None, targets: Sequence[str], base: BaseModel) -> None:
     """See that the adapter in `source`, else a fresh one of `targets`, fits the base.
 
     Of the base only the shapes are made.
@@ -63,8 +63,8 @@ def check_start(source: Path | None, targets: Sequence[str], base: Base) -> None
 
     adapter = read_adapter(source) if source else None
     if adapter:
-        check_bases([adapter], base)
-    model, _ = base.outline()
+        check_base_models([adapter], base)
+    model, _ = base.load_without_weights()
     layers = {name: (layer.in_features, layer.out_features)
               for name, layer in model.named_modules()
               if isinstance(layer, torch.nn.Linear)}  # fmt: skip
@@ -82,19 +82,19 @@ def check_start(source: Path | None, targets: Sequence[str], base: Base) -> None
             )
 
 
-def write_start(folder: Path, source: Path | None, fresh: Callable[[], Any], label: str) -> None:
+def write_start_adapter(folder: Path, source: Path | None, fresh: Callable[[], Any], label: str) -> None:
     """Write a copy of the adapter in `source`, else the one that `fresh` puts into its model."""
 
-    def fill(to: Path) -> None:
+    def write_files(to: Path) -> None:
         if source:
-            for name in (CONFIG, WEIGHTS):
+            for name in (CONFIG_FILE, WEIGHTS_FILE):
                 shutil.copyfile(source / name, to / name)
         else:
             made = fresh()
             save_adapter(made, to)
             made.unload()
 
-    write_folder(folder, fill, {"copy_of": label}, "adapter")
+    write_folder_atomic(folder, write_files, {"copy_of": label}, "adapter")
 
 
 def save_adapter(model: Any, folder: Path) -> None:
@@ -105,4 +105,4 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 def weights_digest(folder: Path) -> str:
     """16 hexadecimal digits that change with an adapter's weights."""
-    return content_hash(folder / WEIGHTS)[:16]
+    return hash_file_cached(folder / WEIGHTS_FILE)[:16]

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.files import write_whole
+from swarm.files import write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-WARM = 12
+WARMUP_DIVISOR = 12
 """One in so many steps warms up."""
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """What torch's cross-entropy takes for no target."""
 
-Pair = tuple[list[int], list[int]]
+TokenPair = tuple[list[int], list[int]]
 """The token ids of a prompt, and of the answer after it."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingArguments:
     """How an adapter is trained.
 
     Args:
@@ -59,7 +59,7 @@ class Recipe:
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """How far a training is.
 
     Attributes:
@@ -72,7 +72,7 @@ class Progress:
     looks: list[tuple[int, float | None, float | None]] = field(default_factory=list)
     best: int = 0
 
-    def look(self, step: int, train: float | None, held: float | None) -> bool:
+    def record_evaluation(self, step: int, train: float | None, held: float | None) -> bool:
         """Take note of a look; gives whether its weights are the best so far."""
         lowest = min((loss for _, _, loss in self.looks if loss is not None), default=math.inf)
         self.step = step
@@ -81,12 +81,12 @@ class Progress:
         self.best = step if better else self.best
         return better
 
-    def stale(self) -> int:
+    def count_stale(self) -> int:
         """Looks since the best one."""
         return sum(step > self.best for step, _, _ in self.looks)
 
 
-def mean_loss(model: Any, batch: Sequence[Pair]) -> tuple["Tensor", int]:
+def mean_loss(model: Any, batch: Sequence[TokenPair]) -> tuple["Tensor", int]:
     """The mean cross-entropy of the answers' tokens, in nats, and how many they are.
 
     Prompts count for nothing. Rows are padded on the left, so that all answers end together and
@@ -99,7 +99,7 @@ def mean_loss(model: Any, batch: Sequence[Pair]) -> tuple["Tensor", int]:
     rows = [[*prompt, *answer] for prompt, answer in batch]
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    targets = torch.tensor([[IGNORED] * (longest - len(a)) + a for _, a in batch])
+    targets = torch.tensor([[IGNORE_INDEX] * (longest - len(a)) + a for _, a in batch])
     device = model.device
     places = (mask.cumsum(1) - 1).clamp(min=0)
     logits = model(
@@ -107,12 +107,12 @@ def mean_loss(model: Any, batch: Sequence[Pair]) -> tuple["Tensor", int]:
         logits_to_keep=longest + 1, use_cache=False,
     ).logits[:, -longest - 1 : -1].float()  # fmt: skip
     loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten().to(device), ignore_index=IGNORED
+        logits.flatten(0, 1), targets.flatten().to(device), ignore_index=IGNORE_INDEX
     )
     return loss, sum(len(answer) for _, answer in batch)
 
 
-def held_loss(model: Any, pairs: Sequence[Pair], batch: int) -> float | None:
+def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float | None:
     """The mean loss of all answers' tokens, in nats; `None` of no pairs."""
     import torch
 
@@ -124,7 +124,7 @@ def held_loss(model: Any, pairs: Sequence[Pair], batch: int) -> float | None:
     return total / tokens if tokens else None
 
 
-def order(count: int, recipe: Recipe, step: int) -> list[int]:
+def batch_indices(count: int, recipe: TrainingArguments, step: int) -> list[int]:
     """The examples of a step, from 0 on: all of them in a drawn order, then in another one."""
     found: list[int] = []
     for place in range(step * recipe.batch, (step + 1) * recipe.batch):
@@ -143,45 +143,45 @@ class Trainer:
         say: Told of each look, in a line.
     """
 
-    def __init__(self, model: Any, recipe: Recipe, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, model: Any, recipe: TrainingArguments, path: Path, say: Callable[[str], None]) -> None:
         import torch
 
         self.model, self.recipe, self.path, self.say = model, recipe, path, say
         # No dropout, of the adapter neither: its draws would have to be kept to go on from a look,
         # and what is held out would be looked at through holes.
         model.eval()
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._adam = torch.optim.AdamW(self._weights, lr=recipe.rate, weight_decay=0.0)
         self._best = [weight.detach().clone() for weight in self._weights]
 
-    def train(self, examples: Sequence[Pair], held: Sequence[Pair]) -> Progress:
+    def train(self, examples: Sequence[TokenPair], held: Sequence[TokenPair]) -> TrainingProgress:
         """Train, and leave the model with the weights of the best look; nothing is trained twice.
 
         Without any held out, those of the last step.
         """
         recipe = self.recipe
         if self.path.is_file():
-            self._resume()
+            self._load_checkpoint()
         else:
-            self._look(0, [], held)
-        while self.progress.step < recipe.steps and self.progress.stale() < recipe.patience:
+            self._evaluate(0, [], held)
+        while self.progress.step < recipe.steps and self.progress.count_stale() < recipe.patience:
             end = min(self.progress.step + recipe.every, recipe.steps)
-            losses = [self._step(examples, step) for step in range(self.progress.step, end)]
-            self._look(end, losses, held)
-            self._keep()
+            losses = [self._train_step(examples, step) for step in range(self.progress.step, end)]
+            self._evaluate(end, losses, held)
+            self._save_checkpoint()
         for weight, best in zip(self._weights, self._best, strict=True):
             weight.data.copy_(best)
         return self.progress
 
-    def _step(self, examples: Sequence[Pair], step: int) -> float:
+    def _train_step(self, examples: Sequence[TokenPair], step: int) -> float:
         import torch
 
         steps = self.recipe.steps
-        share = min((step + 1) / max(1, steps // WARM), 1 - step / steps)
+        share = min((step + 1) / max(1, steps // WARMUP_DIVISOR), 1 - step / steps)
         for group in self._adam.param_groups:
             group["lr"] = self.recipe.rate * share
-        batch = [examples[place] for place in order(len(examples), self.recipe, step)]
+        batch = [examples[place] for place in batch_indices(len(examples), self.recipe, step)]
         loss, _ = mean_loss(self.model, batch)
         self._adam.zero_grad()
         loss.backward()
@@ -189,13 +189,13 @@ class Trainer:
         self._adam.step()
         return loss.item()
 
-    def _look(self, step: int, losses: Sequence[float], held: Sequence[Pair]) -> None:
+    def _evaluate(self, step: int, losses: Sequence[float], held: Sequence[TokenPair]) -> None:
         train = sum(losses) / len(losses) if losses else None
-        loss = held_loss(self.model, held, self.recipe.batch)
+        loss = evaluate_loss(self.model, held, self.recipe.batch)
         for name, value in (("training", train), ("held out", loss)):
             if value is not None and not math.isfinite(value):
                 raise UserError(f"the {name} loss is not finite at step {step}; lower rate=")
-        better = self.progress.look(step, train, loss)
+        better = self.progress.record_evaluation(step, train, loss)
         if better:
             self._best = [weight.detach().clone() for weight in self._weights]
         told = ["" if value is None else f", {name} loss {value:.4f}"
@@ -203,7 +203,7 @@ class Trainer:
         best = " (lowest so far)" if better and loss is not None else ""
         self.say(f"step {step:>4} of {self.recipe.steps}{''.join(told)}{best}")
 
-    def _keep(self) -> None:
+    def _save_checkpoint(self) -> None:
         """Write weights, Adam's averages and the looks, in safetensors: nothing is unpickled."""
         from safetensors.torch import save
 
@@ -221,9 +221,9 @@ class Trainer:
         }
         looks = json.dumps({"best": self.progress.best, "looks": self.progress.looks})
         about = {"progress": looks, "sha256": content_digest(tensors, looks)}
-        write_whole(self.path, save(tensors, about))
+        write_atomic(self.path, save(tensors, about))
 
-    def _resume(self) -> None:
+    def _load_checkpoint(self) -> None:
         import torch
 
         tensors, looks = read_progress(self.path)
@@ -239,7 +239,7 @@ class Trainer:
                 "exp_avg_sq": found["square"],
             }
         seen = [(step, train, held) for step, train, held in told["looks"]]
-        self.progress = Progress(seen[-1][0], seen, told["best"])
+        self.progress = TrainingProgress(seen[-1][0], seen, told["best"])
         self.say(f"goes on after step {self.progress.step}")
 
 

@@ -9,41 +9,41 @@ from pathlib import Path
 from typing import Any
 
 from swarm.engine import Engine
-from swarm.engine.base import Base
-from swarm.engine.tokens import choice_ids, prompt_ids
+from swarm.engine.base import BaseModel
+from swarm.engine.tokens import encode_choice, encode_prompt
 from swarm.errors import UserError
-from swarm.evaluation import Cut, divided
+from swarm.evaluation import Batching, split_dev_holdout
 from swarm.executors import Executor, Worker
 from swarm.files import make_folder, remove, write_json
 from swarm.finetune.adapter import (
-    check_start,
-    find_start,
+    check_start_adapter,
+    find_start_adapter,
     save_adapter,
     weights_digest,
-    write_start,
+    write_start_adapter,
 )
-from swarm.finetune.comparison import UNTESTED, Comparison, lines
-from swarm.finetune.gradient import Pair, Recipe, Trainer
-from swarm.folders import read_note, write_folder
-from swarm.identity import items_digest, settings
-from swarm.manifest import NAME, Manifest
-from swarm.places import find
+from swarm.finetune.comparison import UNTESTED_REASON, FinetuneComparison, format_metrics
+from swarm.finetune.gradient import TokenPair, TrainingArguments, Trainer
+from swarm.folders import read_note, write_folder_atomic
+from swarm.identity import digest_items, identity_settings
+from swarm.manifest import MANIFEST_FILE, Manifest
+from swarm.places import find_path
 from swarm.pool import Pool
-from swarm.rehearsal import fit
+from swarm.rehearsal import fit_to_context
 from swarm.report.folder import RunFolder
 from swarm.secrets import clean, identity_values
 from swarm.settings import check_place
 from swarm.tasks import Item
-from swarm.tasks.signal import Signalled
+from swarm.tasks.signal import SearchSignalTask
 
 log = logging.getLogger(__name__)
 
-STATE = "tuning.json"
-PROGRESS = "training.safetensors"
+STATE_FILE = "tuning.json"
+CHECKPOINT_FILE = "training.safetensors"
 ANSWERS = "answers.json.gz"
 
 
-class Tuning:
+class FinetuneRun:
     """Trains a LoRA adapter on a task's dev items; cheap to make, `tune` does the work.
 
     Args:
@@ -65,8 +65,8 @@ class Tuning:
     """
 
     def __init__(
-        self, name: str, task: Any, model: Base, pool: Any, engine: Engine, executor: Executor,
-        job: Cut, expert: str | None = None, run: str | None = None, steps: int = 100,
+        self, name: str, task: Any, model: BaseModel, pool: Any, engine: Engine, executor: Executor,
+        job: Batching, expert: str | None = None, run: str | None = None, steps: int = 100,
         batch: int = 8, rate: float = 1e-3, holdout: float = 0.2, every: int = 10,
         patience: int = 3, rank: int = 8, alpha: float = 16,
         targets: Sequence[str] = ("q_proj", "v_proj"), seed: int = 42, test: bool = True,
@@ -74,7 +74,7 @@ class Tuning:
     ) -> None:  # fmt: skip
         name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
         check_place(name, folder)
-        if not isinstance(task, Signalled) or "logprob" not in task.signals:
+        if not isinstance(task, SearchSignalTask) or "logprob" not in task.signals:
             raise UserError(
                 "fine-tuning needs gold answers to learn from: a task of swarm.tasks.choice.Choice "
                 "or swarm.tasks.match.Match, e.g. task=nlgraph_mini"
@@ -97,7 +97,7 @@ class Tuning:
         self.task: Any = task
         self.model, self.pool, self.engine = model, pool, engine
         self.executor, self.job, self.expert, self.run = executor, job, expert, run
-        self.recipe = Recipe(steps, batch, rate, every, patience, seed)
+        self.recipe = TrainingArguments(steps, batch, rate, every, patience, seed)
         self.holdout, self.seed, self.test = holdout, seed, test
         self.fresh: dict[str, Any] = {
             "r": rank,
@@ -118,57 +118,57 @@ class Tuning:
         Raises:
             UserError: Something is wrong with an input; nothing has been written then.
         """
-        tokenizer = self.model.tokenizer(self.model.resolve())
-        fit(self.task, tokenizer, self.model.context(), self.test)
+        tokenizer = self.model.load_tokenizer(self.model.resolve())
+        fit_to_context(self.task, tokenizer, self.model.context_length(), self.test)
         dev = self.task.items("dev")
-        asked = {"test_items": items_digest(self.task, "test") if self.test else None}
-        trained, held = divided(dev, self.holdout, self.seed)
-        label, source = find_start(self.expert, self.run, self.pool.folder)
+        asked = {"test_items": digest_items(self.task, "test") if self.test else None}
+        trained, held = split_dev_holdout(dev, self.holdout, self.seed)
+        label, source = find_start_adapter(self.expert, self.run, self.pool.folder)
         if not (self.folder / "tuned").is_dir():
-            check_start(source, self.fresh["target_modules"], self.model)
-        self._open(config or {}, label, source)
+            check_start_adapter(source, self.fresh["target_modules"], self.model)
+        self._open_state(config or {}, label, source)
         if not (self.folder / "tuned").is_dir():
-            self._train(label, source, [dev[i] for i in trained], [dev[i] for i in held])
+            self._train_adapter(label, source, [dev[i] for i in trained], [dev[i] for i in held])
         metrics = self.state.get("metrics")
-        if metrics is None or metrics["asked"] != asked or self._tested_since(metrics):
-            metrics = self._compared(label, held)
+        if metrics is None or metrics["asked"] != asked or self._is_search_tested_now(metrics):
+            metrics = self._compare_start_end(label, held)
             metrics |= {"asked": asked, **read_note(self.folder / "tuned")["training"]}
-            self._save(metrics=metrics)
-        print("\n".join(lines(metrics)))
+            self._save_state(metrics=metrics)
+        print("\n".join(format_metrics(metrics)))
         print(f"tuned adapter: {self.folder / 'tuned'}")
         return dict(metrics)
 
-    def _tested_since(self, metrics: Mapping[str, Any]) -> bool:
+    def _is_search_tested_now(self, metrics: Mapping[str, Any]) -> bool:
         """Whether the search has got the test that it had not when it was to be compared with."""
-        if not self.run or metrics.get("not_compared") != UNTESTED:
+        if not self.run or metrics.get("not_compared") != UNTESTED_REASON:
             return False
-        return bool(RunFolder(find(self.run)).metrics.get("asked", {}).get("test_items"))
+        return bool(RunFolder(find_path(self.run)).metrics.get("asked", {}).get("test_items"))
 
-    def _open(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
+    def _open_state(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
         """Read the state in the folder, which has to be this fine-tuning's, or write the first."""
         chosen = {key: config[key] for key in ("task", "model") if key in config}
         identity = {
-            **settings(chosen),
+            **identity_settings(chosen),
             **asdict(self.recipe),
             "holdout": self.holdout,
-            "task items": items_digest(self.task, "dev"),
+            "task items": digest_items(self.task, "dev"),
             "base weights": self.model.fingerprint(),
             "start": label,
             "start weights": weights_digest(source) if source else json.dumps(self.fresh),
         }
-        path = self.folder / STATE
+        path = self.folder / STATE_FILE
         if path.is_file():
             self.state = read_state(path)
             self._verify()
-            if self._begun() or self.state["identity"] == identity:
-                self._compare(identity)
+            if self._has_started() or self.state["identity"] == identity:
+                self._check_identity(identity)
                 return
             shutil.rmtree(self.folder / "start", ignore_errors=True)
-            self._manifest.drop("start")
+            self._manifest.remove_paths("start")
             self.state = {}
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} holds something else; choose another name=")
-        self._save(identity=identity, config=clean(config))
+        self._save_state(identity=identity, config=clean(config))
 
     def _verify(self) -> None:
         """See that the folder's files are as they were written; only answers are made anew.
@@ -176,10 +176,10 @@ class Tuning:
         Raises:
             UserError: Another one is damaged or missing.
         """
-        damaged = self._manifest.read().damaged()
-        if self._manifest.lost and self._begun():
+        damaged = self._manifest.read().find_damaged()
+        if self._manifest.lost and self._has_started():
             log.warning("%s is missing or damaged: taken anew, of the files as they are now",
-                        self.folder / NAME)  # fmt: skip
+                        self.folder / MANIFEST_FILE)  # fmt: skip
         for place in damaged:
             if place != ANSWERS:
                 raise UserError(
@@ -190,16 +190,16 @@ class Tuning:
             remove(self.folder / place)
             self.state["metrics"] = None
         # A kill leaves a file without a checksum, and never with a wrong one.
-        with self._manifest.rewriting(STATE, *damaged):
+        with self._manifest.updating_checksums(STATE_FILE, *damaged):
             for place in ("start", "tuned", ANSWERS):
-                if not self._manifest.under(place):
-                    self._manifest.add(place)
+                if not self._manifest.paths_under(place):
+                    self._manifest.add_checksums(place)
 
-    def _begun(self) -> bool:
+    def _has_started(self) -> bool:
         """Whether there is anything trained in the folder."""
-        return any((self.folder / name).exists() for name in (PROGRESS, "tuned"))
+        return any((self.folder / name).exists() for name in (CHECKPOINT_FILE, "tuned"))
 
-    def _compare(self, new: Mapping[str, Any]) -> None:
+    def _check_identity(self, new: Mapping[str, Any]) -> None:
         old = self.state["identity"] = identity_values(self.state["identity"])
         differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         if differ:
@@ -209,13 +209,13 @@ class Tuning:
                 "give the same values to go on, or another name= to begin anew"
             )
 
-    def _save(self, **more: Any) -> None:
+    def _save_state(self, **more: Any) -> None:
         self.state |= more
         make_folder(self.folder, private=True)
-        with self._manifest.rewriting(STATE):
-            write_json(self.folder / STATE, self.state)
+        with self._manifest.updating_checksums(STATE_FILE):
+            write_json(self.folder / STATE_FILE, self.state)
 
-    def _train(
+    def _train_adapter(
         self, label: str, source: Path | None, examples: Sequence[Item], held: Sequence[Item]
     ) -> None:
         import torch
@@ -226,12 +226,12 @@ class Tuning:
         model, tokenizer = self.model.load(self.device)
         with quiet_transformers():
             if not (self.folder / "start").is_dir():
-                with self._manifest.rewriting("start"):
-                    write_start(self.folder / "start", source, lambda: self._new(model), label)
+                with self._manifest.updating_checksums("start"):
+                    write_start_adapter(self.folder / "start", source, lambda: self._add_fresh_lora(model), label)
             adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
-        pairs = [pairs_of(self.task, items, tokenizer) for items in (examples, held)]
+        pairs = [tokenize_items(self.task, items, tokenizer) for items in (examples, held)]
         print(f"{self.folder}: trains on {len(examples)} dev items, holds out {len(held)}")
-        trainer = Trainer(adapted, self.recipe, self.folder / PROGRESS, print)
+        trainer = Trainer(adapted, self.recipe, self.folder / CHECKPOINT_FILE, print)
         try:
             progress = trainer.train(*pairs)
         except torch.OutOfMemoryError:
@@ -252,13 +252,13 @@ class Tuning:
             "task": self.task.name,
             "training": training,
         }
-        with self._manifest.rewriting("tuned"):
-            write_folder(
+        with self._manifest.updating_checksums("tuned"):
+            write_folder_atomic(
                 self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter"
             )
-        (self.folder / PROGRESS).unlink(missing_ok=True)
+        (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
 
-    def _new(self, model: Any) -> Any:
+    def _add_fresh_lora(self, model: Any) -> Any:
         """The model with a fresh LoRA, which changes nothing yet."""
         import torch
         from peft import LoraConfig, get_peft_model
@@ -269,16 +269,16 @@ class Tuning:
         made.peft_config["default"].base_model_name_or_path = self.model.name or self.model.path
         return made
 
-    def _compared(self, label: str, held: Sequence[int]) -> dict[str, Any]:
+    def _compare_start_end(self, label: str, held: Sequence[int]) -> dict[str, Any]:
         """What start and end come to, which are the positions [1, 0] and [0, 1] of a pool."""
         pool = Pool(self.folder.resolve(), ["start", "tuned"])
         pool.open(self.model).check()
-        run = RunFolder(find(self.run)) if self.run else None
+        run = RunFolder(find_path(self.run)) if self.run else None
         try:
             self.executor.open(Worker(self.model, pool, self.task, self.engine))
-            compared = Comparison(self.task, self.executor, self.job, label, held, self.test)
-            with self._manifest.rewriting(ANSWERS):
-                return compared.metrics(self.folder, run)
+            compared = FinetuneComparison(self.task, self.executor, self.job, label, held, self.test)
+            with self._manifest.updating_checksums(ANSWERS):
+                return compared.compute_metrics(self.folder, run)
         finally:
             self.executor.close()
 
@@ -298,11 +298,11 @@ def read_state(path: Path) -> dict[str, Any]:
     raise UserError(f"{path} is damaged: choose another name=, or remove its folder")
 
 
-def pairs_of(task: Signalled, items: Sequence[Item], tokenizer: Any) -> list[Pair]:
+def tokenize_items(task: SearchSignalTask, items: Sequence[Item], tokenizer: Any) -> list[TokenPair]:
     """Prompts and gold answers as a search puts them, each answer closed by the end token."""
     found = []
     for item in items:
         request = task.gold_request(item)
-        answer = choice_ids(tokenizer, request.prompt, request.choices[0])
-        found.append((prompt_ids(tokenizer, request.prompt), [*answer, tokenizer.eos_token_id]))
+        answer = encode_choice(tokenizer, request.prompt, request.choices[0])
+        found.append((encode_prompt(tokenizer, request.prompt), [*answer, tokenizer.eos_token_id]))
     return found

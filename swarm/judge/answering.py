@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm.collab import Slot
+from swarm.collab import AgentSpec
 from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
-from swarm.files import digest
-from swarm.judge.files import Row, read_rows, short
+from swarm.files import short_digest
+from swarm.judge.files import JsonRow, read_json_rows, shorten_text
 from swarm.models import Completion, Message, Model, Request
 
 
-class Asking(NamedTuple):
+class GenerationSettings(NamedTuple):
     """How instructions are put to a model; `None` leaves a thing to the model."""
 
     temperature: float | None
@@ -22,7 +22,7 @@ class Asking(NamedTuple):
     seed: int | None
 
 
-def places(rows: Sequence[Row]) -> list[str]:
+def instruction_keys(rows: Sequence[JsonRow]) -> list[str]:
     """A key for each row: its instruction; where one comes again, with its count behind it.
 
     Rows of different files that have the same key belong together, wherever they stand.
@@ -36,12 +36,12 @@ def places(rows: Sequence[Row]) -> list[str]:
     return keys
 
 
-def requests(rows: Sequence[Row], asking: Asking) -> dict[str, Request]:
+def build_requests(rows: Sequence[JsonRow], asking: GenerationSettings) -> dict[str, Request]:
     """What a model is asked, by `places`; an instruction that comes again wants another sample."""
     before = (Message("system", asking.system),) if asking.system else ()
     seen: Counter[str] = Counter()
     found = {}
-    for place, row in zip(places(rows), rows, strict=True):
+    for place, row in zip(instruction_keys(rows), rows, strict=True):
         turns = (*before, Message("user", row["instruction"]))
         found[place] = Request(
             turns, asking.max_tokens, temperature=asking.temperature, seed=asking.seed,
@@ -51,8 +51,8 @@ def requests(rows: Sequence[Row], asking: Asking) -> dict[str, Request]:
     return found
 
 
-def in_form(
-    rows: Sequence[Row], answers: Mapping[str, Completion], generator: str
+def to_alpaca_rows(
+    rows: Sequence[JsonRow], answers: Mapping[str, Completion], generator: str
 ) -> list[dict[str, str]]:
     """The answers as AlpacaEval's list of instruction, dataset, output and generator."""
     return [
@@ -62,11 +62,11 @@ def in_form(
             "output": answers[place].text,
             "generator": generator,
         }
-        for place, row in zip(places(rows), rows, strict=True)
+        for place, row in zip(instruction_keys(rows), rows, strict=True)
     ]
 
 
-class Written:
+class RecordedModel:
     """A model that repeats what another one wrote to the same instruction.
 
     Args:
@@ -77,35 +77,35 @@ class Written:
         UserError: The file cannot be read, or has no answer to one of the instructions.
     """
 
-    def __init__(self, path: str, rows: Sequence[Row]) -> None:
-        self.written = read_rows(path, {"instruction": str, "output": str})
-        by_place = dict(zip(places(self.written), self.written, strict=True))
+    def __init__(self, path: str, rows: Sequence[JsonRow]) -> None:
+        self.written = read_json_rows(path, {"instruction": str, "output": str})
+        by_place = dict(zip(instruction_keys(self.written), self.written, strict=True))
         self.answers: dict[tuple[str, int], str] = {}
         seen: Counter[str] = Counter()
-        for place, row in zip(places(rows), rows, strict=True):
+        for place, row in zip(instruction_keys(rows), rows, strict=True):
             text = row["instruction"]
             mine = by_place.get(place) or by_place.get(text)
             if mine is None:
                 raise UserError(
-                    f'{path}: has no answer to "{short(text)}"; it must have one to each'
+                    f'{path}: has no answer to "{shorten_text(text)}"; it must have one to each'
                 )
             self.answers[text, seen[text]] = mine["output"]
             seen[text] += 1
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """The answer to each request's last turn; see `Model.generate`."""
-        return [Completion(self.answers[_asked(request), request.sample]) for request in requests]
+        return [Completion(self.answers[_last_user_text(request), request.sample]) for request in requests]
 
     def fingerprint(self) -> str:
         """A text that changes with the file."""
-        return digest(self.written)
+        return short_digest(self.written)
 
 
-def _asked(request: Request) -> str:
+def _last_user_text(request: Request) -> str:
     return request.prompt if isinstance(request.prompt, str) else request.prompt[-1].content
 
 
-def after(aggregator: Model, name: str, files: Sequence[str], rows: Sequence[Row]) -> Model:
+def aggregate_recorded(aggregator: Model, name: str, files: Sequence[str], rows: Sequence[JsonRow]) -> Model:
     """The aggregator of a mixture whose first layer's answers were written earlier.
 
     Args:
@@ -117,6 +117,6 @@ def after(aggregator: Model, name: str, files: Sequence[str], rows: Sequence[Row
     Raises:
         UserError: As `Written`.
     """
-    proposers = [Slot(Written(path, rows), Path(path).stem) for path in files]
+    proposers = [AgentSpec(RecordedModel(path, rows), Path(path).stem) for path in files]
     # An empty answer is left out, as a proposer would be that says nothing.
-    return MixtureOfAgents(proposers, Slot(aggregator, name), quorum=0)
+    return MixtureOfAgents(proposers, AgentSpec(aggregator, name), quorum=0)

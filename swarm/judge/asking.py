@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import digest
-from swarm.judge.files import Journal, beside, short
-from swarm.models import Completion, Model, Request, attempt
-from swarm.models.as_json import completion_as_json, completion_of, request_as_json
+from swarm.files import short_digest
+from swarm.judge.files import JsonlJournal, sibling_path, shorten_text
+from swarm.models import Completion, Model, Request, generate_each
+from swarm.models.as_json import completion_to_json, completion_from_json, request_to_json
 
-BATCH = 32
+BATCH_SIZE = 32
 """Requests at once; what they come to is kept before the next are asked."""
 
-SHOWN = 5
+MAX_FAILURES_SHOWN = 5
 """Failures that are told one by one."""
 
 
 @dataclass(slots=True)
-class Replies:
+class BatchResult:
     """What requests came to.
 
     Attributes:
@@ -34,31 +34,31 @@ class Replies:
     kept: int = 0
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """The exit code: 0 if there is an answer to everything."""
         return 1 if self.failures else 0
 
-    def report(self, what: str = "answers") -> list[str]:
+    def format_report(self, what: str = "answers") -> list[str]:
         """Lines that say how many there are, and which failed and why."""
         total = len(self.answers) + len(self.failures)
         kept = f", {self.kept} of them from earlier" if self.kept else ""
         lines = [f"{len(self.answers)} of {total} {what}{kept}"]
-        for key, reason in list(self.failures.items())[:SHOWN]:
-            lines.append(f"failed: {short(key)}: {reason}")
-        if len(self.failures) > SHOWN:
-            lines.append(f"and {len(self.failures) - SHOWN} more failed")
+        for key, reason in list(self.failures.items())[:MAX_FAILURES_SHOWN]:
+            lines.append(f"failed: {shorten_text(key)}: {reason}")
+        if len(self.failures) > MAX_FAILURES_SHOWN:
+            lines.append(f"and {len(self.failures) - MAX_FAILURES_SHOWN} more failed")
         if self.failures:
             lines.append("the same command asks only these again")
         return lines
 
 
-def ask(
+def send_requests(
     model: Model,
     who: str,
     requests: Mapping[str, Request],
     output: Path,
-    batch: int = BATCH,
-) -> Replies:
+    batch: int = BATCH_SIZE,
+) -> BatchResult:
     """Answer every request that the journal does not answer yet, and keep each answer there.
 
     An answer counts as kept if its key, the model (its name and its `identity`) and the request are
@@ -75,40 +75,40 @@ def ask(
     Raises:
         UserError: The journal cannot be read or written; nothing is asked then.
     """
-    from swarm.roster.identity import identity
+    from swarm.roster.identity import model_identity
 
-    kept = Journal(beside(output, "replies.jsonl"))
-    whose = [who, identity(model)]
-    marks = {key: digest([whose, request_as_json(one)]) for key, one in requests.items()}
+    kept = JsonlJournal(sibling_path(output, "replies.jsonl"))
+    whose = [who, model_identity(model)]
+    marks = {key: short_digest([whose, request_to_json(one)]) for key, one in requests.items()}
     open_ = [key for key in requests if kept.rows.get(key, {}).get("asked") != marks[key]]
     failures: dict[str, str] = {}
     if open_:
-        kept.add([])
+        kept.append_rows([])
     for first in range(0, len(open_), batch):
         some = open_[first : first + batch]
-        found = attempt(model, [requests[key] for key in some])
+        found = generate_each(model, [requests[key] for key in some])
         came = dict(zip(some, found, strict=True))
-        kept.add(
+        kept.append_rows(
             [
-                {"key": key, "asked": marks[key], "answer": completion_as_json(one)}
+                {"key": key, "asked": marks[key], "answer": completion_to_json(one)}
                 for key, one in came.items()
                 if isinstance(one, Completion)
             ]
         )
         failed = {key: str(one) for key, one in came.items() if isinstance(one, UserError)}
         failures |= failed
-        _progress(who, first + len(some), len(open_))
+        _print_progress(who, first + len(some), len(open_))
         if len(failed) == len(some) > 1 and len(set(failed.values())) == 1:
             rest = open_[first + len(some) :]
             failures |= dict.fromkeys(rest, "not asked, after a whole batch failed")
             break
     answers = {
-        key: completion_of(kept.rows[key]["answer"]) for key in requests if key not in failures
+        key: completion_from_json(kept.rows[key]["answer"]) for key in requests if key not in failures
     }
-    return Replies(answers, failures, len(requests) - len(open_))
+    return BatchResult(answers, failures, len(requests) - len(open_))
 
 
-def spent(completions: Iterable[Completion]) -> dict[str, Any]:
+def sum_usage(completions: Iterable[Completion]) -> dict[str, Any]:
     """What answers took: how many there are, their tokens, and the cost in the prices' currency."""
     all_ = list(completions)
     return {
@@ -120,7 +120,7 @@ def spent(completions: Iterable[Completion]) -> dict[str, Any]:
     }
 
 
-def spent_line(what: str, taken: Mapping[str, Any]) -> str:
+def format_usage(what: str, taken: Mapping[str, Any]) -> str:
     """`spent` as a line for people."""
     older = 0 if taken["cost"] else taken["answers"]
     unpriced = taken.get("unpriced", older)
@@ -133,14 +133,14 @@ def spent_line(what: str, taken: Mapping[str, Any]) -> str:
     )
 
 
-def closed(replies: Replies, what: str, who: str, output: Path) -> int:
+def report_result(replies: BatchResult, what: str, who: str, output: Path) -> int:
     """Print how many replies there are, what they took and where they lie; give the exit code."""
-    lines = [*replies.report(what), spent_line(who, spent(replies.answers.values()))]
+    lines = [*replies.format_report(what), format_usage(who, sum_usage(replies.answers.values()))]
     print("\n".join([*lines, *([f"wrote {output}"] if output.exists() else [])]))
-    return replies.code
+    return replies.exit_code
 
 
-def without_answer(
+def describe_missing_answers(
     questions: Collection[Any], answers: Mapping[str, Mapping[Any, Any]]
 ) -> list[str]:
     """A line for each model that did not answer all of the questions.
@@ -159,5 +159,5 @@ def without_answer(
     return lines
 
 
-def _progress(who: str, done: int, total: int) -> None:
+def _print_progress(who: str, done: int, total: int) -> None:
     print(f"{who}: {done} of {total} asked", file=sys.stderr, flush=True)

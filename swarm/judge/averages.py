@@ -26,20 +26,20 @@ class Average(NamedTuple):
 
     def __str__(self) -> str:
         if self.mean is None:
-            return f"- n=0{self._unread}"
+            return f"- n=0{self._unparsed_note}"
         within = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.mean:.2f}{within} n={self.n}{self._unread}"
+        return f"{self.mean:.2f}{within} n={self.n}{self._unparsed_note}"
 
     @property
-    def _unread(self) -> str:
+    def _unparsed_note(self) -> str:
         return f", {self.unparsed} unparsed" if self.unparsed else ""
 
-    def row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """For JSON and CSV."""
         return {"average": self.mean, **{key: getattr(self, key) for key in self._fields[1:]}}
 
 
-def average(questions: Sequence[Sequence[float | None]]) -> Average:
+def average_scores(questions: Sequence[Sequence[float | None]]) -> Average:
     """The mean of all values of all questions.
 
     A question's values (of its turns, or its skills) hang together, so that the bootstrap draws
@@ -59,8 +59,8 @@ def average(questions: Sequence[Sequence[float | None]]) -> Average:
     if len(read) == 1:
         return Average(float(sums[0] / n), None, None, n, unparsed)
 
-    def mean(places: Sequence[int]) -> float:
+    def mean_of(places: Sequence[int]) -> float:
         return float(sums[places].sum() / counts[places].sum())
 
-    found = utility_interval(mean, [""] * len(read))
+    found = utility_interval(mean_of, [""] * len(read))
     return Average(found.mean, found.low, found.high, n, unparsed)

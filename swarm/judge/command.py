@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from swarm.errors import UserError
-from swarm.examples import Parser
+from swarm.examples import CommandParser
 
 FORMATS = {
     "alpaca_eval": "in pairs against reference answers, with win rates (AlpacaEval 2)",
@@ -17,9 +17,9 @@ FORMATS = {
 """The modules of this package that are formats; each has `subcommands(parser)`."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The command line: a sub-command a format, and below it one an action."""
-    made = Parser(
+    made = CommandParser(
         prog="python -m swarm.judge",
         description="Have models answer questions, and another model judge the answers.",
         epilog="Each format has three actions, generate, judge and show, with a --help of their "
@@ -28,11 +28,11 @@ def parser() -> argparse.ArgumentParser:
     formats = made.add_subparsers(metavar="FORMAT", required=True)
     for name, what in FORMATS.items():
         one = formats.add_parser(name, help=what, description=f"Judging {what}.")
-        import_module(f"swarm.judge.{name}").subcommands(one)
+        import_module(f"swarm.judge.{name}").add_subcommands(one)
     return made
 
 
-def spelt(word: str) -> str:
+def normalize_option(word: str) -> str:
     """An option by its one spelling: `--max-tokens` is as good as `--max_tokens`."""
     name, equals, value = word.partition("=")
     return name[:2] + name[2:].replace("-", "_") + equals + value if word[:2] == "--" else word
@@ -41,7 +41,7 @@ def spelt(word: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an action and give its exit code; a user's mistake is one line."""
     words = sys.argv[1:] if arguments is None else arguments
-    given = parser().parse_args([spelt(word) for word in words])
+    given = build_parser().parse_args([normalize_option(word) for word in words])
     try:
         code: int = given.run(given)
     except UserError as error:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from swarm.errors import UserError
-from swarm.files import as_json, write_whole
+from swarm.files import encode_json, write_atomic
 
-Row = dict[str, Any]
+JsonRow = dict[str, Any]
 
-Kinds = Mapping[str, type | tuple[type, ...]]
+FieldTypes = Mapping[str, type | tuple[type, ...]]
 """Fields that every row must have, and of which type each is."""
 
-NAMES = {str: "text", int: "whole number", float: "number", list: "list", dict: "object"}
+TYPE_NAMES = {str: "text", int: "whole number", float: "number", list: "list", dict: "object"}
 
 
-def read_rows(path: str | Path, needed: Kinds | None = None) -> list[Row]:
+def read_json_rows(path: str | Path, needed: FieldTypes | None = None) -> list[JsonRow]:
     """The objects of a JSON list, or of a file with one JSON object a line, in their order.
 
     Args:
@@ -29,38 +29,38 @@ def read_rows(path: str | Path, needed: Kinds | None = None) -> list[Row]:
         UserError: The file cannot be read or holds something else; it names the file, and the line
             or the entry of the list.
     """
-    text = _text(Path(path))
-    rows = _listed(path, text) if text.lstrip().startswith("[") else _lines(path, text)
+    text = _read_text(Path(path))
+    rows = _parse_json_list(path, text) if text.lstrip().startswith("[") else _parse_json_lines(path, text)
     if not rows:
         raise UserError(f"{path}: there is nothing in it; a list of JSON objects is wanted")
     for place, row in rows:
-        wrong = _wrong(row, needed or {})
+        wrong = _find_row_error(row, needed or {})
         if wrong:
             raise UserError(f"{path}, {place}: {wrong}")
     return [row for _, row in rows]
 
 
-def keyed(path: str | Path, rows: Sequence[Row], key: str) -> dict[Any, Row]:
+def index_rows(path: str | Path, rows: Sequence[JsonRow], key: str) -> dict[Any, JsonRow]:
     """The rows by the value of a field.
 
     Raises:
         UserError: Two rows have the same.
     """
-    found: dict[Any, Row] = {}
+    found: dict[Any, JsonRow] = {}
     for row in rows:
         if row[key] in found:
-            raise UserError(f'{path}: two rows have the {key} "{short(row[key])}"; leave one')
+            raise UserError(f'{path}: two rows have the {key} "{shorten_text(row[key])}"; leave one')
         found[row[key]] = row
     return found
 
 
-def short(value: Any, longest: int = 60) -> str:
+def shorten_text(value: Any, longest: int = 60) -> str:
     """A value in one line that fits into a message."""
     text = " ".join(str(value).split())
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-class Journal:
+class JsonlJournal:
     """Rows in a JSONL file that only grows: what was written stays, whatever ends the process.
 
     A line that a kill left unfinished is dropped. Of rows with the same key the last one counts.
@@ -79,28 +79,28 @@ class Journal:
 
     def __init__(self, path: str | Path, key: str = "key") -> None:
         self.path, self.key = Path(path), key
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, JsonRow] = {}
         if self.path.exists():
-            data = _bytes(self.path)
-            text = _decoded(self.path, data[: data.rfind(b"\n") + 1])
-            for place, row in _lines(self.path, text):
-                if wrong := _wrong(row, {key: str}):
+            data = _read_bytes(self.path)
+            text = _decode_utf8(self.path, data[: data.rfind(b"\n") + 1])
+            for place, row in _parse_json_lines(self.path, text):
+                if wrong := _find_row_error(row, {key: str}):
                     raise UserError(f"{self.path}, {place}: {wrong}; remove the line")
                 self.rows[row[key]] = row
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def append_rows(self, rows: Sequence[JsonRow]) -> None:
         """Write rows at the end, and see that they are on the disk.
 
         Raises:
             UserError: The file cannot be written.
         """
-        data = b"".join(as_json(row) + b"\n" for row in rows)
+        data = b"".join(encode_json(row) + b"\n" for row in rows)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
                 # Whoever holds the lock writes; a line without an end is then of one that is dead.
                 fcntl.flock(file, fcntl.LOCK_EX)
-                file.truncate(_end_of_lines(file))
+                file.truncate(_complete_length(file))
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -109,7 +109,7 @@ class Journal:
         self.rows.update((row[self.key], row) for row in rows)
 
 
-def _end_of_lines(file: BinaryIO) -> int:
+def _complete_length(file: BinaryIO) -> int:
     """Where the last whole line ends."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
@@ -119,32 +119,32 @@ def _end_of_lines(file: BinaryIO) -> int:
     return file.read().rfind(b"\n") + 1
 
 
-def write_lines(path: Path, rows: Sequence[Row]) -> None:
+def write_json_rows(path: Path, rows: Sequence[JsonRow]) -> None:
     """Write a JSONL file whole, or not at all.
 
     Raises:
         UserError: It cannot be written.
     """
-    write_whole(path, b"".join(as_json(row) + b"\n" for row in rows))
+    write_atomic(path, b"".join(encode_json(row) + b"\n" for row in rows))
 
 
-def beside(output: Path, kind: str) -> Path:
+def sibling_path(output: Path, kind: str) -> Path:
     """A file that belongs to an output, such as FILE.replies.jsonl to FILE.jsonl."""
     return output.with_name(f"{output.stem}.{kind}")
 
 
-def _text(path: Path) -> str:
-    return _decoded(path, _bytes(path))
+def _read_text(path: Path) -> str:
+    return _decode_utf8(path, _read_bytes(path))
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _decoded(path: Path, data: bytes) -> str:
+def _decode_utf8(path: Path, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -152,18 +152,18 @@ def _decoded(path: Path, data: bytes) -> str:
         raise UserError(f"{path}, line {line}: is not UTF-8; save the file as UTF-8") from None
 
 
-def _listed(path: str | Path, text: str) -> list[tuple[str, Any]]:
+def _parse_json_list(path: str | Path, text: str) -> list[tuple[str, Any]]:
     try:
         return [(f"entry {i}", row) for i, row in enumerate(json.loads(text), start=1)]
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: is not JSON: {error.msg}") from None
 
 
-def _lines(path: str | Path, text: str) -> list[tuple[str, Any]]:
-    return list(_parsed(path, text))
+def _parse_json_lines(path: str | Path, text: str) -> list[tuple[str, Any]]:
+    return list(_iter_json_lines(path, text))
 
 
-def _parsed(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
+def _iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
     # Not splitlines: JSON may hold a bare U+2028, which is no end of a line there.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -175,7 +175,7 @@ def _parsed(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
                 ) from None
 
 
-def _wrong(row: Any, needed: Kinds) -> str:
+def _find_row_error(row: Any, needed: FieldTypes) -> str:
     """What is wrong with a row; empty if nothing is."""
     if not isinstance(row, dict):
         return "is no JSON object"
@@ -184,6 +184,6 @@ def _wrong(row: Any, needed: Kinds) -> str:
             return f'has no "{field}"; it has {", ".join(map(str, row)) or "nothing"}'
         if not isinstance(row[field], kind) or isinstance(row[field], bool):
             kinds = kind if isinstance(kind, tuple) else (kind,)
-            names = " or ".join(NAMES.get(one, one.__name__) for one in kinds)
+            names = " or ".join(TYPE_NAMES.get(one, one.__name__) for one in kinds)
             return f'its "{field}" is no {names}'
     return ""

@@ -10,105 +10,105 @@ from pathlib import Path
 from swarm.judge import flask_items as items
 from swarm.judge import flask_reviews as reviews
 from swarm.judge import flask_show as show
-from swarm.judge.asking import closed, without_answer
+from swarm.judge.asking import report_result, describe_missing_answers
 from swarm.judge.options import (
-    add_answering,
-    add_asking,
-    add_mixture,
-    add_models,
-    answering,
-    file,
-    folder,
-    named,
-    whole,
+    add_generation_options,
+    add_batch_options,
+    add_mixture_options,
+    add_model_options,
+    load_answering_model,
+    parse_output_file,
+    parse_folder,
+    load_model,
+    parse_positive_int,
 )
-from swarm.places import find
+from swarm.places import find_path
 
-QUESTIONS = "data/questions/flask.jsonl"
-SKILLS = "data/questions/flask_skills.json"
+QUESTIONS_FILE = "data/questions/flask.jsonl"
+SKILLS_FILE = "data/questions/flask_skills.json"
 
 
-def subcommands(parser: argparse.ArgumentParser) -> None:
+def add_subcommands(parser: argparse.ArgumentParser) -> None:
     """The format's actions."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    _generate_options(actions.add_parser("generate", help="answers of a model"))
-    _judge_options(actions.add_parser("judge", help="scores of answers, skill by skill"))
+    _add_generate_options(actions.add_parser("generate", help="answers of a model"))
+    _add_judge_options(actions.add_parser("judge", help="scores of answers, skill by skill"))
     last = actions.add_parser("show", help="tables by skill, domain and difficulty")
-    last.add_argument("--out", required=True, type=folder, metavar="FOLDER",
+    last.add_argument("--out", required=True, type=parse_folder, metavar="FOLDER",
         help="as of judge; scores.csv and scores.json are written there")  # fmt: skip
     last.add_argument("--json", action="store_true", help="the lines as JSON")
-    last.set_defaults(run=shown)
+    last.set_defaults(run=print_tables)
 
 
-def _generate_options(parser: argparse.ArgumentParser) -> None:
+def _add_generate_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="NAME", help="who answers")
-    add("--output", required=True, type=file, metavar="FILE.jsonl", help="where the answers go")
-    add_mixture(parser)
-    add_answering(parser, 2048, 0.7)
-    _item_options(parser)
+    add("--output", required=True, type=parse_output_file, metavar="FILE.jsonl", help="where the answers go")
+    add_mixture_options(parser)
+    add_generation_options(parser, 2048, 0.7)
+    _add_item_options(parser)
     parser.set_defaults(run=generate)
 
 
-def _judge_options(parser: argparse.ArgumentParser) -> None:
+def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--answers", nargs="+", required=True, metavar="FILE",
         help="answers that generate wrote; several, apart by spaces or commas")  # fmt: skip
     add("--judge", required=True, metavar="NAME", help="who judges")
-    add("--max_tokens", type=whole, default=1024, metavar="N",
+    add("--max_tokens", type=parse_positive_int, default=1024, metavar="N",
         help="the most new tokens of a reply (%(default)s)")  # fmt: skip
-    add("--out", required=True, type=folder, metavar="FOLDER", help="where the reviews go")
-    _item_options(parser)
+    add("--out", required=True, type=parse_folder, metavar="FOLDER", help="where the reviews go")
+    _add_item_options(parser)
     parser.set_defaults(run=judge)
 
 
-def _item_options(parser: argparse.ArgumentParser) -> None:
+def _add_item_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--questions", default=QUESTIONS, metavar="FILE", help="(%(default)s, our own)")
-    add("--skills", default=SKILLS, metavar="FILE", help="the skills' scales (%(default)s)")
-    add_asking(parser)
-    add_models(parser)
+    add("--questions", default=QUESTIONS_FILE, metavar="FILE", help="(%(default)s, our own)")
+    add("--skills", default=SKILLS_FILE, metavar="FILE", help="the skills' scales (%(default)s)")
+    add_batch_options(parser)
+    add_model_options(parser)
 
 
 def generate(given: argparse.Namespace) -> int:
     """Write a model's answers; 1 if one is missing."""
-    asked = _items(given)
+    asked = _load_items(given)
     requests = {
-        item.id: reviews.request(
+        item.id: reviews.build_request(
             item, given.max_tokens, given.temperature, given.system, given.seed
         )
         for item in asked
     }
-    model = answering(given)
-    replies = reviews.answer(model, given.model, requests, given.output, given.batch)
-    return closed(replies, "answers", given.model, given.output)
+    model = load_answering_model(given)
+    replies = reviews.write_answers(model, given.model, requests, given.output, given.batch)
+    return report_result(replies, "answers", given.model, given.output)
 
 
 def judge(given: argparse.Namespace) -> int:
     """Write a judge's reviews; 1 if a reply is missing."""
-    asked = _items(given)
+    asked = _load_items(given)
     files = [Path(name) for names in given.answers for name in names.split(",") if name]
     answers = items.read_answers(files)
     print(f"{len(asked)} questions of {given.questions}")
-    for line in without_answer([item.id for item in asked], answers):
+    for line in describe_missing_answers([item.id for item in asked], answers):
         print(line)
-    replies, unread = reviews.review(
-        named(given, given.judge), given.judge, asked, answers,
-        items.read_skills(find(given.skills)), given.max_tokens, given.out, given.batch,
+    replies, unread = reviews.review_answers(
+        load_model(given, given.judge), given.judge, asked, answers,
+        items.read_skills(find_path(given.skills)), given.max_tokens, given.out, given.batch,
     )  # fmt: skip
     if unread:
         print(f"{unread} scores cannot be read; show counts them")
-    return closed(replies, "reviews", given.judge, given.out / reviews.REVIEWS)
+    return report_result(replies, "reviews", given.judge, given.out / reviews.REVIEWS_FILE)
 
 
-def shown(given: argparse.Namespace) -> int:
+def print_tables(given: argparse.Namespace) -> int:
     """Print the tables, and write them as CSV and JSON."""
-    lines = show.tables(given.out)
-    show.write(given.out, lines)
-    print("\n".join([json.dumps(lines, indent=1)] if given.json else show.told(lines)))
+    lines = show.compute_tables(given.out)
+    show.write_tables(given.out, lines)
+    print("\n".join([json.dumps(lines, indent=1)] if given.json else show.format_tables(lines)))
     return 0
 
 
-def _items(given: argparse.Namespace) -> list[items.Item]:
-    skills = items.read_skills(find(given.skills))
-    return items.read_items(find(given.questions), skills)[: given.limit]
+def _load_items(given: argparse.Namespace) -> list[items.FlaskItem]:
+    skills = items.read_skills(find_path(given.skills))
+    return items.read_items(find_path(given.questions), skills)[: given.limit]

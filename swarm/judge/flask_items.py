@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm.errors import UserError
-from swarm.judge.files import Kinds, Row, read_rows
-from swarm.judge.merging import by_key
+from swarm.judge.files import FieldTypes, JsonRow, read_json_rows
+from swarm.judge.merging import rows_by_key
 
-Id = int | str
+QuestionId = int | str
 
-NAMES = {
+FIELD_ALIASES = {
     "idx": ("idx", "question_id"),
     "instruction": ("instruction", "text"),
     "skill": ("skill", "metrics"),
@@ -23,11 +23,11 @@ NAMES = {
 }
 """Fields by the name that they have now and the one that they had."""
 
-SKILL: Kinds = {"Skill": str, "Criteria": str, "Scoring": dict}
+SKILL_FIELDS: FieldTypes = {"Skill": str, "Criteria": str, "Scoring": dict}
 
-LEVELS = ("1", "2", "3", "4", "5")
+SCORE_LEVELS = ("1", "2", "3", "4", "5")
 
-UNLABELLED = "-1"
+UNLABELLED_CODE = "-1"
 """What the original writes where nobody said the domain or the difficulty."""
 
 
@@ -40,7 +40,7 @@ class Skill(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class FlaskItem:
     """One instruction.
 
     Attributes:
@@ -52,7 +52,7 @@ class Item:
         difficulty: What one has to know for it.
     """
 
-    id: Id
+    id: QuestionId
     instruction: str
     answer: str
     skills: tuple[str, ...]
@@ -67,14 +67,14 @@ def read_skills(path: str | Path) -> dict[str, Skill]:
         UserError: The file cannot be read or holds something else.
     """
     found = {}
-    for row in read_rows(path, SKILL):
-        if not all(isinstance(row["Scoring"].get(level), str) for level in LEVELS):
+    for row in read_json_rows(path, SKILL_FIELDS):
+        if not all(isinstance(row["Scoring"].get(level), str) for level in SCORE_LEVELS):
             raise UserError(f'{path}: {row["Skill"]}: its "Scoring" has no text for each of 1 to 5')
         found[row["Skill"]] = Skill(row["Skill"], row["Criteria"], row["Scoring"])
     return found
 
 
-def read_items(path: str | Path, skills: Mapping[str, Skill]) -> list[Item]:
+def read_items(path: str | Path, skills: Mapping[str, Skill]) -> list[FlaskItem]:
     """The items of a file, in its order; of rows with the same id the last.
 
     Args:
@@ -84,18 +84,18 @@ def read_items(path: str | Path, skills: Mapping[str, Skill]) -> list[Item]:
     Raises:
         UserError: The file cannot be read or holds something else.
     """
-    rows = [_renamed(row) for row in read_rows(path)]
-    return [_item(path, row, skills) for row in by_key(("idx",), rows).values()]
+    rows = [_normalize_fields(row) for row in read_json_rows(path)]
+    return [_parse_item(path, row, skills) for row in rows_by_key(("idx",), rows).values()]
 
 
-def _renamed(row: Row) -> Row:
+def _normalize_fields(row: JsonRow) -> JsonRow:
     found = dict(row)
-    for now, names in NAMES.items():
+    for now, names in FIELD_ALIASES.items():
         found[now] = next((row[name] for name in names if name in row), None)
     return found
 
 
-def _item(path: str | Path, row: Row, skills: Mapping[str, Skill]) -> Item:
+def _parse_item(path: str | Path, row: JsonRow, skills: Mapping[str, Skill]) -> FlaskItem:
     id_, instruction = row["idx"], row["instruction"]
     if not isinstance(id_, (int, str)) or isinstance(id_, bool):
         raise UserError(f'{path}: an item has no "idx" (or "question_id"), a number or a text')
@@ -104,37 +104,37 @@ def _item(path: str | Path, row: Row, skills: Mapping[str, Skill]) -> Item:
     named = row["skill"]
     if not isinstance(named, list) or not named:
         raise UserError(f'{path}: item {id_}: its "skill" (or "metrics") is no list of skills')
-    return Item(
+    return FlaskItem(
         id_,
         instruction,
         row["answer"] if isinstance(row.get("answer"), str) else "",
-        tuple(dict.fromkeys(_known(path, id_, str(name), skills) for name in named)),
-        tuple(_labels(row["domain"])),
-        _labels(row["difficulty"])[0],
+        tuple(dict.fromkeys(_resolve_skill(path, id_, str(name), skills) for name in named)),
+        tuple(_parse_labels(row["domain"])),
+        _parse_labels(row["difficulty"])[0],
     )
 
 
-def _labels(value: Any) -> list[str]:
+def _parse_labels(value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
-    return ["unlabelled" if one in (None, UNLABELLED, int(UNLABELLED)) else str(one)
+    return ["unlabelled" if one in (None, UNLABELLED_CODE, int(UNLABELLED_CODE)) else str(one)
             for one in values] or ["unlabelled"]  # fmt: skip
 
 
-def _known(path: str | Path, id_: Id, name: str, skills: Mapping[str, Skill]) -> str:
+def _resolve_skill(path: str | Path, id_: QuestionId, name: str, skills: Mapping[str, Skill]) -> str:
     """The skill of a name; case and underscores do not matter, nor a part that is unmistakable."""
-    asked = _plain(name)
-    whole = [skill for skill in skills if _plain(skill) == asked]
-    parts = whole or [skill for skill in skills if asked and asked in _plain(skill)]
+    asked = _normalize_name(name)
+    whole = [skill for skill in skills if _normalize_name(skill) == asked]
+    parts = whole or [skill for skill in skills if asked and asked in _normalize_name(skill)]
     if len(parts) != 1:
         raise UserError(f"{path}: item {id_}: skill {name!r} is not one of {', '.join(skills)}")
     return parts[0]
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
-def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[Id, str]]:
+def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, str]]:
     """Each model's texts by question; of rows with the same id the last.
 
     A row is {question_id, text}, and may say its model; else the file's name does.
@@ -142,9 +142,9 @@ def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[Id, str]]:
     Raises:
         UserError: A file cannot be read or holds something else.
     """
-    found: dict[str, dict[Id, str]] = {}
+    found: dict[str, dict[QuestionId, str]] = {}
     for path in map(Path, paths):
-        for row in read_rows(path, {"text": str}):
+        for row in read_json_rows(path, {"text": str}):
             id_ = row.get("question_id", row.get("idx"))
             if not isinstance(id_, (int, str)):
                 raise UserError(f'{path}: an answer has no "question_id", a number or a text')

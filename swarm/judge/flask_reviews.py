@@ -5,15 +5,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from swarm.judge.asking import BATCH, Replies, ask
-from swarm.judge.files import Row
-from swarm.judge.flask_items import LEVELS, Id, Item, Skill
-from swarm.judge.merging import merge
-from swarm.judge.rubric import Scored, scores
+from swarm.judge.asking import BATCH_SIZE, BatchResult, send_requests
+from swarm.judge.files import JsonRow
+from swarm.judge.flask_items import SCORE_LEVELS, QuestionId, FlaskItem, Skill
+from swarm.judge.merging import merge_rows
+from swarm.judge.rubric import SkillScores, parse_skill_scores
 from swarm.models import Message, Model, Request
-from swarm.scorers.judge import fence
+from swarm.scorers.judge import make_fence
 
-PROMPT = """\
+REVIEW_PROMPT = """\
 Score an assistant's response to an instruction. It is scored by {count}, each with a question and \
 a scale of its own; judge each by itself, and by nothing else.
 
@@ -32,10 +32,10 @@ bearing on this instruction."""
 ANSWER_FIELDS = ("question_id", "model")
 REVIEW_FIELDS = ("question_id", "model", "judge")
 
-REVIEWS = "reviews.jsonl"
+REVIEWS_FILE = "reviews.jsonl"
 
 
-def prompt(item: Item, response: str, skills: Mapping[str, Skill]) -> str:
+def build_prompt(item: FlaskItem, response: str, skills: Mapping[str, Skill]) -> str:
     """What the judge is asked about a response, with the reference answer if there is one."""
     asked = [skills[name] for name in item.skills]
     reference = {"Reference answer, a good one among others that may be": item.answer}
@@ -44,25 +44,25 @@ def prompt(item: Item, response: str, skills: Mapping[str, Skill]) -> str:
         **(reference if item.answer else {}),
         "Response": response,
     }
-    line = fence(*parts.values())
+    line = make_fence(*parts.values())
     form = ", ".join(f"{json.dumps(skill.name)}: N" for skill in asked)
-    return PROMPT.format(
+    return REVIEW_PROMPT.format(
         count="one skill" if len(asked) == 1 else f"{len(asked)} skills",
-        skills="\n\n".join(map(_scale, asked)),
+        skills="\n\n".join(map(_format_scale, asked)),
         fence=line,
         material="\n\n".join(f"{title}:\n{line}\n{text}\n{line}" for title, text in parts.items()),
         form="{" + form + "}",
     )
 
 
-def _scale(skill: Skill) -> str:
-    levels = [f"{level}: {skill.scoring[level]}" for level in LEVELS]
+def _format_scale(skill: Skill) -> str:
+    levels = [f"{level}: {skill.scoring[level]}" for level in SCORE_LEVELS]
     return "\n".join([f"{skill.name}: {skill.criteria}", *levels])
 
 
-def answer(
-    model: Model, name: str, requests: Mapping[Id, Request], output: Path, batch: int = BATCH
-) -> Replies:
+def write_answers(
+    model: Model, name: str, requests: Mapping[QuestionId, Request], output: Path, batch: int = BATCH_SIZE
+) -> BatchResult:
     """Write a model's answers as {question_id, text, model}, sorted; a failed one has no row.
 
     Each is kept beside the output as it comes, and the same call goes on from there.
@@ -75,15 +75,15 @@ def answer(
     """
     ids = {str(id_): id_ for id_ in requests}
     asked = {str(id_): request for id_, request in requests.items()}
-    replies = ask(model, name, asked, output, batch)
+    replies = send_requests(model, name, asked, output, batch)
     rows = [{"question_id": ids[key], "text": reply.text, "model": name}
             for key, reply in replies.answers.items()]  # fmt: skip
-    merge(output, ANSWER_FIELDS, rows, [(ids[key], name) for key in replies.failures])
+    merge_rows(output, ANSWER_FIELDS, rows, [(ids[key], name) for key in replies.failures])
     return replies
 
 
-def request(
-    item: Item, max_tokens: int, temperature: float | None, system: str | None, seed: int | None
+def build_request(
+    item: FlaskItem, max_tokens: int, temperature: float | None, system: str | None, seed: int | None
 ) -> Request:
     """What a model is asked."""
     before = (Message("system", system),) if system else ()
@@ -91,10 +91,10 @@ def request(
     return Request(turns, max_tokens, temperature=temperature, seed=seed)
 
 
-def review(
-    model: Model, name: str, items: Sequence[Item], answers: Mapping[str, Mapping[Id, str]],
-    skills: Mapping[str, Skill], max_tokens: int, folder: Path, batch: int = BATCH,
-) -> tuple[Replies, int]:  # fmt: skip
+def review_answers(
+    model: Model, name: str, items: Sequence[FlaskItem], answers: Mapping[str, Mapping[QuestionId, str]],
+    skills: Mapping[str, Skill], max_tokens: int, folder: Path, batch: int = BATCH_SIZE,
+) -> tuple[BatchResult, int]:  # fmt: skip
     """Have a judge score every answer, greedily, and write what it says.
 
     Rows: {question_id, instruction, answer, skill, domain, difficulty, model, judge, target_txt,
@@ -119,22 +119,22 @@ def review(
         if item.id in mine
     }
     requests = {
-        key: Request(prompt(item, answers[who][item.id], skills), max_tokens, temperature=0.0)
+        key: Request(build_prompt(item, answers[who][item.id], skills), max_tokens, temperature=0.0)
         for key, (item, who) in asked.items()
     }
-    output = folder / REVIEWS
-    replies = ask(model, name, requests, output, batch)
+    output = folder / REVIEWS_FILE
+    replies = send_requests(model, name, requests, output, batch)
     rows = []
     for key, reply in replies.answers.items():
         item, who = asked[key]
-        found = scores(reply.text, item.skills)
-        rows.append(_row(item, who, name, answers[who][item.id], reply.text, found))
+        found = parse_skill_scores(reply.text, item.skills)
+        rows.append(_review_row(item, who, name, answers[who][item.id], reply.text, found))
     gone = [(asked[key][0].id, asked[key][1], name) for key in replies.failures]
-    merge(output, REVIEW_FIELDS, rows, gone)
+    merge_rows(output, REVIEW_FIELDS, rows, gone)
     return replies, sum(score is None for row in rows for score in row["score"].values())
 
 
-def _row(item: Item, who: str, judge: str, text: str, reply: str, found: Scored) -> Row:
+def _review_row(item: FlaskItem, who: str, judge: str, text: str, reply: str, found: SkillScores) -> JsonRow:
     return {
         "question_id": item.id,
         "instruction": item.instruction,

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.judge.files import Kinds, Row, read_rows, write_lines
+from swarm.judge.files import FieldTypes, JsonRow, read_json_rows, write_json_rows
 
-WHEN = "tstamp"
+TIMESTAMP_FIELD = "tstamp"
 """The field that says when a row was made, in seconds since 1970; it alone changes nothing."""
 
 
-def merge(
-    path: Path, fields: Sequence[str], rows: Iterable[Row], gone: Iterable[tuple[Any, ...]] = ()
-) -> list[Row]:
+def merge_rows(
+    path: Path, fields: Sequence[str], rows: Iterable[JsonRow], gone: Iterable[tuple[Any, ...]] = ()
+) -> list[JsonRow]:
     """Put rows into a JSONL file and give all rows that it has then.
 
     Rows that are known by the same values of `fields` are one row, the last of them; a row that
@@ -31,22 +31,22 @@ def merge(
     Raises:
         UserError: The file holds something else, or cannot be written.
     """
-    needed: Kinds = {field: (int, str) for field in fields if field != "judge"}
+    needed: FieldTypes = {field: (int, str) for field in fields if field != "judge"}
     out = set(gone)
-    with _alone(path.parent):
+    with _lock_folder(path.parent):
         there = path.exists() and path.stat().st_size
-        before = by_key(fields, read_rows(path, needed)) if there else {}
+        before = rows_by_key(fields, read_json_rows(path, needed)) if there else {}
         found = {key: row for key, row in before.items() if key not in out}
-        for key, row in by_key(fields, rows).items():
-            found[key] = before[key] if _same(before.get(key), row) else row
-        ordered = [found[key] for key in sorted(found, key=order)]
+        for key, row in rows_by_key(fields, rows).items():
+            found[key] = before[key] if _is_unchanged(before.get(key), row) else row
+        ordered = [found[key] for key in sorted(found, key=row_sort_key)]
         if ordered or path.exists():
-            write_lines(path, ordered)
+            write_json_rows(path, ordered)
     return ordered
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Let no other process read a folder's files to write them anew meanwhile."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,15 +60,15 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def by_key(fields: Sequence[str], rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:
+def rows_by_key(fields: Sequence[str], rows: Iterable[JsonRow]) -> dict[tuple[Any, ...], JsonRow]:
     """Rows by the values of these fields; of equal ones the last."""
     return {tuple(row.get(field) for field in fields): row for row in rows}
 
 
-def order(values: Sequence[Any]) -> list[tuple[bool, Any]]:
+def row_sort_key(values: Sequence[Any]) -> list[tuple[bool, Any]]:
     """A key to sort by: numbers as numbers, all else as text behind them."""
     return [(False, v) if isinstance(v, (int, float)) else (True, str(v)) for v in values]
 
 
-def _same(before: Row | None, now: Row) -> bool:
-    return before is not None and {**before, WHEN: 0} == {**now, WHEN: 0}
+def _is_unchanged(before: JsonRow | None, now: JsonRow) -> bool:
+    return before is not None and {**before, TIMESTAMP_FIELD: 0} == {**now, TIMESTAMP_FIELD: 0}

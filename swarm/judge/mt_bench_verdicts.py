@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swarm.errors import UserError
-from swarm.judge.asking import BATCH, Replies, ask
-from swarm.judge.files import Row
-from swarm.judge.merging import merge
-from swarm.judge.mt_bench_answers import Id, Question
-from swarm.judge.mt_bench_prompts import pair, single, with_reference
-from swarm.judge.verdicts import grade, pick
+from swarm.judge.asking import BATCH_SIZE, BatchResult, send_requests
+from swarm.judge.files import JsonRow
+from swarm.judge.merging import merge_rows
+from swarm.judge.mt_bench_answers import QuestionId, MTBenchQuestion
+from swarm.judge.mt_bench_prompts import build_comparison_prompt, build_grade_prompt, has_reference
+from swarm.judge.verdicts import parse_grade, parse_pick
 from swarm.models import Completion, Model, Request
 
-Answers = Mapping[str, Mapping[Id, Sequence[str]]]
+AnswersByModel = Mapping[str, Mapping[QuestionId, Sequence[str]]]
 """By model and question, turn by turn."""
 
-UNPARSED = -1.0
+UNPARSED_SCORE = -1.0
 """The score of a reply in which no grade can be read, as in the original."""
 
-ERROR = "error"
+ERROR_WINNER = "error"
 """The winner where no verdict can be read, as in the original."""
 
 SINGLE_FIELDS = ("question_id", "model", "turn")
 PAIR_FIELDS = ("question_id", "model_1", "model_2", "turn")
 
 
-class Judge(NamedTuple):
+class MTBenchJudge(NamedTuple):
     """Who judges, and how.
 
     Attributes:
@@ -42,32 +42,32 @@ class Judge(NamedTuple):
     name: str
     max_tokens: int
     folder: Path
-    batch: int = BATCH
+    batch: int = BATCH_SIZE
 
-    def file(self, kind: str) -> Path:
+    def rows_path(self, kind: str) -> Path:
         """Where the judge's rows of a kind are, "single" or "pair"."""
         return self.folder / f"{self.name.replace('/', '_')}_{kind}.jsonl"
 
-    def ask(self, prompts: Mapping[str, str], kind: str) -> Replies:
+    def send_prompts(self, prompts: Mapping[str, str], kind: str) -> BatchResult:
         """The replies to prompts, greedy; what was replied before is not asked again."""
         requests = {key: Request(prompt, self.max_tokens, temperature=0.0)
                     for key, prompt in prompts.items()}  # fmt: skip
-        return ask(self.model, self.name, requests, self.file(kind), self.batch)
+        return send_requests(self.model, self.name, requests, self.rows_path(kind), self.batch)
 
 
-class Turn(NamedTuple):
+class QuestionTurn(NamedTuple):
     """One turn of a question that is to be judged."""
 
-    question: Question
+    question: MTBenchQuestion
     number: int
 
-    def kind(self, name: str) -> str:
+    def prompt_kind(self, name: str) -> str:
         """What the original calls the prompt: of which kind it is."""
-        reference = "-reference" if with_reference(self.question, self.number) else ""
+        reference = "-reference" if has_reference(self.question, self.number) else ""
         return f"{name}{reference}{'-multi-turn' if self.number else ''}"
 
 
-def grades(judge: Judge, questions: Sequence[Question], answers: Answers) -> tuple[Replies, int]:
+def grade_answers(judge: MTBenchJudge, questions: Sequence[MTBenchQuestion], answers: AnswersByModel) -> tuple[BatchResult, int]:
     """Have every turn of every answer graded, by itself, from 1 to 10.
 
     Rows: {question_id, category, model, judge: [name, kind of prompt], user_prompt, judgment,
@@ -81,37 +81,37 @@ def grades(judge: Judge, questions: Sequence[Question], answers: Answers) -> tup
     """
     asked = {
         f"{turn.question.id} turn {turn.number + 1} {model}": (turn, model)
-        for turn in _turns(questions)
+        for turn in _list_turns(questions)
         for model, mine in answers.items()
         if turn.number < len(mine.get(turn.question.id, ()))
     }
-    prompts = {key: single(turn.question, answers[model][turn.question.id], turn.number)
+    prompts = {key: build_grade_prompt(turn.question, answers[model][turn.question.id], turn.number)
                for key, (turn, model) in asked.items()}  # fmt: skip
-    replies = judge.ask(prompts, "single")
+    replies = judge.send_prompts(prompts, "single")
     rows = []
     for key, reply in replies.answers.items():
         turn, model = asked[key]
-        found = grade(reply.text)
+        found = parse_grade(reply.text)
         rows.append({
             "question_id": turn.question.id,
             "category": turn.question.category,
             "model": model,
-            "judge": [judge.name, turn.kind("single")],
+            "judge": [judge.name, turn.prompt_kind("single")],
             "user_prompt": prompts[key],
             "judgment": reply.text,
-            "score": UNPARSED if found is None else found,
+            "score": UNPARSED_SCORE if found is None else found,
             "turn": turn.number + 1,
             "tstamp": time.time(),
         })  # fmt: skip
     gone = [(asked[key][0].question.id, asked[key][1], asked[key][0].number + 1)
             for key in replies.failures]  # fmt: skip
-    merge(judge.file("single"), SINGLE_FIELDS, rows, gone)
-    return replies, sum(row["score"] == UNPARSED for row in rows)
+    merge_rows(judge.rows_path("single"), SINGLE_FIELDS, rows, gone)
+    return replies, sum(row["score"] == UNPARSED_SCORE for row in rows)
 
 
-def comparisons(
-    judge: Judge, questions: Sequence[Question], answers: Answers, baseline: str | None
-) -> tuple[Replies, int]:
+def compare_answers(
+    judge: MTBenchJudge, questions: Sequence[MTBenchQuestion], answers: AnswersByModel, baseline: str | None
+) -> tuple[BatchResult, int]:
     """Have the answers of two models compared, each pair in both orders.
 
     Rows: {question_id, category, model_1, model_2, g1_winner, g2_winner, judge, g1_user_prompt,
@@ -131,28 +131,28 @@ def comparisons(
     games = {
         (turn, *models): [f"{turn.question.id} turn {turn.number + 1} {a} - {b}"
                           for a, b in (models, models[::-1])]
-        for turn in _turns(questions)
-        for models in matches(list(answers), baseline)
+        for turn in _list_turns(questions)
+        for models in list_matches(list(answers), baseline)
         if all(turn.number < len(answers[model].get(turn.question.id, ())) for model in models)
     }  # fmt: skip
     prompts = {}
     for (turn, *models), keys in games.items():
         first, second = (answers[model][turn.question.id] for model in models)
-        prompts[keys[0]] = pair(turn.question, first, second, turn.number)
-        prompts[keys[1]] = pair(turn.question, second, first, turn.number)
-    replies = judge.ask(prompts, "pair")
+        prompts[keys[0]] = build_comparison_prompt(turn.question, first, second, turn.number)
+        prompts[keys[1]] = build_comparison_prompt(turn.question, second, first, turn.number)
+    replies = judge.send_prompts(prompts, "pair")
     rows, gone = [], []
     for (turn, one, other), keys in games.items():
         if replies.failures.keys() & set(keys):
             gone.append((turn.question.id, one, other, turn.number + 1))
         else:
             said = [replies.answers[key] for key in keys]
-            rows.append(_compared(judge, turn, (one, other), [prompts[key] for key in keys], said))
-    merge(judge.file("pair"), PAIR_FIELDS, rows, gone)
-    return replies, sum(row[game] == ERROR for row in rows for game in ("g1_winner", "g2_winner"))
+            rows.append(_comparison_row(judge, turn, (one, other), [prompts[key] for key in keys], said))
+    merge_rows(judge.rows_path("pair"), PAIR_FIELDS, rows, gone)
+    return replies, sum(row[game] == ERROR_WINNER for row in rows for game in ("g1_winner", "g2_winner"))
 
 
-def matches(models: Sequence[str], baseline: str | None) -> list[tuple[str, str]]:
+def list_matches(models: Sequence[str], baseline: str | None) -> list[tuple[str, str]]:
     """Who is compared with whom.
 
     Raises:
@@ -170,12 +170,12 @@ def matches(models: Sequence[str], baseline: str | None) -> list[tuple[str, str]
     return list(itertools.combinations(sorted(models), 2))
 
 
-def _compared(
-    judge: Judge, turn: Turn, models: tuple[str, str], prompts: Sequence[str],
+def _comparison_row(
+    judge: MTBenchJudge, turn: QuestionTurn, models: tuple[str, str], prompts: Sequence[str],
     said: Sequence[Completion],
-) -> Row:  # fmt: skip
+) -> JsonRow:  # fmt: skip
     winners = [
-        {"A": first, "B": second, "tie": "tie", None: ERROR}[pick(reply.text)]
+        {"A": first, "B": second, "tie": "tie", None: ERROR_WINNER}[parse_pick(reply.text)]
         for reply, (first, second) in zip(
             said, [("model_1", "model_2"), ("model_2", "model_1")], strict=True
         )
@@ -187,7 +187,7 @@ def _compared(
         "model_2": models[1],
         "g1_winner": winners[0],
         "g2_winner": winners[1],
-        "judge": [judge.name, turn.kind("pair")],
+        "judge": [judge.name, turn.prompt_kind("pair")],
         "g1_user_prompt": prompts[0],
         "g1_judgment": said[0].text,
         "g2_user_prompt": prompts[1],
@@ -197,5 +197,5 @@ def _compared(
     }
 
 
-def _turns(questions: Iterable[Question]) -> list[Turn]:
-    return [Turn(question, i) for question in questions for i in range(len(question.turns))]
+def _list_turns(questions: Iterable[MTBenchQuestion]) -> list[QuestionTurn]:
+    return [QuestionTurn(question, i) for question in questions for i in range(len(question.turns))]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from swarm.judge.verdicts import pick
+from swarm.judge.verdicts import parse_pick
 from swarm.models import Completion, Message, Request
-from swarm.scorers.judge import fence
+from swarm.scorers.judge import make_fence
 
 READINGS = ("logprobs", "choices", "text")
 """How a preference is read: from the likeliest first tokens of a reply, from the probabilities of
@@ -16,13 +16,13 @@ two given replies (local models), or from a verdict at the end of a text."""
 ORDERS = ("model first", "reference first")
 
 LETTERS = ("A", "B")
-VARIANTS = ("", " ")
+LETTER_PREFIXES = ("", " ")
 """What may stand before a letter within its token."""
 
-TOP = 5
+TOP_LOGPROBS = 5
 """How many tokens an endpoint is asked to tell; more are not allowed everywhere."""
 
-PROMPT = """\
+PAIR_PROMPT = """\
 Two assistants were given the same task. Decide whose answer serves the person better who set it. \
 What counts: the answer does what was asked, what it says is true, it can be understood, and \
 nothing that matters is missing. A longer answer is not a better one for that, and which of the \
@@ -57,7 +57,7 @@ TEXT_FORM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """Two answers to one instruction; `key` is the pair's own."""
 
     key: str
@@ -66,7 +66,7 @@ class Pair:
     reference: str
 
 
-class Verdict(NamedTuple):
+class PairVerdict(NamedTuple):
     """What a judge said of a pair in one order.
 
     Attributes:
@@ -81,7 +81,7 @@ class Verdict(NamedTuple):
     reply: str
 
 
-def requests(pair: Pair, reading: str, max_tokens: int) -> dict[str, Request]:
+def build_requests(pair: AnswerPair, reading: str, max_tokens: int) -> dict[str, Request]:
     """What the judge is asked about a pair, by `key(pair, order)`; nothing of two equal answers.
 
     Args:
@@ -93,52 +93,52 @@ def requests(pair: Pair, reading: str, max_tokens: int) -> dict[str, Request]:
         return {}
     orders = ((pair.output, pair.reference), (pair.reference, pair.output))
     return {
-        key(pair, order): _request(prompt(pair.instruction, *shown, reading), reading, max_tokens)
+        request_key(pair, order): _build_request(build_prompt(pair.instruction, *shown, reading), reading, max_tokens)
         for order, shown in zip(ORDERS, orders, strict=True)
     }
 
 
-def key(pair: Pair, order: str) -> str:
+def request_key(pair: AnswerPair, order: str) -> str:
     """What a pair's reply in one of the `ORDERS` is kept under."""
     return f"{pair.key}/{order}"
 
 
-def prompt(instruction: str, first: str, second: str, reading: str) -> str:
+def build_prompt(instruction: str, first: str, second: str, reading: str) -> str:
     """What the judge reads; it does not learn who wrote what."""
     form = TEXT_FORM if reading == "text" else LETTER_FORM
-    line = fence(instruction, first, second)
-    return PROMPT.format(fence=line, instruction=instruction, first=first, second=second, form=form)
+    line = make_fence(instruction, first, second)
+    return PAIR_PROMPT.format(fence=line, instruction=instruction, first=first, second=second, form=form)
 
 
-def _request(text: str, reading: str, max_tokens: int) -> Request:
+def _build_request(text: str, reading: str, max_tokens: int) -> Request:
     turns = (Message("user", text),)
     if reading == "choices":
-        choices = tuple(before + letter for letter in LETTERS for before in VARIANTS)
+        choices = tuple(before + letter for letter in LETTERS for before in LETTER_PREFIXES)
         return Request(turns, 0, choices=choices)
     if reading == "logprobs":
-        return Request(turns, 1, temperature=0.0, top_logprobs=TOP)
+        return Request(turns, 1, temperature=0.0, top_logprobs=TOP_LOGPROBS)
     return Request(turns, max_tokens, temperature=0.0)
 
 
-def verdict(completion: Completion, order: str) -> Verdict:
+def parse_verdict(completion: Completion, order: str) -> PairVerdict:
     """What a reply says for the model's answer, as probabilities where it has some."""
-    a, b = _letters(completion)
+    a, b = _letter_probabilities(completion)
     share = a + b if a + b > 0 else None
     first = a / share if share else None
     if first is None:
-        first = {"A": 1.0, "B": 0.0, "tie": 0.5}.get(pick(completion.text) or "")
+        first = {"A": 1.0, "B": 0.0, "tie": 0.5}.get(parse_pick(completion.text) or "")
     if first is not None and order == ORDERS[1]:
         first = 1 - first
-    return Verdict(first, share, completion.text)
+    return PairVerdict(first, share, completion.text)
 
 
-def _letters(completion: Completion) -> tuple[float, float]:
+def _letter_probabilities(completion: Completion) -> tuple[float, float]:
     """How probable "A" and "B" are, each in all ways to write it; 0 is what was not told.
 
     A letter that is not among the likeliest tokens counts as 0, as in AlpacaEval.
     """
     if completion.logprobs:
-        letters = [letter for letter in LETTERS for _ in VARIANTS]
+        letters = [letter for letter in LETTERS for _ in LETTER_PREFIXES]
         told = list(zip(letters, completion.logprobs, strict=True))
     elif completion.tokens:
         told = [(text.strip(), p) for text, p in completion.tokens[0].top]
@@ -148,7 +148,7 @@ def _letters(completion: Completion) -> tuple[float, float]:
     return a, b
 
 
-def preference(verdicts: Sequence[Verdict]) -> float | None:
+def mean_preference(verdicts: Sequence[PairVerdict]) -> float | None:
     """A pair's preference: the mean of both orders; `None` unless both could be read.
 
     Of one order alone it would hold the judge's taste for a place. Two equal answers, about which
@@ -160,7 +160,7 @@ def preference(verdicts: Sequence[Verdict]) -> float | None:
     return sum(values) / len(values) if len(values) == len(verdicts) else None
 
 
-def disagree(verdicts: Sequence[Verdict]) -> bool:
+def orders_disagree(verdicts: Sequence[PairVerdict]) -> bool:
     """Whether the two orders prefer different answers: the judge goes by the place."""
     sides = [one.preference - 0.5 for one in verdicts if one.preference is not None]
     return len(sides) == 2 and sides[0] * sides[1] < 0

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swarm.report.statistics import Interval, mean_interval, resampled
+from swarm.report.statistics import MeanInterval, mean_interval, resample_utilities
 
 RIDGE = 0.1
 """Penalty of the squared slopes, half of it a unit: a normal prior with a deviation of 3.2. It
@@ -14,17 +14,17 @@ keeps a set finite in which every longer answer wins, and is nothing against hun
 RIDGE_OF_INTERCEPT = 1e-6
 """Only so that a set in which all win has a finite intercept, near 17 (100.0 %)."""
 
-HOLDS_FROM = 100
+MIN_RELIABLE_INSTRUCTIONS = 100
 """Instructions from which on the penalty moves the length-controlled rate by less than 1 point. In
 1,000 simulated sets of hard verdicts (theta within 1.5, phi within 2 of 0) it differs from the
 unpenalised fit by 2.3 points at 30 instructions, 1.0 at 50, 0.34 at 100, 0.16 at 200 and 0.04 at
 805 (95th percentiles); the largest difference is 6.8 points at 30 and 0.85 at 100."""
 
-STEPS, CLOSE = 100, 1e-9
+MAX_NEWTON_STEPS, TOLERANCE = 100, 1e-9
 """Newton's steps at the most; they end when none of the coefficients moves by more than this."""
 
 
-class Controlled(NamedTuple):
+class LengthControlledWinRate(NamedTuple):
     """A length-controlled win rate.
 
     Attributes:
@@ -34,12 +34,12 @@ class Controlled(NamedTuple):
             usual difference; 0 is a judge that length does not move.
     """
 
-    rate: Interval
+    rate: MeanInterval
     standard_error: float
     length_effect: float
 
 
-def win_rate(preferences: Sequence[float]) -> Interval:
+def mean_win_rate(preferences: Sequence[float]) -> MeanInterval:
     """The mean preference in percent, with its 95 % interval over instructions.
 
     Args:
@@ -50,14 +50,14 @@ def win_rate(preferences: Sequence[float]) -> Interval:
         ValueError: There are none.
     """
     found = mean_interval(preferences)
-    return Interval(100 * found.mean, 100 * found.low, 100 * found.high, found.n)
+    return MeanInterval(100 * found.mean, 100 * found.low, 100 * found.high, found.n)
 
 
-def length_controlled(
+def length_controlled_win_rate(
     preferences: Sequence[float],
     differences: Sequence[float],
     difficulty: Sequence[float] | None = None,
-) -> Controlled:
+) -> LengthControlledWinRate:
     """The win rate with the judge's taste for length taken out (Dubois et al. 2024, 2404.04475).
 
     A logistic regression of the preferences, which stay soft labels:
@@ -83,7 +83,7 @@ def length_controlled(
         ValueError: There are no preferences, or not as many of each.
     """
     soft = np.asarray(preferences, dtype=np.float64)
-    columns = [np.ones_like(soft), _standing(np.asarray(differences, dtype=np.float64))]
+    columns = [np.ones_like(soft), _scale_differences(np.asarray(differences, dtype=np.float64))]
     if difficulty is not None:
         columns.append(np.asarray(difficulty, dtype=np.float64))
     if not len(soft) or any(len(column) != len(soft) for column in columns):
@@ -91,22 +91,22 @@ def length_controlled(
     design = np.stack(columns, axis=1)
     if not design[:, 1:].any() or (soft == soft[0]).all():  # there is nothing to take out
         error = soft.std(ddof=1) / len(soft) ** 0.5 if len(soft) > 1 else 0.0
-        return Controlled(win_rate(soft.tolist()), 100 * float(error), 0.0)
-    whole = fitted(design, soft)
+        return LengthControlledWinRate(mean_win_rate(soft.tolist()), 100 * float(error), 0.0)
+    whole = fit_logistic(design, soft)
 
-    def rate(places: Sequence[int]) -> float:
+    def refit_rate(places: Sequence[int]) -> float:
         these = np.asarray(places)
-        found = fitted(design[these], soft[these], whole)
+        found = fit_logistic(design[these], soft[these], whole)
         found[1] = 0.0
         return 100 * float(_logistic(design[these] @ found).mean())
 
-    draws = resampled(rate, [""] * len(soft))
+    draws = resample_utilities(refit_rate, [""] * len(soft))
     low, high = np.quantile(draws, (0.025, 0.975))
-    interval = Interval(rate(range(len(soft))), float(low), float(high), len(soft))
-    return Controlled(interval, float(draws.std(ddof=1)), float(whole[1]))
+    interval = MeanInterval(refit_rate(range(len(soft))), float(low), float(high), len(soft))
+    return LengthControlledWinRate(interval, float(draws.std(ddof=1)), float(whole[1]))
 
 
-def fitted(design: np.ndarray, soft: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
+def fit_logistic(design: np.ndarray, soft: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
     """Coefficients of a logistic regression with soft labels, by Newton's method.
 
     Args:
@@ -117,22 +117,22 @@ def fitted(design: np.ndarray, soft: np.ndarray, start: np.ndarray | None = None
     ridge = np.full(design.shape[1], RIDGE)
     ridge[0] = RIDGE_OF_INTERCEPT
     found = np.zeros(design.shape[1]) if start is None else start
-    for _ in range(STEPS):
+    for _ in range(MAX_NEWTON_STEPS):
         expected = _logistic(design @ found)
         slope = design.T @ (soft - expected) - ridge * found
         weighted = design * (expected * (1 - expected))[:, None]
         step = np.linalg.solve(design.T @ weighted + np.diag(ridge), slope)
-        before = _loss(design, soft, ridge, found) + CLOSE
+        before = _penalized_loss(design, soft, ridge, found) + TOLERANCE
         # A whole step can overshoot where the curve is flat; the loss is convex, so a part helps.
-        while _loss(design, soft, ridge, found + step) > before:
+        while _penalized_loss(design, soft, ridge, found + step) > before:
             step = step / 2
         found = found + step
-        if np.abs(step).max() <= CLOSE:
+        if np.abs(step).max() <= TOLERANCE:
             break
     return found
 
 
-def _standing(differences: np.ndarray) -> np.ndarray:
+def _scale_differences(differences: np.ndarray) -> np.ndarray:
     """tanh(difference / deviation); zeros where the lengths never differ by another amount."""
     deviation = differences.std(ddof=1) if len(differences) > 1 else 0.0
     return np.tanh(differences / deviation) if deviation > 0 else np.zeros_like(differences)
@@ -142,6 +142,6 @@ def _logistic(value: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0.0, -value))
 
 
-def _loss(design: np.ndarray, soft: np.ndarray, ridge: np.ndarray, found: np.ndarray) -> float:
+def _penalized_loss(design: np.ndarray, soft: np.ndarray, ridge: np.ndarray, found: np.ndarray) -> float:
     value = design @ found
     return float(np.sum(np.logaddexp(0.0, value) - soft * value) + 0.5 * ridge @ found**2)

@@ -1,7 +1,7 @@
 """What people see of a search while it runs, and at its end."""
 
-from swarm.live.progress import Progress
-from swarm.live.verdict import spent_line
-from swarm.live.view import View
+from swarm.live.progress import SearchProgress
+from swarm.live.verdict import scoring_cost_line
+from swarm.live.view import LiveView
 
-__all__ = ["Progress", "View", "spent_line"]
+__all__ = ["SearchProgress", "LiveView", "scoring_cost_line"]

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from swarm.executors import Result
+from swarm.executors import JobResult
 
-RECENT = 5
+RECENT_ITERATIONS = 5
 """So many last iterations say how long the next ones take."""
 
 
-class Progress:
+class SearchProgress:
     """The numbers of a running search.
 
     Args:
@@ -46,30 +46,30 @@ class Progress:
         self._seconds: list[float] = []
         self._began = self._clock()
 
-    def begin(self, what: str, iteration: int, positions: int, items: int) -> None:
+    def start_evaluation(self, what: str, iteration: int, positions: int, items: int) -> None:
         """An evaluation of so many positions on so many items begins."""
         self.what, self.iteration = what, iteration
         self.done, self.total = 0, positions * items
         self.prompts = self.tokens = 0
         self._began = self._clock()
 
-    def watch(self, result: Result) -> None:
+    def add_job_result(self, result: JobResult) -> None:
         """A job is done."""
         scored = sum(len(scores) for scores in result.scores)
         self.done += result.prompts if result.gradient else scored
         self.prompts += result.prompts
         self.tokens += result.tokens
 
-    def end(self, entry: Mapping[str, Any]) -> None:
+    def end_iteration(self, entry: Mapping[str, Any]) -> None:
         """An iteration is over.
 
         Args:
             entry: Its round, as the record keeps it.
         """
         self._seconds.append(self._clock() - self._began)
-        self.add(entry)
+        self.add_iteration(entry)
 
-    def add(self, entry: Mapping[str, Any]) -> None:
+    def add_iteration(self, entry: Mapping[str, Any]) -> None:
         """Count a round of the record, of this process or of one before it."""
         number = len(self.utilities[0]) if self.utilities else 0
         self.utilities = self.utilities or [[] for _ in entry["utilities"]]
@@ -89,40 +89,40 @@ class Progress:
         self.saved["shared"] += shared
 
     @property
-    def now(self) -> list[float | None]:
+    def latest_utilities(self) -> list[float | None]:
         """Every particle's utility in the last iteration."""
         return [mine[-1] for mine in self.utilities]
 
     @property
     def prompts_per_second(self) -> float:
         """Of the evaluation at hand; 0 if nothing had to be evaluated."""
-        return self.prompts / self._passed()
+        return self.prompts / self._elapsed_seconds()
 
     @property
     def tokens_per_second(self) -> float:
         """Read and generated, in the evaluation at hand."""
-        return self.tokens / self._passed()
+        return self.tokens / self._elapsed_seconds()
 
     def seconds_left(self) -> float | None:
         """At most, by the pace of the last iterations; `None` while nothing is known of it.
 
         An evaluation after the last iteration counts by its own pace. What follows it does not.
         """
-        here = self._here()
+        here = self._evaluation_seconds_left()
         if not self.what.startswith("iteration"):
             return here
         if not self._seconds:
             if here is None:
                 return None
-            return here + (self.most - self.iteration) * (self._passed() + here)
-        recent: Sequence[float] = self._seconds[-RECENT:]
+            return here + (self.most - self.iteration) * (self._elapsed_seconds() + here)
+        recent: Sequence[float] = self._seconds[-RECENT_ITERATIONS:]
         # The first has the start of the workers in it.
         mean = sum(recent[1:] or recent) / len(recent[1:] or recent)
         over = len(self.utilities[0]) > self.iteration if self.utilities else False
         rest = max(0, self.most - self.iteration) * mean
-        return rest if over else rest + (max(0.0, mean - self._passed()) if here is None else here)
+        return rest if over else rest + (max(0.0, mean - self._elapsed_seconds()) if here is None else here)
 
-    def facts(self) -> dict[str, Any]:
+    def to_status(self) -> dict[str, Any]:
         """The numbers that `swarm.running.Hold.say` puts into the folder."""
         left = self.seconds_left()
         return {
@@ -131,11 +131,11 @@ class Progress:
             "seconds_left": None if left is None else round(left), "best": self.best,
         }  # fmt: skip
 
-    def _passed(self) -> float:
+    def _elapsed_seconds(self) -> float:
         return max(self._clock() - self._began, 1e-9)
 
-    def _here(self) -> float | None:
+    def _evaluation_seconds_left(self) -> float | None:
         """Seconds that the evaluation at hand still takes."""
         if not self.done:
             return None
-        return self._passed() / self.done * max(0, self.total - self.done)
+        return self._elapsed_seconds() / self.done * max(0, self.total - self.done)

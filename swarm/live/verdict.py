@@ -6,10 +6,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from swarm.words import caveats, conclusion, constant_label, domain_table, sentence
+from swarm.words import list_caveats, test_conclusion, describe_constant_answers, domain_table, describe_position
 
 
-def table(metrics: dict[str, Any]) -> Table:
+def summary_table(metrics: dict[str, Any]) -> Table:
     """The best initial expert and the best found, on dev and, where it was asked, on test.
 
     Args:
@@ -24,12 +24,12 @@ def table(metrics: dict[str, Any]) -> Table:
     compared = tested and bool(metrics.get("baselines"))
     if compared:
         made.add_column("best found minus it", overflow="fold")
-    for row in table_rows(metrics):
+    for row in summary_rows(metrics):
         made.add_row(*map(Text, row[: 2 + tested + compared]))
     return made
 
 
-def domains(metrics: dict[str, Any]) -> Table | None:
+def domain_summary_table(metrics: dict[str, Any]) -> Table | None:
     """Utilities by domain, on test or, without a test, on dev; `None` without several domains."""
     found = domain_table(metrics, "test" if "test_gain" in metrics else "dev")
     if found is None:
@@ -43,7 +43,7 @@ def domains(metrics: dict[str, Any]) -> Table | None:
     return made
 
 
-def lines(
+def summary_lines(
     metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
 ) -> list[str]:
     """What may be said of the table, and the best found in words.
@@ -52,23 +52,23 @@ def lines(
         metrics: As `swarm.verdict.judge` returns them.
         experts, groups: The pool's names.
     """
-    words = sentence(experts, metrics["ending_best_position"], groups)
+    words = describe_position(experts, metrics["ending_best_position"], groups)
     name = metrics.get("ending_best_label")
     return [
         "Brackets: 95 % intervals. The dev number of the best found is the highest of many and so "
         "flatters it; test was never searched on.",
-        *part_lines(metrics),
+        *subtask_lines(metrics),
         *front_lines(metrics),
-        *([spent_line(metrics["spent"])] if "spent" in metrics else []),
-        *caveats(metrics),
-        *([conclusion(metrics)] if "test_gain" in metrics else []),
+        *([scoring_cost_line(metrics["spent"])] if "spent" in metrics else []),
+        *list_caveats(metrics),
+        *([test_conclusion(metrics)] if "test_gain" in metrics else []),
         "best found = " + (f"{name}: {words}" if name else words),
     ]
 
 
-def part_lines(metrics: dict[str, Any]) -> list[str]:
+def subtask_lines(metrics: dict[str, Any]) -> list[str]:
     """Each part of a mixture, on dev and on test, where `domains` does not show it."""
-    if domains(metrics):
+    if domain_summary_table(metrics):
         return []
     lines = []
     for split, name in (("dev", "validation"), ("test", "single_test")):
@@ -89,7 +89,7 @@ def front_lines(metrics: dict[str, Any]) -> list[str]:
     ]
 
 
-def spent_line(spent: dict[str, dict[str, float]]) -> str:
+def scoring_cost_line(spent: dict[str, dict[str, float]]) -> str:
     """What scoring took, as `swarm.verdict.spent` has it."""
     sums = [f"{name} {n['first']:.6g} + {n['again']:.6g}" for name, n in spent.items()]
     return (
@@ -98,7 +98,7 @@ def spent_line(spent: dict[str, dict[str, float]]) -> str:
     )
 
 
-def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
+def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
     """The final table's rows: model, dev, test."""
     names = {
         "starting": f"best initial expert ({metrics['starting_best_expert']})",
@@ -108,38 +108,38 @@ def table_rows(metrics: dict[str, Any]) -> list[list[str]]:
     if constant := metrics.get("constant_answers"):
         found = constant["by_domain"]
         each = " of each domain" if len(found["answers"]) > 1 else ""
-        row = [f"best constant answer{each} ({constant_label(constant)}; chosen on dev)"]
+        row = [f"best constant answer{each} ({describe_constant_answers(constant)}; chosen on dev)"]
         for split in ("dev", "test"):
             if split in found:
-                row.append(_with_interval(found[split]["utility"], found[split]["interval"]))
-        rows.append([*row, _beyond(metrics, constant)])
+                row.append(_format_with_interval(found[split]["utility"], found[split]["interval"]))
+        rows.append([*row, _format_gain(metrics, constant)])
     for one in metrics.get("baselines", ()):
         row = [one["label"]]
         for split in ("dev", "test"):
             known = one.get(split)
-            row.append(_with_interval(known["utility"], known["interval"]) if known else "–")
-        rows.append([*row, _beyond(metrics, one)])
+            row.append(_format_with_interval(known["utility"], known["interval"]) if known else "–")
+        rows.append([*row, _format_gain(metrics, one)])
     for when, name in names.items():
         row = [name]
         for split, value in (("validation", "validation_utility"), ("single_test", "")):
             number = metrics.get(f"{when}_best_{value or 'single_test_accuracy'}")
             if number is not None:
-                row.append(_with_interval(number, metrics[f"{when}_best_{split}_interval"]))
+                row.append(_format_with_interval(number, metrics[f"{when}_best_{split}_interval"]))
         if when == "starting" and "test_gain" in metrics:
             keys = {"gain": "test_gain", "gain_interval": "test_gain_interval"}
             keys |= {"p_value": "test_gain_p_value"}
-            row.append(_beyond(metrics, {key: metrics[name] for key, name in keys.items()}))
+            row.append(_format_gain(metrics, {key: metrics[name] for key, name in keys.items()}))
         rows.append(row)
     if "ending_top-k_ensemble_test_accuracy" in metrics:
         number = metrics["ending_top-k_ensemble_test_accuracy"]
-        vote = _with_interval(number, metrics["ending_top-k_ensemble_test_interval"])
+        vote = _format_with_interval(number, metrics["ending_top-k_ensemble_test_interval"])
         size = metrics["ensemble_size"]
         dev = f"{metrics['ensemble_dev_by_size'][size - 1]:.3f}"
         rows.append([f"vote of the top {size} (chosen on dev)", dev, vote])
     return rows
 
 
-def _beyond(metrics: dict[str, Any], one: dict[str, Any]) -> str:
+def _format_gain(metrics: dict[str, Any], one: dict[str, Any]) -> str:
     """How far the best found is above a model on test, with interval and p."""
     if "gain" not in one:
         return ""
@@ -148,5 +148,5 @@ def _beyond(metrics: dict[str, Any], one: dict[str, Any]) -> str:
     return f"{scale * one['gain']:+.3g} [{low}, {high}], p = {one['p_value']:.2g}"
 
 
-def _with_interval(number: float, interval: Sequence[float]) -> str:
+def _format_with_interval(number: float, interval: Sequence[float]) -> str:
     return f"{number:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"

@@ -5,19 +5,19 @@ import sys
 from collections.abc import Sequence
 
 from swarm.errors import UserError
-from swarm.moa.arguments import read
-from swarm.printing import harmless
+from swarm.moa.arguments import parse_arguments
+from swarm.printing import escape_control_chars
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; a user's mistake is one line, and its code is given back."""
     try:
-        given = read(sys.argv[1:] if arguments is None else arguments)
+        given = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         from swarm.moa.command import run
 
         return run(given)
     except UserError as error:
-        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

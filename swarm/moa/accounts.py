@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swarm.collab import Answer
-from swarm.printing import columns
+from swarm.collab import AgentAnswer
+from swarm.printing import align_columns
 
 NO_PRICE = "no price known"
 
 
 @dataclass(slots=True)
-class Account:
+class ModelUsage:
     """One model's part, or the sum of several.
 
     Attributes:
@@ -30,7 +30,7 @@ class Account:
     priced: int = 0
     unpriced: int = 0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: AgentAnswer) -> None:
         """Count one call."""
         self.calls += 1
         self.failed += bool(answer.error)
@@ -47,32 +47,32 @@ class Account:
         self.unpriced += not known
 
     @property
-    def price(self) -> float | None:
+    def known_cost(self) -> float | None:
         """The cost; `None` where no call asked now came with a price."""
         return None if self.unpriced and not self.priced else self.cost
 
-    def told(self) -> str:
+    def format_cost(self) -> str:
         """The cost in words."""
-        if self.price is None:
+        if self.known_cost is None:
             return NO_PRICE
         rest = f" and {self.unpriced} calls, {NO_PRICE}" if self.unpriced else ""
         return f"{self.cost:.6f}{rest}"
 
 
-def total(answers: Iterable[Answer]) -> Account:
+def sum_usage(answers: Iterable[AgentAnswer]) -> ModelUsage:
     """The account of all answers together."""
-    found = Account()
+    found = ModelUsage()
     for answer in answers:
         found.add(answer)
     return found
 
 
-def table(answers: Sequence[Answer]) -> list[str]:
+def format_usage_table(answers: Sequence[AgentAnswer]) -> list[str]:
     """Each model's account and their sum, in columns."""
     names = list(dict.fromkeys(answer.name for answer in answers))
-    accounts = [total(answer for answer in answers if answer.name == name) for name in names]
+    accounts = [sum_usage(answer for answer in answers if answer.name == name) for name in names]
     rows = [("model", "calls", "cached", "failed", "tokens read", "tokens new", "cost")]
-    for name, one in zip([*names, "total"], [*accounts, total(answers)], strict=True):
+    for name, one in zip([*names, "total"], [*accounts, sum_usage(answers)], strict=True):
         counts = (one.calls, one.cached, one.failed, one.prompt_tokens, one.new_tokens)
-        rows.append((name, *map(str, counts), one.told()))  # type: ignore[arg-type]
-    return columns(rows)
+        rows.append((name, *map(str, counts), one.format_cost()))  # type: ignore[arg-type]
+    return align_columns(rows)

@@ -11,7 +11,7 @@ from swarm.errors import UserError
 
 TEMPERATURE, MAX_TOKENS = 0.7, 512
 
-ABOUT = """\
+DESCRIPTION = """\
 Ask several models, and let one of them make a single answer of what they said (mixture of agents).
 
   python -m swarm.moa                                  a chat, where a person types
@@ -33,7 +33,7 @@ else to standard error.
 """
 
 
-class Parser(argparse.ArgumentParser):
+class MoAArgumentParser(argparse.ArgumentParser):
     """Says what is wrong in one line, and what may have been meant."""
 
     def error(self, message: str) -> NoReturn:
@@ -54,13 +54,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{first}: there is no such option; {meant}--help lists them", 2)
 
 
-def read(words: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """What the command line says; `multi_turn` is `None` where it does not.
 
     Raises:
         UserError: It is not understood, or it says two things at once.
     """
-    given = parser().parse_args(_plain(words))
+    given = build_parser().parse_args(_normalize_options(words))
     if given.layers is not None:
         if given.rounds is not None and given.layers != given.rounds + 1:
             raise UserError(
@@ -72,7 +72,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         if getattr(given, name) is not None and not getattr(given, name).strip():
             raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
     if given.list:
-        _alone(given)
+        _check_list_alone(given)
     if given.json and given.no_stream:
         raise UserError("--no_stream has no effect: with --json every answer comes whole", 2)
     if given.replay and given.trace == given.replay:
@@ -80,7 +80,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _alone(given: argparse.Namespace) -> None:
+def _check_list_alone(given: argparse.Namespace) -> None:
     """See that nothing else is wanted with --list.
 
     Raises:
@@ -91,7 +91,7 @@ def _alone(given: argparse.Namespace) -> None:
             raise UserError(f"--list goes with --providers and --pool alone, not with {name}", 2)
 
 
-def _plain(words: Sequence[str]) -> list[str]:
+def _normalize_options(words: Sequence[str]) -> list[str]:
     """Options by their one spelling: underscores, and a truth value joined to its name."""
     found: list[str] = []
     words = list(words)
@@ -103,26 +103,26 @@ def _plain(words: Sequence[str]) -> list[str]:
             name, *value = word[2:].split("=", 1)
             word = "=".join(["--" + name.replace("-", "_"), *value])
         if word == "--multi_turn":
-            follows = bool(words) and words[0].lower() in TRUTH
+            follows = bool(words) and words[0].lower() in TRUTH_VALUES
             word += f"={words.pop(0) if follows else 'true'}"
         found.append(word)
     return found
 
 
-TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+TRUTH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 
 
-def truth(word: str) -> bool:
+def parse_bool(word: str) -> bool:
     """A truth value."""
-    if word.lower() not in TRUTH:
+    if word.lower() not in TRUTH_VALUES:
         raise argparse.ArgumentTypeError(f"{word!r} is not true or false")
-    return TRUTH[word.lower()]
+    return TRUTH_VALUES[word.lower()]
 
 
-def number(kind: type, lowest: float, above: bool = False) -> Callable[[str], float]:
+def number_type(kind: type, lowest: float, above: bool = False) -> Callable[[str], float]:
     """A number of this kind that is no lower, or higher."""
 
-    def checked(word: str) -> float:
+    def parse_number(word: str) -> float:
         try:
             value = kind(word)
         except ValueError:
@@ -133,25 +133,25 @@ def number(kind: type, lowest: float, above: bool = False) -> Callable[[str], fl
             raise argparse.ArgumentTypeError(f"{word!r} is not a {whole} {least}")
         return value
 
-    return checked
+    return parse_number
 
 
-def parser() -> Parser:
+def build_parser() -> MoAArgumentParser:
     """The options, in groups."""
-    made = Parser(
+    made = MoAArgumentParser(
         prog="python -m swarm.moa", usage="%(prog)s [OPTION ...] [QUESTION]",
-        description=ABOUT, epilog=EXAMPLES, allow_abbrev=False,
+        description=DESCRIPTION, epilog=EXAMPLES, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     made.add_argument("question", nargs="?", metavar="QUESTION", help='"-" reads standard input')
-    _models(made.add_argument_group("who speaks"))
-    _asking(made.add_argument_group("how they are asked"))
-    _calls(made.add_argument_group("calls"))
-    _showing(made.add_argument_group("what is shown"))
+    _add_model_options(made.add_argument_group("who speaks"))
+    _add_request_options(made.add_argument_group("how they are asked"))
+    _add_call_options(made.add_argument_group("calls"))
+    _add_output_options(made.add_argument_group("what is shown"))
     return made
 
 
-def _models(group: argparse._ArgumentGroup) -> None:
+def _add_model_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--preset", metavar="NAME|FILE", help="a mixture of conf/moa, or a yaml file of one; by "
         "default together where TOGETHER_API_KEY is set, else local")  # fmt: skip
@@ -166,29 +166,29 @@ def _models(group: argparse._ArgumentGroup) -> None:
     add("--device", metavar="DEVICE", help="where local models run: cpu, cuda, cuda:1")
 
 
-def _asking(group: argparse._ArgumentGroup) -> None:
+def _add_request_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--temperature", type=number(float, 0), metavar="T", help=f"default {TEMPERATURE}, or the "
+    add("--temperature", type=number_type(float, 0), metavar="T", help=f"default {TEMPERATURE}, or the "
         "preset's")  # fmt: skip
-    add("--max_tokens", type=number(int, 1), metavar="N", help=f"of one answer; default "
+    add("--max_tokens", type=number_type(int, 1), metavar="N", help=f"of one answer; default "
         f"{MAX_TOKENS}, or the preset's")  # fmt: skip
-    add("--rounds", "--round", type=number(int, 0), metavar="N", help="layers of proposers; "
+    add("--rounds", "--round", type=number_type(int, 0), metavar="N", help="layers of proposers; "
         "default 1, or the preset's")  # fmt: skip
-    add("--layers", type=number(int, 1), metavar="N", help="rounds + 1: the aggregator's, too")
+    add("--layers", type=number_type(int, 1), metavar="N", help="rounds + 1: the aggregator's, too")
     add("--strategy", choices=("aggregate", "rank", "sequential"), help="the aggregator writes, "
         "or picks one, or writes again and again with a few more at a time")  # fmt: skip
     add("--prompt", choices=("safe", "paper"), help="how proposals are put to a model")
     add("--system", metavar="TEXT", help="put before the conversation for all of them")
-    add("--context", type=number(int, 1), metavar="TOKENS", help="the most that is sent at once; "
+    add("--context", type=number_type(int, 1), metavar="TOKENS", help="the most that is sent at once; "
         "older turns are left out first")  # fmt: skip
-    add("--seed", type=number(int, 0), metavar="N", help="of sampling and of the proposals' order")
+    add("--seed", type=number_type(int, 0), metavar="N", help="of sampling and of the proposals' order")
 
 
-def _calls(group: argparse._ArgumentGroup) -> None:
+def _add_call_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--num_proc", type=number(int, 1), metavar="N", help="the most requests under way at once")
-    add("--timeout", type=number(float, 0, above=True), metavar="SECONDS", help="of one answer")
-    add("--quorum", type=number(int, 0), metavar="N", help="so many answers a layer are enough; "
+    add("--num_proc", type=number_type(int, 1), metavar="N", help="the most requests under way at once")
+    add("--timeout", type=number_type(float, 0, above=True), metavar="SECONDS", help="of one answer")
+    add("--quorum", type=number_type(int, 0), metavar="N", help="so many answers a layer are enough; "
         "default 1, or the preset's")  # fmt: skip
     add("--no_cache", action="store_true", help="keep no answers and use none that were kept")
     add("--trace", metavar="FILE", type=Path, help="write every call there, as JSON lines")
@@ -197,9 +197,9 @@ def _calls(group: argparse._ArgumentGroup) -> None:
     add("--replay", metavar="FILE", type=Path, help="answer from a trace, without a network")
 
 
-def _showing(group: argparse._ArgumentGroup) -> None:
+def _add_output_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--multi_turn", type=truth, metavar="true|false", help="whether a chat's question comes "
+    add("--multi_turn", type=parse_bool, metavar="true|false", help="whether a chat's question comes "
         "with the turns before it; default true")  # fmt: skip
     add("--no_multi_turn", dest="multi_turn", action="store_false", default=None,
         help="every question by itself")  # fmt: skip

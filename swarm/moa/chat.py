@@ -7,10 +7,10 @@ from pathlib import Path
 from swarm.errors import UserError
 from swarm.files import write_json
 from swarm.moa import describing
-from swarm.moa.reading import Said, message
-from swarm.moa.session import Session
-from swarm.moa.turns import as_json
-from swarm.printing import harmless
+from swarm.moa.reading import UserInput, read_input
+from swarm.moa.session import ChatSession
+from swarm.moa.turns import turn_to_json
+from swarm.printing import escape_control_chars
 
 COMMANDS = {
     "/stages": "[N]   every answer of the last turn; with a number, that one and its whole prompt",
@@ -24,14 +24,14 @@ COMMANDS = {
     "/exit": "        leave, as exit, quit and Ctrl-D do",
 }
 
-MORE = """\
+HELP_FOOTER = """\
 A line that begins with // is a question that begins with /. Lines between \"\"\" and \"\"\", and
 lines that end with a backslash, belong together. Ctrl-C stops an answer."""
 
-HINT = "exit or Ctrl-D leaves the chat, and so does Ctrl-C once more"
+EXIT_HINT = "exit or Ctrl-D leaves the chat, and so does Ctrl-C once more"
 
 
-class Chat:
+class TerminalChat:
     """Talks with one person.
 
     Args:
@@ -40,52 +40,52 @@ class Chat:
         models: What /models tells.
     """
 
-    def __init__(self, session: Session, ask: Callable[[str], str], models: Iterable[str]) -> None:
+    def __init__(self, session: ChatSession, ask: Callable[[str], str], models: Iterable[str]) -> None:
         self.session, self._ask, self._models = session, ask, list(models)
         self._saved: set[Path] = set()
 
-    def talk(self) -> int:
+    def run_loop(self) -> int:
         """Until the person leaves; gives the exit code."""
         interrupted = False
         while True:
             try:
-                said = message(self._ask)
+                said = read_input(self._ask)
             except EOFError:
-                self._tell([""])
+                self._print_lines([""])
                 return 0
             except KeyboardInterrupt:
-                self._tell([""] if interrupted else ["", HINT])
+                self._print_lines([""] if interrupted else ["", EXIT_HINT])
                 if interrupted:
                     return 130
                 interrupted = True
                 continue
             interrupted = False
             try:
-                if self._leaves(said):
+                if self._handle_input(said):
                     return 0
             except UserError as error:
-                self._tell([f"error: {error}"])
+                self._print_lines([f"error: {error}"])
             except KeyboardInterrupt:
-                self._tell(["stopped"])
+                self._print_lines(["stopped"])
 
-    def _leaves(self, said: Said) -> bool:
+    def _handle_input(self, said: UserInput) -> bool:
         """Do what was said; true where it was to leave."""
         if not said.text.strip():
             return False
         if said.verbatim or not said.text.startswith("/"):
             if not said.verbatim and said.text in ("exit", "quit"):
                 return True
-            self.session.ask(said.text)
+            self.session.answer_question(said.text)
         elif said.text.startswith("//"):
-            self.session.ask(said.text[1:])
+            self.session.answer_question(said.text[1:])
         else:
             word, _, rest = said.text.partition(" ")
             if word == "/exit":
                 return True
-            self._tell(self._command(word, rest.strip()))
+            self._print_lines(self._run_command(word, rest.strip()))
         return False
 
-    def _command(self, word: str, rest: str) -> Iterable[str]:
+    def _run_command(self, word: str, rest: str) -> Iterable[str]:
         """What a command has to say.
 
         Raises:
@@ -101,13 +101,13 @@ class Chat:
             raise UserError(f"{word} takes nothing more; {rest!r} is too much")
         match word:
             case "/help":
-                return [*(f"{name} {about}" for name, about in COMMANDS.items()), MORE]
+                return [*(f"{name} {about}" for name, about in COMMANDS.items()), HELP_FOOTER]
             case "/models":
                 return self._models
             case "/history":
-                return list(describing.history(session.remembered)) or ["nothing yet"]
+                return list(describing.format_history(session.remembered)) or ["nothing yet"]
             case "/save":
-                return self._save(rest)
+                return self._save_session(rest)
             case "/clear":
                 session.remembered.clear()
                 return ["the next question begins a new conversation"]
@@ -118,21 +118,21 @@ class Chat:
         if not session.turns:
             raise UserError(f"{word}: nothing was asked yet")
         if word == "/cost":
-            return describing.costs(session.turns)
-        return describing.stages(session.turns[-1], rest)
+            return describing.format_costs(session.turns)
+        return describing.format_stages(session.turns[-1], rest)
 
-    def _save(self, name: str) -> list[str]:
+    def _save_session(self, name: str) -> list[str]:
         """Write the session; a file that was not written by it stays as it is."""
         if not name:
             raise UserError("/save: name a file, as in /save talk.json")
         path = Path(name).expanduser().resolve()
         if path.exists() and path not in self._saved:
             raise UserError(f"/save: {name} is there already; choose another name")
-        turns = [as_json(turn) for turn in self.session.turns]
+        turns = [turn_to_json(turn) for turn in self.session.turns]
         write_json(path, {"models": self._models, "turns": turns})
         self._saved.add(path)
-        return [f"wrote {name}: {describing.number(len(turns), 'turn')}"]
+        return [f"wrote {name}: {describing.pluralize(len(turns), 'turn')}"]
 
-    def _tell(self, lines: Iterable[str]) -> None:
+    def _print_lines(self, lines: Iterable[str]) -> None:
         for line in lines:
-            print(harmless(line), file=self.session.notes, flush=True)
+            print(escape_control_chars(line), file=self.session.notes, flush=True)

@@ -6,18 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from swarm.collab.moa import MixtureOfAgents
-from swarm.collab.presets import build
+from swarm.collab.presets import build_mixture
 from swarm.errors import UserError
-from swarm.moa.chat import Chat
-from swarm.moa.describing import models, summary
-from swarm.moa.reading import keyboard
-from swarm.moa.session import Session
-from swarm.moa.settings import Settings, settings
+from swarm.moa.chat import TerminalChat
+from swarm.moa.describing import format_models, summarize_mixture
+from swarm.moa.reading import make_line_reader
+from swarm.moa.session import ChatSession
+from swarm.moa.settings import MixtureSettings, build_settings
 from swarm.models.trace import Replay, Trace
-from swarm.printing import Remarks, harmless, on_terminal, standard
-from swarm.track import Shown, named
-from swarm.track.during import during
-from swarm.track.talks import Turns, folder
+from swarm.printing import WarningCollector, escape_control_chars, is_tty, std_streams
+from swarm.track import TrackedRun, tracker_by_name
+from swarm.track.during import track_run
+from swarm.track.talks import MoATracker, new_tracking_folder
 
 if TYPE_CHECKING:
     from swarm.models.providers import Providers
@@ -29,58 +29,58 @@ def run(given: Namespace) -> int:
     Raises:
         UserError: It cannot be done, or the one question has no answer.
     """
-    typed, answers, notes = standard()
-    remarks = Remarks()
+    typed, answers, notes = std_streams()
+    remarks = WarningCollector()
     logging.getLogger("swarm").addHandler(remarks)
     if given.list:
-        from swarm.moa.listing import listed
-        from swarm.roster.local import Locals
+        from swarm.moa.listing import format_available_models
+        from swarm.roster.local import LocalModels
 
-        for line in listed(providers(given), Locals(**_local(given, "base", "pool"))):
+        for line in format_available_models(load_providers(given), LocalModels(**_local_options(given, "base", "pool"))):
             print(line, file=answers)
         return 0
-    question = _question(given, typed)
+    question = _read_question(given, typed)
     replay = Replay(given.replay) if given.replay else None
-    wanted = settings(given, replay.about if replay else {})
-    mixture = _mixture(given, wanted, replay)
-    tracker = named(given.tracker)
+    wanted = build_settings(given, replay.about if replay else {})
+    mixture = _build_mixture(given, wanted, replay)
+    tracker = tracker_by_name(given.tracker)
     tracker.check()
     if not given.quiet:
-        print(harmless(f"{wanted.origin}: {summary(mixture)}"), file=notes, flush=True)
-    device = _device(given, notes) if wanted.local and not replay else None
+        print(escape_control_chars(f"{wanted.origin}: {summarize_mixture(mixture)}"), file=notes, flush=True)
+    device = _choose_device(given, notes) if wanted.uses_local_models and not replay else None
     mixture.check()
     if given.trace:
-        mixture.trace = Trace(given.trace, wanted.about)
+        mixture.trace = Trace(given.trace, wanted.trace_header)
     if device:
         mixture.open(device)
-    turns = Turns(tracker)
-    session = Session(mixture, wanted.manner(given), answers, notes, remarks, turns.add)
-    with during(tracker, Shown("moa", folder("moa"), wanted.about)) as found:
+    turns = MoATracker(tracker)
+    session = ChatSession(mixture, wanted.build_chat_options(given), answers, notes, remarks, turns.log_turn)
+    with track_run(tracker, TrackedRun("moa", new_tracking_folder("moa"), wanted.trace_header)) as found:
         try:
-            return _talked(given, session, question)
+            return _run_session(given, session, question)
         finally:
-            found |= turns.close()
+            found |= turns.log_tables()
 
 
-def _talked(given: Namespace, session: Session, question: str | None) -> int:
+def _run_session(given: Namespace, session: ChatSession, question: str | None) -> int:
     """Ask the one question, or whatever a person types; gives the exit code."""
     if question is not None:
-        session.ask(question)
+        session.answer_question(question)
         return 0
     if not given.quiet:
         print("/help lists the commands; exit leaves", file=session.notes, flush=True)
-    ask = keyboard(None if given.json else session.answers, session.notes)
-    return Chat(session, ask, models(session.mixture)).talk()
+    ask = make_line_reader(None if given.json else session.answers, session.notes)
+    return TerminalChat(session, ask, format_models(session.mixture)).run_loop()
 
 
-def _question(given: Namespace, typed: TextIO | None) -> str | None:
+def _read_question(given: Namespace, typed: TextIO | None) -> str | None:
     """The one question; `None` where a person types.
 
     Raises:
         UserError: There is none, or an option is for a chat alone.
     """
     question = given.question
-    if question in (None, "-") and (question or not on_terminal(typed)):
+    if question in (None, "-") and (question or not is_tty(typed)):
         question = typed.read() if typed else ""
     if question is None:
         return None
@@ -91,28 +91,28 @@ def _question(given: Namespace, typed: TextIO | None) -> str | None:
     return str(question).strip()
 
 
-def _mixture(given: Namespace, wanted: Settings, replay: Replay | None) -> MixtureOfAgents:
+def _build_mixture(given: Namespace, wanted: MixtureSettings, replay: Replay | None) -> MixtureOfAgents:
     """The mixture with its models; nothing heavy is loaded.
 
     Raises:
         UserError: There is no such model, or a value is not allowed.
     """
     if replay:
-        return build(wanted.heard_of(replay), replay.model)
+        return build_mixture(wanted.with_replayed_models(replay), replay.get_model)
     from swarm.roster import Roster
 
     cache: Literal["default"] | None = None if given.no_cache else "default"
-    local = _local(given, "base", "pool", "device")
-    roster = Roster(providers(given), cache=cache, **local)
-    return build(wanted.mixture, roster.model)
+    local = _local_options(given, "base", "pool", "device")
+    roster = Roster(load_providers(given), cache=cache, **local)
+    return build_mixture(wanted.mixture, roster.model)
 
 
-def _local(given: Namespace, *names: str) -> dict[str, Any]:
+def _local_options(given: Namespace, *names: str) -> dict[str, Any]:
     """What was said of the models of this machine."""
     return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
 
 
-def providers(given: Namespace) -> "Providers":
+def load_providers(given: Namespace) -> "Providers":
     """The endpoints, each under its limits or the one that was asked for.
 
     Raises:
@@ -126,15 +126,15 @@ def providers(given: Namespace) -> "Providers":
     return found
 
 
-def _device(given: Namespace, notes: TextIO) -> str:
+def _choose_device(given: Namespace, notes: TextIO) -> str:
     """Where the models of this machine are to run; a person is told what takes its time now.
 
     Raises:
         UserError: There is no such device.
     """
-    from swarm.engine.device import chosen_device
+    from swarm.engine.device import choose_device
 
-    device = chosen_device(given.device)
+    device = choose_device(given.device)
     if not given.quiet:
         words = f"loading the models of this machine on {device}; the first time fetches the base"
         print(words, file=notes, flush=True)

@@ -4,20 +4,20 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
-from swarm.printing import on_terminal
+from swarm.printing import is_tty
 
-PROMPT, MORE = ">>> ", "... "
+PROMPT, CONTINUATION_PROMPT = ">>> ", "... "
 FENCE = '"""'
 
 
-class Said(NamedTuple):
+class UserInput(NamedTuple):
     """One thing that was said; `verbatim` where it stood in quotes and can be no command."""
 
     text: str
     verbatim: bool = False
 
 
-def message(ask: Callable[[str], str]) -> Said:
+def read_input(ask: Callable[[str], str]) -> UserInput:
     """Read until something is whole.
 
     A line that begins with three double quotes goes on to where three come again; a line that ends
@@ -31,36 +31,36 @@ def message(ask: Callable[[str], str]) -> Said:
     """
     line = ask(PROMPT)
     if line.lstrip().startswith(FENCE):
-        return Said(_fenced(line.lstrip()[len(FENCE) :], ask), True)
+        return UserInput(_read_fenced(line.lstrip()[len(FENCE) :], ask), True)
     lines = [line]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
-        lines.append(ask(MORE))
-    return Said("\n".join(lines).strip())
+        lines.append(ask(CONTINUATION_PROMPT))
+    return UserInput("\n".join(lines).strip())
 
 
-def _fenced(line: str, ask: Callable[[str], str]) -> str:
+def _read_fenced(line: str, ask: Callable[[str], str]) -> str:
     lines = [line]
     while not lines[-1].rstrip().endswith(FENCE):
-        lines.append(ask(MORE))
+        lines.append(ask(CONTINUATION_PROMPT))
     lines[-1] = lines[-1].rstrip()[: -len(FENCE)]
     return "\n".join(lines).strip("\n")
 
 
-def keyboard(answers: TextIO | None, notes: TextIO) -> Callable[[str], str]:
+def make_line_reader(answers: TextIO | None, notes: TextIO) -> Callable[[str], str]:
     """Asks a person at a terminal.
 
     Args:
         answers: Where a line editor may write; `None`, and whatever is no terminal, is left alone.
         notes: Where else the prompt goes.
     """
-    if not on_terminal(answers):
+    if not is_tty(answers):
 
-        def ask(prompt: str) -> str:
+        def read_line(prompt: str) -> str:
             print(prompt, end="", file=notes, flush=True)
             return input()
 
-        return ask
+        return read_line
     with contextlib.suppress(ImportError):  # what was typed is then not there to be taken again
         import readline  # noqa: F401
     return input

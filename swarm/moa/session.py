@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from swarm.collab import Stages
+from swarm.collab import Transcript
 from swarm.collab.moa import MixtureOfAgents
 from swarm.collab.rounds import STOPPED
 from swarm.errors import UserError
-from swarm.moa.progress import Progress
-from swarm.moa.turns import Turn, as_json, conversation
+from swarm.moa.progress import MixtureProgress
+from swarm.moa.turns import ChatTurn, turn_to_json, build_conversation
 from swarm.models import Request
-from swarm.printing import Remarks, harmless
+from swarm.printing import WarningCollector, escape_control_chars
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class ChatOptions:
     """How questions are put and answers shown.
 
     Attributes:
@@ -40,7 +40,7 @@ class Manner:
     quiet: bool = False
 
 
-class Session:
+class ChatSession:
     """Asks a mixture.
 
     Args:
@@ -59,48 +59,48 @@ class Session:
     def __init__(
         self,
         mixture: MixtureOfAgents,
-        manner: Manner,
+        manner: ChatOptions,
         answers: TextIO,
         notes: TextIO,
-        remarks: Remarks,
+        remarks: WarningCollector,
         told: Callable[[dict[str, Any]], None] = lambda turn: None,
     ) -> None:
         self.mixture, self.manner, self.remarks, self.told = mixture, manner, remarks, told
         self.answers, self.notes = answers, notes
-        self.turns: list[Turn] = []
-        self.remembered: list[Turn] = []
+        self.turns: list[ChatTurn] = []
+        self.remembered: list[ChatTurn] = []
 
-    def ask(self, question: str) -> None:
+    def answer_question(self, question: str) -> None:
         """Put a question, show its answer and remember both.
 
         Raises:
             UserError: There is no answer.
             KeyboardInterrupt: It was stopped; what had come by then is in `turns`.
         """
-        turn = Turn(question)
+        turn = ChatTurn(question)
         self.turns.append(turn)
         whole = self.manner.json or not self.manner.streamed
-        progress = Progress(self.notes, self.manner.quiet, None if whole else self._write)
+        progress = MixtureProgress(self.notes, self.manner.quiet, None if whole else self._write_text)
         self._shown = ""
         try:
             with progress:
-                turn.stages = self._run(question, progress)
+                turn.stages = self._run_mixture(question, progress)
         except (UserError, KeyboardInterrupt) as error:
             turn.error = str(error) or STOPPED
             raise
         finally:
-            turn.answers = turn.stages.answers if turn.stages else progress.in_order
-            self._warn(turn)
-            self.told(as_json(turn))
+            turn.answers = turn.stages.answers if turn.stages else progress.answers_by_layer
+            self._print_warnings(turn)
+            self.told(turn_to_json(turn))
         # An endpoint may refuse a conversation with an empty turn in it.
         if self.manner.multi_turn and turn.text.strip():
             self.remembered.append(turn)
         if self.manner.json:
-            print(json.dumps(as_json(turn)), file=self.answers, flush=True)
+            print(json.dumps(turn_to_json(turn)), file=self.answers, flush=True)
 
-    def _run(self, question: str, progress: Progress) -> Stages:
+    def _run_mixture(self, question: str, progress: MixtureProgress) -> Transcript:
         """Ask, and show the text; it ends with its line."""
-        prompt = conversation(self.remembered, question, self.manner.system)
+        prompt = build_conversation(self.remembered, question, self.manner.system)
         over = threading.Event()
         request = Request(
             prompt,
@@ -116,25 +116,25 @@ class Session:
             if isinstance(came, UserError):
                 raise came
             if not self.manner.json and not self.manner.streamed:
-                progress.end_live()
-                self._write(came.final.text)
+                progress.stop_live()
+                self._write_text(came.final.text)
             return came
         finally:
             over.set()
             if self._shown and not self._shown.endswith("\n"):
-                self._write("\n")
+                self._write_text("\n")
 
-    def _write(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         self._shown = text
-        self.answers.write(harmless(text))
+        self.answers.write(escape_control_chars(text))
         self.answers.flush()
 
-    def _warn(self, turn: Turn) -> None:
+    def _print_warnings(self, turn: ChatTurn) -> None:
         """Tell what should be known beside the answer, each thing once."""
-        told = [*(turn.stages.warnings if turn.stages else []), *self.remarks.take()]
+        told = [*(turn.stages.warnings if turn.stages else []), *self.remarks.pop_messages()]
         if turn.error == STOPPED:
             names = [one.name for one in turn.answers if one.error == STOPPED]
             told += [f"{name}: stopped; its tokens are an estimate" for name in names]
         turn.warnings = list(dict.fromkeys(told))
         for warning in turn.warnings:
-            print(f"warning: {harmless(warning)}", file=self.notes, flush=True)
+            print(f"warning: {escape_control_chars(warning)}", file=self.notes, flush=True)

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 from swarm.collab.presets import read_preset
 from swarm.errors import UserError
 from swarm.moa.arguments import MAX_TOKENS, TEMPERATURE
-from swarm.moa.session import Manner
-from swarm.models.counts import counted_list
+from swarm.moa.session import ChatOptions
+from swarm.models.counts import parse_counted_names
 from swarm.models.trace import Replay
 
-DIRECT = ("strategy", "prompt", "quorum", "seed", "context")
+DIRECT_OPTIONS = ("strategy", "prompt", "quorum", "seed", "context")
 """Options that a preset has as keys of the same name."""
 
-ASKED = ("temperature", "max_tokens", "system", "seed")
+REQUEST_OPTIONS = ("temperature", "max_tokens", "system", "seed")
 """Options that are no part of a mixture, but of what it is asked."""
 
 
-class Settings(NamedTuple):
+class MixtureSettings(NamedTuple):
     """What is to be asked.
 
     Attributes:
@@ -33,27 +33,27 @@ class Settings(NamedTuple):
     origin: str
 
     @property
-    def about(self) -> dict[str, Any]:
+    def trace_header(self) -> dict[str, Any]:
         """For the header of a trace; a replay begins with it."""
         return {"preset": self.mixture, "asked": self.asked}
 
     @property
-    def local(self) -> bool:
+    def uses_local_models(self) -> bool:
         """Whether a model of this machine may be asked."""
-        return _local(slot["model"] for slot in slots(self.mixture))
+        return _names_local_model(slot["model"] for slot in iterate_slots(self.mixture))
 
-    def heard_of(self, replay: Replay) -> dict[str, Any]:
+    def with_replayed_models(self, replay: Replay) -> dict[str, Any]:
         """The mixture with the models of a trace, where a fallback is often not met."""
         if fallback := self.mixture.get("fallback"):
             try:
-                replay.model(fallback["model"])
+                replay.get_model(fallback["model"])
             except UserError:
                 return {**self.mixture, "fallback": None}
         return self.mixture
 
-    def manner(self, given: Namespace) -> Manner:
+    def build_chat_options(self, given: Namespace) -> ChatOptions:
         """How a session asks."""
-        return Manner(
+        return ChatOptions(
             **self.asked,
             multi_turn=given.multi_turn is not False,
             json=given.json,
@@ -62,12 +62,12 @@ class Settings(NamedTuple):
         )
 
 
-def _local(models: Iterable[str]) -> bool:
+def _names_local_model(models: Iterable[str]) -> bool:
     """Whether one of them may be of this machine; what is in a mixture is not known here."""
     return any(name.startswith(("local/", "moa/")) for name in models)
 
 
-def slots(mixture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def iterate_slots(mixture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The proposers, the aggregator, and the fallback where there is one."""
     yield from mixture["proposers"] if mixture.get("layers", 2) > 1 else []
     yield mixture["aggregator"]
@@ -75,7 +75,7 @@ def slots(mixture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield mixture["fallback"]
 
 
-def settings(given: Namespace, recorded: Mapping[str, Any]) -> Settings:
+def build_settings(given: Namespace, recorded: Mapping[str, Any]) -> MixtureSettings:
     """What the command line comes to.
 
     Args:
@@ -85,8 +85,8 @@ def settings(given: Namespace, recorded: Mapping[str, Any]) -> Settings:
     Raises:
         UserError: An option has no effect, or there is no such preset.
     """
-    mixture, origin = _start(given, recorded)
-    if pairs := counted_list(given.reference_models or []):
+    mixture, origin = _initial_mixture(given, recorded)
+    if pairs := parse_counted_names(given.reference_models or []):
         mixture["proposers"] = [{"model": name, "count": count} for name, count in pairs]
     if given.aggregator:
         mixture["aggregator"] = {**mixture.get("aggregator", {}), "model": given.aggregator}
@@ -94,20 +94,20 @@ def settings(given: Namespace, recorded: Mapping[str, Any]) -> Settings:
         mixture["fallback"] = {"model": given.fallback}
     if given.rounds is not None:
         mixture["layers"] = given.rounds + 1
-    mixture.update({key: getattr(given, key) for key in DIRECT if getattr(given, key) is not None})
-    _open_slots(mixture, given.aggregator)
+    mixture.update({key: getattr(given, key) for key in DIRECT_OPTIONS if getattr(given, key) is not None})
+    _fill_open_slots(mixture, given.aggregator)
     # What the command line says holds for all, whatever the preset says of one of them.
-    for slot in slots(mixture):
+    for slot in iterate_slots(mixture):
         for key in ("temperature", "max_tokens", "timeout"):
             if getattr(given, key) is not None:
                 slot[key] = getattr(given, key)
     asked = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, **recorded.get("asked", {})}
-    asked.update({key: getattr(given, key) for key in ASKED if getattr(given, key) is not None})
-    _all_of_use(given, mixture)
-    return Settings(mixture, asked, origin)
+    asked.update({key: getattr(given, key) for key in REQUEST_OPTIONS if getattr(given, key) is not None})
+    _check_unused_options(given, mixture)
+    return MixtureSettings(mixture, asked, origin)
 
 
-def _start(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _initial_mixture(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The mixture before the command line has changed it, and where it comes from."""
     if given.preset:
         return read_preset(given.preset), f"preset {given.preset}"
@@ -116,7 +116,7 @@ def _start(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any
     if given.aggregator and given.reference_models:
         return {"proposers": []}, "no preset"
     key = bool(os.environ.get("TOGETHER_API_KEY", "").strip())
-    remote = [name for name, _ in counted_list(given.reference_models or []) if not _local([name])]
+    remote = [name for name, _ in parse_counted_names(given.reference_models or []) if not _names_local_model([name])]
     if remote and not key:
         raise UserError(
             f"--aggregator: name the model that makes one answer of those of {', '.join(remote)}; "
@@ -127,40 +127,40 @@ def _start(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any
     return read_preset(name), f"preset {name}, as TOGETHER_API_KEY is {'' if key else 'not '}set"
 
 
-def _open_slots(mixture: dict[str, Any], model: str | None) -> None:
+def _fill_open_slots(mixture: dict[str, Any], model: str | None) -> None:
     """Give the slots that leave the model open the one that was named.
 
     Raises:
         UserError: None was.
     """
-    for slot in slots(mixture):
+    for slot in iterate_slots(mixture):
         if slot.get("model") is None and model is None:
             raise UserError("this preset leaves the model to you: name one, --model NAME", 2)
         slot["model"] = slot.get("model") or model
 
 
-def _all_of_use(given: Namespace, mixture: Mapping[str, Any]) -> None:
+def _check_unused_options(given: Namespace, mixture: Mapping[str, Any]) -> None:
     """See that no option is without effect on this mixture.
 
     Raises:
         UserError: One is.
     """
-    models = [slot["model"] for slot in slots(mixture)]
+    models = [slot["model"] for slot in iterate_slots(mixture)]
     remote = any(not name.startswith(("local/", "function/", "llm/")) for name in models)
     alone = mixture.get("layers", 2) == 1
     calls = "nobody is called in a replay"
     useless = [
-        *((name, calls) for name in OF_CALLS if given.replay),
-        *((name, "no model here is local/...") for name in OF_LOCAL if not _local(models)),
-        *((name, "all models here are on this machine") for name in OF_REMOTE if not remote),
-        *((name, "there is no layer of proposers") for name in OF_PROPOSERS if alone),
+        *((name, calls) for name in CALL_OPTIONS if given.replay),
+        *((name, "no model here is local/...") for name in LOCAL_OPTIONS if not _names_local_model(models)),
+        *((name, "all models here are on this machine") for name in REMOTE_OPTIONS if not remote),
+        *((name, "there is no layer of proposers") for name in PROPOSER_OPTIONS if alone),
     ]
     for name, why in useless:
         if getattr(given, name) not in (None, False):
             raise UserError(f"--{name} has no effect: {why}; leave it out", 2)
 
 
-OF_LOCAL = ("base", "pool", "device")
-OF_REMOTE = ("num_proc", "providers")
-OF_CALLS = (*OF_LOCAL, *OF_REMOTE, "timeout", "no_cache")
-OF_PROPOSERS = ("reference_models", "quorum", "prompt")
+LOCAL_OPTIONS = ("base", "pool", "device")
+REMOTE_OPTIONS = ("num_proc", "providers")
+CALL_OPTIONS = (*LOCAL_OPTIONS, *REMOTE_OPTIONS, "timeout", "no_cache")
+PROPOSER_OPTIONS = ("reference_models", "quorum", "prompt")

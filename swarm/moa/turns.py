@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from swarm.collab import Answer, Stages
+from swarm.collab import AgentAnswer, Transcript
 from swarm.moa import accounts
 from swarm.models import Message
 
 
 @dataclass(slots=True)
-class Turn:
+class ChatTurn:
     """One question.
 
     Attributes:
@@ -22,8 +22,8 @@ class Turn:
     """
 
     question: str
-    answers: list[Answer] = field(default_factory=list)
-    stages: Stages | None = None
+    answers: list[AgentAnswer] = field(default_factory=list)
+    stages: Transcript | None = None
     error: str = ""
     warnings: list[str] = field(default_factory=list)
 
@@ -38,12 +38,12 @@ class Turn:
         return Message("user", self.question), Message("assistant", self.text)
 
 
-def as_json(turn: Turn) -> dict[str, Any]:
+def turn_to_json(turn: ChatTurn) -> dict[str, Any]:
     """A turn as a program reads it; a cost that nobody knows is null."""
     layers: dict[int, list[dict[str, Any]]] = {}
     for answer in turn.answers:
-        layers.setdefault(answer.layer, []).append(_stage(answer))
-    total = accounts.total(turn.answers)
+        layers.setdefault(answer.layer, []).append(_call_to_json(answer))
+    total = accounts.sum_usage(turn.answers)
     final = turn.stages.final if turn.stages else None
     return {
         "question": turn.question,
@@ -55,13 +55,13 @@ def as_json(turn: Turn) -> dict[str, Any]:
         "warnings": turn.warnings,
         "calls": {"all": total.calls, "cached": total.cached, "failed": total.failed},
         "tokens": {"prompt": total.prompt_tokens, "new": total.new_tokens},
-        "cost": total.price,
+        "cost": total.known_cost,
         "unpriced": total.unpriced,
         "seconds": final.seconds if final else None,
     }
 
 
-def _stage(answer: Answer) -> dict[str, Any]:
+def _call_to_json(answer: AgentAnswer) -> dict[str, Any]:
     """One call with all that is known of it."""
     plain = isinstance(answer.prompt, str)
     prompt = answer.prompt if plain else [turn._asdict() for turn in answer.prompt]  # type: ignore[union-attr]
@@ -73,11 +73,11 @@ def _stage(answer: Answer) -> dict[str, Any]:
         "text": answer.text,
         "error": answer.error or None,
         "prompt": prompt,
-        **_measures(answer),
+        **_completion_metrics(answer),
     }
 
 
-def _measures(answer: Answer) -> dict[str, Any]:
+def _completion_metrics(answer: AgentAnswer) -> dict[str, Any]:
     """What the completion says beside its text; nothing where there is none."""
     if answer.completion is None:
         return {}
@@ -86,7 +86,7 @@ def _measures(answer: Answer) -> dict[str, Any]:
     return {key: told[key] for key in keys} | {"cost": answer.completion.known_cost}
 
 
-def conversation(turns: Sequence[Turn], question: str, system: str | None) -> tuple[Message, ...]:
+def build_conversation(turns: Sequence[ChatTurn], question: str, system: str | None) -> tuple[Message, ...]:
     """The turns, all of them answered, and the question."""
     before = [message for turn in turns for message in turn.messages]
     first = [Message("system", system)] if system else []

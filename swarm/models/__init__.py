@@ -155,7 +155,7 @@ Stream = Generator[Delta, None, Completion]
 
 
 @runtime_checkable
-class Streaming(Protocol):
+class SupportsStreaming(Protocol):
     """A model that can give an answer piece by piece."""
 
     def stream(self, request: Request) -> Stream:
@@ -164,10 +164,10 @@ class Streaming(Protocol):
 
 
 @runtime_checkable
-class Attempting(Protocol):
+class SupportsPartialFailure(Protocol):
     """A model of which one request may fail while others are answered."""
 
-    def attempt(self, requests: Sequence[Request]) -> "list[Completion | UserError]":
+    def generate_each(self, requests: Sequence[Request]) -> "list[Completion | UserError]":
         """Answer what can be answered; see `attempt`."""
         ...
 
@@ -178,20 +178,20 @@ def stream(model: Model, request: Request) -> Stream:
     Raises:
         UserError: As the model's.
     """
-    if isinstance(model, Streaming):
+    if isinstance(model, SupportsStreaming):
         return (yield from model.stream(request))
     answer = model.generate([request])[0]
     yield Delta(answer.text, answer.reasoning)
     return answer
 
 
-def attempt(model: Model, requests: Sequence[Request]) -> "list[Completion | UserError]":
+def generate_each(model: Model, requests: Sequence[Request]) -> "list[Completion | UserError]":
     """What each request comes to: an answer, or why there is none; order kept, nothing raised.
 
     A model that answers all or nothing fails in all.
     """
-    if isinstance(model, Attempting):
-        return model.attempt(requests)
+    if isinstance(model, SupportsPartialFailure):
+        return model.generate_each(requests)
     try:
         return list(model.generate(requests))
     except UserError as error:

@@ -8,13 +8,13 @@ from urllib.parse import SplitResult, urlsplit
 from swarm.errors import UserError
 
 
-def checked_url(url: object) -> str:
+def validate_url(url: object) -> str:
     """`url` if it can be posted to and holds no secret.
 
     Raises:
         UserError: It is not; the message leaves a password out.
     """
-    parts = parts_of(url)
+    parts = split_url(url)
     if not isinstance(url, str) or parts is None:
         raise UserError(
             "base_url or url: has to begin with http:// or https:// and name a host, and a port "
@@ -28,7 +28,7 @@ def checked_url(url: object) -> str:
     return url
 
 
-def parts_of(url: object) -> SplitResult | None:
+def split_url(url: object) -> SplitResult | None:
     """What an http or https URL consists of; `None` if it has no possible host or port."""
     if not isinstance(url, str) or not re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", url):
         return None
@@ -39,7 +39,7 @@ def parts_of(url: object) -> SplitResult | None:
         return None
 
 
-def checked_env(name: object) -> str | None:
+def validate_env_name(name: object) -> str | None:
     """`name` if it is `None` or may be an environment variable's.
 
     Raises:
@@ -82,7 +82,7 @@ def proxy_for(url: str) -> str | None:
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None
     proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy is not None and parts_of(proxy) is None:
+    if proxy is not None and split_url(proxy) is None:
         raise UserError(
             f"the environment variable {parts.scheme}_proxy: has to begin with http:// or "
             "https:// and name a host, and a port from 1 to 65535 if any"

@@ -4,20 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarm.models import Delta, Token
-from swarm.models.failures import NotAgreed, one_line, said
-from swarm.models.thoughts import Thoughts, split
+from swarm.models.failures import MalformedResponse, to_one_line, error_message
+from swarm.models.thoughts import ThoughtSplitter, split_thoughts
 
-UNLIKELIEST = -9999.0
+MIN_LOGPROB = -9999.0
 """The log probability of what cannot be."""
 
-Answer = dict[str, Any]
+CompletionFields = dict[str, Any]
 """What is kept: the fields of a `Completion` that say anything, as JSON."""
 
-COUNTED = {"prompt_tokens": "prompt_tokens", "new_tokens": "completion_tokens"}
+USAGE_FIELDS = {"prompt_tokens": "prompt_tokens", "new_tokens": "completion_tokens"}
 """Fields of a completion, and what a server calls them."""
 
 
-def answers_in(content: Any, most: int, seconds: float) -> list[Answer]:
+def parse_answers(content: Any, most: int, seconds: float) -> list[CompletionFields]:
     """What is kept of each of a completion's answers, at most so many.
 
     The server counts the tokens of all its answers together; each has an equal part.
@@ -33,10 +33,10 @@ def answers_in(content: Any, most: int, seconds: float) -> list[Answer]:
     """
     choices = content.get("choices") if isinstance(content, Mapping) else None
     if not choices:
-        raise NotAgreed(one_line(said(content)) or "no choices")
-    answers = [read(choice) for choice in list(choices)[:most]]
+        raise MalformedResponse(to_one_line(error_message(content)) or "no choices")
+    answers = [parse_choice(choice) for choice in list(choices)[:most]]
     usage, model = content.get("usage") or {}, content.get("model")
-    for name, counted in COUNTED.items():
+    for name, counted in USAGE_FIELDS.items():
         part, over = divmod(int(usage.get(counted) or 0), len(answers))
         for number, answer in enumerate(answers):
             answer[name] = part + (number < over)
@@ -47,22 +47,22 @@ def answers_in(content: Any, most: int, seconds: float) -> list[Answer]:
     return answers
 
 
-def read(choice: Mapping[str, Any]) -> Answer:
+def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
     """One answer, without what belongs to all of them; beside the text, only what says anything."""
-    text, thoughts = spoken(choice["message"])
-    told = split(text)
-    answer: Answer = {"text": told.text}
+    text, thoughts = split_message_text(choice["message"])
+    told = split_thoughts(text)
+    answer: CompletionFields = {"text": told.text}
     if thoughts := (thoughts + told.reasoning).strip():
         answer["reasoning"] = thoughts
     refused = choice["message"].get("refusal") and not answer["text"]
     if finish := "refusal" if refused else choice.get("finish_reason"):
         answer["finish"] = str(finish)
-    if tokens := tokens_in(choice):
+    if tokens := parse_tokens(choice):
         answer["tokens"] = tokens
     return answer
 
 
-def untold(body: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
+def lacks_logprobs(body: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
     """Whether an answer has a text, and none of the log probabilities that the body asks for.
 
     Endpoints leave them out now and then. Such an answer is of no use to who asked, and not kept.
@@ -73,7 +73,7 @@ def untold(body: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
     return not tokens or (bool(body.get("top_logprobs")) and not tokens[0][2])
 
 
-def spoken(message: Mapping[str, Any]) -> tuple[str, str]:
+def split_message_text(message: Mapping[str, Any]) -> tuple[str, str]:
     """Text and thoughts of a message or of a piece of one, as the server tells them apart.
 
     Raises:
@@ -84,43 +84,43 @@ def spoken(message: Mapping[str, Any]) -> tuple[str, str]:
         if not thoughts and isinstance(message.get(field), str):
             thoughts = message[field]
     if isinstance(text, list):
-        thoughts += "".join(inner(part["thinking"]) for part in text if part.get("thinking"))
-        text = inner(text)
+        thoughts += "".join(join_text_parts(part["thinking"]) for part in text if part.get("thinking"))
+        text = join_text_parts(text)
     if not isinstance(text, str):
-        raise NotAgreed("the content is not a text")
+        raise MalformedResponse("the content is not a text")
     return text, thoughts
 
 
-def inner(parts: Any) -> str:
+def join_text_parts(parts: Any) -> str:
     """The text of a list of parts, or of a text."""
     if isinstance(parts, str):
         return parts
     return "".join(str(part["text"]) for part in parts if part.get("type") == "text")
 
 
-def tokens_in(choice: Mapping[str, Any]) -> list[Token]:
+def parse_tokens(choice: Mapping[str, Any]) -> list[Token]:
     """The tokens of an answer or of a piece of one, where log probabilities were asked for."""
     told = (choice.get("logprobs") or {}).get("content") or []
     return [
         Token(
             str(token["token"]),
-            chance(token["logprob"]),
-            tuple((str(t["token"]), chance(t["logprob"])) for t in token.get("top_logprobs") or []),
+            parse_logprob(token["logprob"]),
+            tuple((str(t["token"]), parse_logprob(t["logprob"])) for t in token.get("top_logprobs") or []),
         )
         for token in told
     ]
 
 
-def chance(said: Any) -> float:
+def parse_logprob(said: Any) -> float:
     """A log probability; what some servers write for none at all, minus infinity, is no JSON."""
-    return max(UNLIKELIEST, float(said))
+    return max(MIN_LOGPROB, float(said))
 
 
-class Pieces:
+class StreamedCompletion:
     """Reads a chat completion from the events of a stream; see `swarm.models.asking.Reader`."""
 
     def __init__(self) -> None:
-        self._thoughts = Thoughts()
+        self._thoughts = ThoughtSplitter()
         self._texts: list[tuple[str, str]] = []
         self._tokens: list[Any] = []
         self._finish = ""
@@ -128,37 +128,37 @@ class Pieces:
         self._at_once: Any = None
 
     @property
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the server said why the text ends."""
         return bool(self._finish or self._at_once)
 
-    def event(self, content: Any) -> list[Delta]:
+    def parse_event(self, content: Any) -> list[Delta]:
         """What one event adds, if anything.
 
         Raises:
             ValueError: It tells of an error, or is none of a chat completion.
         """
         if content.get("error"):
-            raise NotAgreed(one_line(said(content)))
+            raise MalformedResponse(to_one_line(error_message(content)))
         self._common |= {key: content[key] for key in ("model", "usage") if content.get(key)}
         if not (choices := content.get("choices")):
             return []
         if "message" in choices[0]:
             self._at_once = content
-            answer = read(choices[0])
+            answer = parse_choice(choices[0])
             return [Delta(answer["text"], answer.get("reasoning", ""))]
-        text, thoughts = spoken(choices[0].get("delta") or {})
+        text, thoughts = split_message_text(choices[0].get("delta") or {})
         self._texts.append((text, thoughts))
         self._tokens += (choices[0].get("logprobs") or {}).get("content") or []
         self._finish = choices[0].get("finish_reason") or self._finish
         piece = self._thoughts.feed(text)
-        return told(Delta(piece.text, thoughts + piece.reasoning))
+        return nonempty_deltas(Delta(piece.text, thoughts + piece.reasoning))
 
-    def rest(self) -> list[Delta]:
+    def flush_pending(self) -> list[Delta]:
         """What was held back because it might have been a tag."""
-        return told(self._thoughts.rest())
+        return nonempty_deltas(self._thoughts.flush_pending())
 
-    def whole(self) -> Any:
+    def assemble_response(self) -> Any:
         """The completion as if it had come at once."""
         if self._at_once or not self._texts:
             return self._at_once
@@ -171,12 +171,12 @@ class Pieces:
         return {"choices": [choice], **self._common}
 
 
-def told(delta: Delta) -> list[Delta]:
+def nonempty_deltas(delta: Delta) -> list[Delta]:
     """The piece, if there is anything in it."""
     return [delta] if any(delta) else []
 
 
-def same_model(asked: str, other: str) -> bool:
+def is_same_model(asked: str, other: str) -> bool:
     """Whether a server may call the model that was asked so.
 
     Servers add a date or a tag, and leave out who made it; they resolve "latest".

@@ -13,25 +13,25 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from swarm.models.failures import (
     BadRequest,
-    NotAgreed,
+    MalformedResponse,
     RateLimited,
     RequestError,
     ServerFault,
-    TimedOut,
-    Unreachable,
-    one_line,
+    RequestTimeout,
+    ConnectionFailed,
+    to_one_line,
 )
-from swarm.models.pace import Throttle, TooLate, Turns
-from swarm.models.post import Post
+from swarm.models.pace import AdaptiveThrottle, DeadlineExceeded, RateLimiter
+from swarm.models.post import HttpTransport
 
 T = TypeVar("T")
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+FIRST_WAIT, MAX_WAIT = 0.5, 30.0
 """Seconds before the first repetition; they double, up to the longest."""
 
-FEW_OVERTAKEN, OVERTAKEN = 3, 10
+OVERTAKEN_BEFORE_BACKOFF, MAX_OVERTAKEN = 3, 10
 """Refusals of a request while others are accepted, after which it waits longer than they do, and
 may fail for good."""
 
@@ -51,15 +51,15 @@ class Call(NamedTuple):
     timeout: float | None = None
 
 
-Read = Callable[[int, Any, float], T]
+ParseResponse = Callable[[int, Any, float], T]
 """Makes of the n-th call's answer, and of the seconds that it took with all repetitions, what is
 wanted; a `ValueError` or its like: ask again."""
 
-Refused = Callable[[int, BadRequest], T]
+OnBadRequest = Callable[[int, BadRequest], T]
 """Says what the n-th call comes to where the server refuses it, or raises."""
 
 
-class Exchange(Protocol):
+class Transport(Protocol):
     """Sends a body and gives what is answered."""
 
     @property
@@ -72,32 +72,32 @@ class Exchange(Protocol):
         ...
 
 
-class Reader(Protocol[P_co]):
+class StreamParser(Protocol[P_co]):
     """Makes pieces of the events of a stream."""
 
     @property
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the answer is whole even if nothing more comes."""
         ...
 
-    def event(self, content: Any) -> Sequence[P_co]:
+    def parse_event(self, content: Any) -> Sequence[P_co]:
         """The pieces in one event; a `ValueError` or its like: it is not as agreed."""
         ...
 
-    def rest(self) -> Sequence[P_co]:
+    def flush_pending(self) -> Sequence[P_co]:
         """The pieces that were held back until it was certain that nothing more comes."""
         ...
 
-    def whole(self) -> Any:
+    def assemble_response(self) -> Any:
         """What the server would have said at once."""
         ...
 
 
-class Streamed(Generic[P]):
+class StreamingTransport(Generic[P]):
     """An exchange whose answer comes in pieces, each handed over at once."""
 
     def __init__(
-        self, post: Post, reader: Callable[[], Reader[P]], emit: Callable[[P], None]
+        self, post: HttpTransport, reader: Callable[[], StreamParser[P]], emit: Callable[[P], None]
     ) -> None:
         self.post, self.reader, self.emit = post, reader, emit
         self.begun = False
@@ -110,29 +110,29 @@ class Streamed(Generic[P]):
         """
         reader = self.reader()
 
-        def take(content: Any) -> None:
-            self._hand_over(understood(self.post.who, reader.event, content))
+        def handle_event(content: Any) -> None:
+            self._emit_pieces(parse_response(self.post.who, reader.parse_event, content))
 
         try:
-            ended = await self.post.stream(body, take)
-        except (Unreachable, TimedOut):
-            if not reader.ended:
+            ended = await self.post.stream_events(body, handle_event)
+        except (ConnectionFailed, RequestTimeout):
+            if not reader.is_complete:
                 raise
         else:
-            if not (ended or reader.ended):
+            if not (ended or reader.is_complete):
                 raise ServerFault(f"{self.post.who}: the answer broke off")
-        self._hand_over(reader.rest())
+        self._emit_pieces(reader.flush_pending())
         # A key that came in two halves is whole here.
-        return self.post.without_key(reader.whole())
+        return self.post.redact_key(reader.assemble_response())
 
-    def _hand_over(self, pieces: Sequence[P]) -> None:
+    def _emit_pieces(self, pieces: Sequence[P]) -> None:
         for piece in pieces:
             self.begun = True
             self.emit(piece)
 
 
 @dataclass
-class Asking(Generic[T]):
+class RetryingClient(Generic[T]):
     """Makes calls to one server.
 
     Attributes:
@@ -145,99 +145,99 @@ class Asking(Generic[T]):
     """
 
     who: str
-    turns: Turns
-    read: Read[T]
-    refused: Refused[T] | None
-    throttle: Throttle = field(default_factory=Throttle)
+    turns: RateLimiter
+    read: ParseResponse[T]
+    refused: OnBadRequest[T] | None
+    throttle: AdaptiveThrottle = field(default_factory=AdaptiveThrottle)
     repeated: int = 0
 
-    async def __call__(self, exchange: Exchange, number: int, call: Call) -> T:
+    async def __call__(self, exchange: Transport, number: int, call: Call) -> T:
         """What the call comes to.
 
         Raises:
             RequestError: It failed for good.
         """
-        failed = Failures()
+        failed = CallFailures()
         if call.timeout is None:
-            return await self._tried(exchange, number, call, failed)
+            return await self._attempt_call(exchange, number, call, failed)
         try:
             async with asyncio.timeout(None) as clock:
-                return await self._tried(exchange, number, call, failed, clock)
+                return await self._attempt_call(exchange, number, call, failed, clock)
         except TimeoutError:
-            last = f"; {failed.words}" if failed.times else ""
-            if not last and (wait := self.throttle.quiet) > 0:
+            last = f"; {failed.summary}" if failed.times else ""
+            if not last and (wait := self.throttle.remaining_pause) > 0:
                 last = f"; the server asks to wait {wait:.0f} s (Retry-After)"
-            raise TimedOut(f"{self.who}: no answer within {call.timeout:g} s{last}") from None
+            raise RequestTimeout(f"{self.who}: no answer within {call.timeout:g} s{last}") from None
 
-    async def _tried(
+    async def _attempt_call(
         self,
-        exchange: Exchange,
+        exchange: Transport,
         number: int,
         call: Call,
-        failed: "Failures",
+        failed: "CallFailures",
         clock: asyncio.Timeout | None = None,
     ) -> T:
         began = sent = 0.0
         while True:
             try:
-                async with self._place(call, failed) as sent:
+                async with self._acquire_place(call, failed) as sent:
                     if not began:
                         began = sent
                         if clock and call.timeout:
                             clock.reschedule(began + call.timeout)
                     content = await exchange(call.body)
-                self.throttle.accept(sent)
-                return understood(self.who, self.read, number, content, time.monotonic() - began)
-            except TooLate:
-                raise failed.given_up(self._most).asked(failed.times) from None
+                self.throttle.record_success(sent)
+                return parse_response(self.who, self.read, number, content, time.monotonic() - began)
+            except DeadlineExceeded:
+                raise failed.build_final_error(self._rate_limit_timeout).with_attempt_count(failed.times) from None
             except BadRequest as error:
-                self.throttle.accept(sent)
+                self.throttle.record_success(sent)
                 if self.refused is None:
                     raise
                 return self.refused(number, error)
             except RequestError as error:
                 failed.add(error, self.throttle)
                 wait = (
-                    failed.wait(sent, self.throttle, self._most)
+                    failed.rate_limit_delay(sent, self.throttle, self._rate_limit_timeout)
                     if isinstance(error, RateLimited)
-                    else self._wait(error, failed.times - failed.limited - 1)
+                    else self._retry_delay(error, failed.times - failed.limited - 1)
                 )
                 if wait is None or exchange.begun:
-                    raise error.asked(failed.times) from None
+                    raise error.with_attempt_count(failed.times) from None
             if call.timeout and time.monotonic() + wait >= began + call.timeout:
                 raise TimeoutError
             self.repeated += 1
             await asyncio.sleep(wait)
 
-    def _place(self, call: Call, failed: "Failures") -> AbstractAsyncContextManager[float]:
+    def _acquire_place(self, call: Call, failed: "CallFailures") -> AbstractAsyncContextManager[float]:
         """A place for the call, and the time at which it goes; see `Turns.place`.
 
         Raises:
             TimeoutError: The server has asked to wait longer than the call's answer may take.
             TooLate: The server has accepted nothing for `Limits.rate_limit_timeout`.
         """
-        if call.timeout and self.throttle.quiet >= call.timeout:
+        if call.timeout and self.throttle.remaining_pause >= call.timeout:
             raise TimeoutError
-        end = partial(failed.end, self._most, self.throttle)
-        return self.turns.place(self.throttle, call.tokens, end)
+        end = partial(failed.retry_deadline, self._rate_limit_timeout, self.throttle)
+        return self.turns.acquire_place(self.throttle, call.tokens, end)
 
     @property
-    def _most(self) -> float:
+    def _rate_limit_timeout(self) -> float:
         return self.turns.limits.rate_limit_timeout
 
-    def _wait(self, error: RequestError, attempt: int) -> float | None:
+    def _retry_delay(self, error: RequestError, attempt: int) -> float | None:
         """Seconds until the call may be repeated; `None` if it may not."""
         if not error.passing or attempt >= self.turns.limits.retries:
             return None
         spread = random.SystemRandom().uniform(0.5, 1.0)
         if error.after is None:
-            return float(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * spread)
-        self.throttle.hold_back(error.after)
+            return float(min(MAX_WAIT, FIRST_WAIT * 2**attempt) * spread)
+        self.throttle.pause_for(error.after)
         return max(error.after, FIRST_WAIT * spread)
 
 
 @dataclass
-class Failures:
+class CallFailures:
     """What the attempts of one call came to.
 
     Attributes:
@@ -257,11 +257,11 @@ class Failures:
     last: RequestError | None = None
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """How often was asked, and what was said at last."""
         return f"asked {self.times} times, and told at last: {self.last}"
 
-    def add(self, error: RequestError, throttle: Throttle) -> None:
+    def add(self, error: RequestError, throttle: AdaptiveThrottle) -> None:
         """Count one."""
         self.times, self.last = self.times + 1, error
         if isinstance(error, RateLimited):
@@ -271,7 +271,7 @@ class Failures:
                 self.overtaken += 1
             self.limited, self._accepted = self.limited + 1, throttle.accepted
 
-    def spent(self, most: float, throttle: Throttle) -> bool:
+    def is_exhausted(self, most: float, throttle: AdaptiveThrottle) -> bool:
         """Whether so many seconds of refusals are over.
 
         They begin anew when the server accepts another request: this one has to wait its turn. But
@@ -279,14 +279,14 @@ class Failures:
         too large for a limit of tokens.
         """
         now = time.monotonic()
-        overtaken = self.overtaken >= OVERTAKEN and now - self.first >= most
-        return overtaken or now >= self.end(most, throttle)
+        overtaken = self.overtaken >= MAX_OVERTAKEN and now - self.first >= most
+        return overtaken or now >= self.retry_deadline(most, throttle)
 
-    def end(self, most: float, throttle: Throttle) -> float:
+    def retry_deadline(self, most: float, throttle: AdaptiveThrottle) -> float:
         """When so many seconds of refusals are over if nothing is accepted until then."""
         return max(self.first, throttle.last_accepted) + most if self.limited else math.inf
 
-    def wait(self, sent: float, throttle: Throttle, most: float) -> float | None:
+    def rate_limit_delay(self, sent: float, throttle: AdaptiveThrottle, most: float) -> float | None:
         """Seconds until a call may be repeated whose last failure is a rate limit; `None`: never.
 
         It is the least that the call waits; then the throttle says when it goes.
@@ -300,25 +300,25 @@ class Failures:
         assert error
         if not error.passing:
             return None
-        throttle.refuse(sent, error.after, self.overtaken > FEW_OVERTAKEN)
-        if (error.after or 0.0) > most or self.spent(most, throttle):
-            self.given_up(most)
+        throttle.record_refusal(sent, error.after, self.overtaken > OVERTAKEN_BEFORE_BACKOFF)
+        if (error.after or 0.0) > most or self.is_exhausted(most, throttle):
+            self.build_final_error(most)
             return None
         # Behind the others, the more often it was overtaken.
-        behind = FIRST_WAIT * 2.0**self.overtaken if self.overtaken > FEW_OVERTAKEN else 0.0
-        return max(error.after or 0.0, min(LONGEST_WAIT, behind))
+        behind = FIRST_WAIT * 2.0**self.overtaken if self.overtaken > OVERTAKEN_BEFORE_BACKOFF else 0.0
+        return max(error.after or 0.0, min(MAX_WAIT, behind))
 
-    def given_up(self, most: float) -> RequestError:
+    def build_final_error(self, most: float) -> RequestError:
         """The last error, which is one for good now."""
         error = self.last
         assert error
         error.args = (f"{error}; not repeated beyond {most:g} s (limits.rate_limit_timeout)",)
         # A request that is overtaken says nothing of the others.
-        error.passing, error.general = False, self.overtaken < OVERTAKEN
+        error.passing, error.general = False, self.overtaken < MAX_OVERTAKEN
         return error
 
 
-def understood(who: str, function: Callable[..., T], *given: Any) -> T:
+def parse_response(who: str, function: Callable[..., T], *given: Any) -> T:
     """What the function makes of a server's words.
 
     Args:
@@ -330,9 +330,9 @@ def understood(who: str, function: Callable[..., T], *given: Any) -> T:
     """
     try:
         return function(*given)
-    except NotAgreed as error:
-        words = one_line(str(error))
+    except MalformedResponse as error:
+        words = to_one_line(str(error))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         content = given[0] if len(given) == 1 else given[1]
-        words = f"its form is another: {one_line(json.dumps(content, ensure_ascii=False))}"
+        words = f"its form is another: {to_one_line(json.dumps(content, ensure_ascii=False))}"
     raise ServerFault(f"{who}: not the agreed answer: {words}")

@@ -25,24 +25,24 @@ from swarm.places import cache_folder
 
 T = TypeVar("T")
 
-TABLE = (
+CREATE_TABLE = (
     "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value TEXT, time REAL, label TEXT)"
 )
 CLAIMS = "CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner INTEGER)"
 CLAIM = "INSERT OR REPLACE INTO claims (key, owner) VALUES (?, ?)"
 RELEASE = "DELETE FROM claims WHERE key = ? AND owner = ?"
-DROP = "DELETE FROM answers WHERE key = ?"
-BETWEEN = "SELECT key, value FROM answers WHERE key BETWEEN ? AND ? ORDER BY key"
-PUT = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
-ADDED = {"time": "REAL", "label": "TEXT"}
+DELETE_ROW = "DELETE FROM answers WHERE key = ?"
+SELECT_RANGE = "SELECT key, value FROM answers WHERE key BETWEEN ? AND ? ORDER BY key"
+INSERT_ROW = "INSERT OR IGNORE INTO answers (key, value, time, label) VALUES (?, ?, ?, ?)"
+ADDED_COLUMNS = {"time": "REAL", "label": "TEXT"}
 """Columns that the files of earlier versions lack; NULL in the rows that were there."""
 
-_as_text = json.JSONEncoder(sort_keys=True).encode
+_encode_sorted_json = json.JSONEncoder(sort_keys=True).encode
 
-AT_ONCE = 500
+KEYS_PER_QUERY = 500
 """Keys in one look-up."""
 
-WAIT = 30.0
+LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for another process that writes."""
 
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0
@@ -50,7 +50,7 @@ FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 
 _presences: dict[str, "Presence"] = {}
 _presence_lock = threading.Lock()
-_inherited: list[sqlite3.Connection] = []
+_inherited_connections: list[sqlite3.Connection] = []
 
 
 class Cache:
@@ -88,24 +88,24 @@ class Cache:
             UserError: The file cannot be read or made.
         """
         found: dict[str, Any] = {}
-        with self.connected() as connection:
-            for first in range(0, len(keys), AT_ONCE):
-                some = keys[first : first + AT_ONCE]
+        with self.open_connection() as connection:
+            for first in range(0, len(keys), KEYS_PER_QUERY):
+                some = keys[first : first + KEYS_PER_QUERY]
                 places = ",".join("?" * len(some))
                 asked = f"SELECT key, value FROM answers WHERE key IN ({places})"
                 found.update(connection.execute(asked, some).fetchall())
-        return _read(found)
+        return _parse_values(found)
 
-    def between(self, first: str, last: str) -> dict[str, Any]:
+    def get_range(self, first: str, last: str) -> dict[str, Any]:
         """The values of all keys that are kept from one to another, in their order.
 
         Raises:
             UserError: The file cannot be read or made.
         """
-        with self.connected() as connection:
-            return _read(dict(connection.execute(BETWEEN, (first, last)).fetchall()))
+        with self.open_connection() as connection:
+            return _parse_values(dict(connection.execute(SELECT_RANGE, (first, last)).fetchall()))
 
-    def drop(self, keys: Sequence[str]) -> int:
+    def delete(self, keys: Sequence[str]) -> int:
         """Keep these no longer; gives how many there were.
 
         Raises:
@@ -113,8 +113,8 @@ class Cache:
         """
         if not keys:
             return 0
-        with self.connected() as connection:
-            return connection.executemany(DROP, [(key,) for key in keys]).rowcount
+        with self.open_connection() as connection:
+            return connection.executemany(DELETE_ROW, [(key,) for key in keys]).rowcount
 
     def put(self, key: str, value: Any, label: str | None = None) -> Any:
         """Keep a value, at once; gives the one that is kept, which is the first of its key.
@@ -125,18 +125,18 @@ class Cache:
         Raises:
             UserError: The file cannot be written.
         """
-        return self.put_all({key: value}, label)[key]
+        return self.put_many({key: value}, label)[key]
 
-    def put_all(self, values: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
+    def put_many(self, values: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
         """Keep several values in one go; see `put`."""
         rows = [(key, json.dumps(value), time.time(), label) for key, value in values.items()]
-        with self.connected() as connection:
+        with self.open_connection() as connection:
             if len(rows) == 1:
-                new = connection.execute(PUT, rows[0]).rowcount
+                new = connection.execute(INSERT_ROW, rows[0]).rowcount
             else:
                 with connection:
                     connection.execute("BEGIN IMMEDIATE")
-                    new = connection.executemany(PUT, rows).rowcount
+                    new = connection.executemany(INSERT_ROW, rows).rowcount
         found = {key: json.loads(value) for key, value, *_ in rows}
         return found if new == len(rows) else found | self.get(list(values))
 
@@ -152,12 +152,12 @@ class Cache:
         """
         kept: dict[str, Any] = {}
         mine: list[str] = []
-        with self.connected() as connection:
+        with self.open_connection() as connection:
             presence = _presence(self.path)
             connection.execute("BEGIN IMMEDIATE")
             try:
-                for first in range(0, len(keys), AT_ONCE):
-                    some = keys[first : first + AT_ONCE]
+                for first in range(0, len(keys), KEYS_PER_QUERY):
+                    some = keys[first : first + KEYS_PER_QUERY]
                     asked = f"FROM answers WHERE key IN ({','.join('?' * len(some))})"
                     found = dict(connection.execute(f"SELECT key, value {asked}", some).fetchall())
                     asked = asked.replace("answers", "claims")
@@ -171,7 +171,7 @@ class Cache:
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
-        return _read(kept), mine
+        return _parse_values(kept), mine
 
     def release(self, keys: Sequence[str]) -> None:
         """Give up claims of this process, whether their answers came or not.
@@ -181,7 +181,7 @@ class Cache:
         """
         if not keys:
             return
-        with self.connected() as connection:
+        with self.open_connection() as connection:
             number = _presence(self.path).number
             connection.execute("BEGIN IMMEDIATE")
             with connection:
@@ -224,14 +224,14 @@ class Cache:
                 wait = min(LAST_LOOK, 1.5 * wait)
         return asked, kept
 
-    def _connection(self) -> sqlite3.Connection:
+    def _thread_connection(self) -> sqlite3.Connection:
         """This thread's connection; none is carried over a fork."""
         process, connection = getattr(self._own, "opened", (None, None))
         if connection is not None and process == os.getpid():
             return connection
         if connection is not None:
             # To close it here could harm the file that the parent has open.
-            _inherited.append(connection)
+            _inherited_connections.append(connection)
         # SQLite gives its write-ahead log the mode of the file.
         make_folder(self.path.parent, private=True)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -239,22 +239,22 @@ class Cache:
             with suppress(PermissionError):
                 self.path.parent.chmod(0o700)
                 self.path.chmod(0o600)
-        connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
-        patiently(lambda: connection.execute("PRAGMA journal_mode=WAL"))
+        connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+        retry_while_locked(lambda: connection.execute("PRAGMA journal_mode=WAL"))
         connection.execute("PRAGMA synchronous=NORMAL")
-        patiently(lambda: _prepare(connection))
+        retry_while_locked(lambda: _migrate_table(connection))
         self._own.opened = (os.getpid(), connection)
         return connection
 
     @contextmanager
-    def connected(self) -> Iterator[sqlite3.Connection]:
+    def open_connection(self) -> Iterator[sqlite3.Connection]:
         """This thread's connection, for one use of it.
 
         Raises:
             UserError: The file cannot be opened, or what is done inside fails.
         """
         try:
-            yield self._connection()
+            yield self._thread_connection()
         except (sqlite3.Error, OSError) as error:
             raise UserError(
                 f"the cache {self.path} cannot be used: {error}; name another file (cache.file, or "
@@ -262,39 +262,39 @@ class Cache:
             ) from None
 
 
-def key_of(*parts: Any) -> str:
+def make_cache_key(*parts: Any) -> str:
     """A key that changes with any of the parts, which are JSON values."""
-    text = _as_text(parts)
+    text = _encode_sorted_json(parts)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read(found: dict[str, str]) -> dict[str, Any]:
+def _parse_values(found: dict[str, str]) -> dict[str, Any]:
     """Values out of their JSON; one text is read in a third of the time that many take."""
     return dict(zip(found, json.loads(f"[{','.join(found.values())}]"), strict=True))
 
 
-def sample_key(key: str, sample: int) -> str:
+def make_sample_key(key: str, sample: int) -> str:
     """The key of one of several answers: `key_of(key, sample)`, made in a third of the time."""
     return hashlib.sha256(f'["{key}", {sample}]'.encode()).hexdigest()
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def _migrate_table(connection: sqlite3.Connection) -> None:
     """Make the table, or give the one of an earlier version its columns; one process does it."""
-    if _columns(connection) >= set(ADDED) and _columns(connection, "claims"):
+    if _column_names(connection) >= set(ADDED_COLUMNS) and _column_names(connection, "claims"):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.execute(TABLE)
+        connection.execute(CREATE_TABLE)
         connection.execute(CLAIMS)
-        for name in sorted(set(ADDED) - _columns(connection)):
-            connection.execute(f"ALTER TABLE answers ADD COLUMN {name} {ADDED[name]}")
+        for name in sorted(set(ADDED_COLUMNS) - _column_names(connection)):
+            connection.execute(f"ALTER TABLE answers ADD COLUMN {name} {ADDED_COLUMNS[name]}")
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
 
 
-def _columns(connection: sqlite3.Connection, table: str = "answers") -> set[str]:
+def _column_names(connection: sqlite3.Connection, table: str = "answers") -> set[str]:
     return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
@@ -351,9 +351,9 @@ def _presence(cache: Path) -> Presence:
         return found
 
 
-def patiently(work: Callable[[], T]) -> T:
+def retry_while_locked(work: Callable[[], T]) -> T:
     """SQLite does not wait by itself where two processes make the same new file."""
-    deadline = time.monotonic() + WAIT
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
             return work()

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Model, Request, Stream, attempt, stream
-from swarm.models.as_json import completion_as_json, completion_of, request_as_json
-from swarm.models.cache import Cache, key_of, sample_key
-from swarm.models.trace import all_of
+from swarm.models import Completion, Delta, Model, Request, Stream, generate_each, stream
+from swarm.models.as_json import completion_to_json, completion_from_json, request_to_json
+from swarm.models.cache import Cache, make_cache_key, make_sample_key
+from swarm.models.trace import require_completions
 
-AT_ONCE = 64
+REQUESTS_PER_BATCH = 64
 """Requests that are asked before their answers are kept; an interrupt loses no more."""
 
 
-class Cached:
+class CachedModel:
     """Asks a model for what is not kept of it, and keeps its answers; failures are not kept.
 
     A key is made of the identity and of everything in a request that changes its answer. Of equal
@@ -46,52 +46,52 @@ class Cached:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `Model.generate`; what was answered beside a failure is kept nevertheless."""
-        return all_of(self.attempt(requests))
+        return require_completions(self.generate_each(requests))
 
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.attempt`."""
-        asked = self._asked(requests)
+        asked = self._keyed_requests(requests)
         kept = self.cache.get([key for key, _ in asked])
-        found: dict[str, Completion | UserError] = {k: _again(v) for k, v in kept.items()}
+        found: dict[str, Completion | UserError] = {k: _restore_completion(v) for k, v in kept.items()}
         new = {key: request for key, request in asked if key not in found}
 
         def once(keys: Sequence[str]) -> dict[str, Completion | UserError]:
-            came = zip(keys, attempt(self.model, [new[key] for key in keys]), strict=True)
-            return {k: a if isinstance(a, UserError) else self._kept(k, a) for k, a in came}
+            came = zip(keys, generate_each(self.model, [new[key] for key in keys]), strict=True)
+            return {k: a if isinstance(a, UserError) else self._store_completion(k, a) for k, a in came}
 
-        for first in range(0, len(new), AT_ONCE):
-            said, others = self.cache.once(list(new)[first : first + AT_ONCE], once)
-            found |= said | {key: _again(value) for key, value in others.items()}
+        for first in range(0, len(new), REQUESTS_PER_BATCH):
+            said, others = self.cache.once(list(new)[first : first + REQUESTS_PER_BATCH], once)
+            found |= said | {key: _restore_completion(value) for key, value in others.items()}
         return [found[key] for key, _ in asked]
 
     def stream(self, request: Request) -> Stream:
         """See `swarm.models.stream`; an answer that is kept comes in one piece."""
-        ((key, whole),) = self._asked([request])
+        ((key, whole),) = self._keyed_requests([request])
         if key in (kept := self.cache.get([key])):
-            answer = _again(kept[key])
+            answer = _restore_completion(kept[key])
             yield Delta(answer.text, answer.reasoning)
             return answer
         answer = yield from stream(self.model, whole)
-        return self._kept(key, answer)
+        return self._store_completion(key, answer)
 
-    def key(self, request: Request) -> str:
+    def request_key(self, request: Request) -> str:
         """Under which, with the sample's number, an answer is kept; greedy ones have number 0."""
-        return key_of("model", self.identity, request_as_json(replace(request, sample=0)))
+        return make_cache_key("model", self.identity, request_to_json(replace(request, sample=0)))
 
-    def _asked(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
+    def _keyed_requests(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
         """The requests as the model gets them, each with the key of its answer."""
         seen: Counter[tuple[str, int]] = Counter()
         asked = []
         for request in requests:
-            key = self.key(request)
+            key = self.request_key(request)
             sample = 0 if request.temperature == 0 else request.sample + seen[key, request.sample]
             seen[key, request.sample] += 1
-            asked.append((sample_key(key, sample), replace(request, sample=sample, decided=None)))
+            asked.append((make_sample_key(key, sample), replace(request, sample=sample, decided=None)))
         return asked
 
-    def _kept(self, key: str, answer: Completion) -> Completion:
-        return completion_of(self.cache.put(key, completion_as_json(answer), self.label))
+    def _store_completion(self, key: str, answer: Completion) -> Completion:
+        return completion_from_json(self.cache.put(key, completion_to_json(answer), self.label))
 
 
-def _again(value: Any) -> Completion:
-    return replace(completion_of(value), cached=True)
+def _restore_completion(value: Any) -> Completion:
+    return replace(completion_from_json(value), cached=True)

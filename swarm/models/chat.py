@@ -5,16 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from swarm.models import Message, Request
-from swarm.models.address import checked_url
+from swarm.models.address import validate_url
 from swarm.models.asking import Call
-from swarm.models.cache import key_of, sample_key
+from swarm.models.cache import make_cache_key, make_sample_key
 from swarm.secrets import HIDDEN, SECRET
 
-CHARACTERS_A_TOKEN = 4
+CHARS_PER_TOKEN = 4
 """For the estimate of `Limits.tokens_per_minute`; the server's own count corrects it."""
 
 
-class Wanted(NamedTuple):
+class PendingSample(NamedTuple):
     """One answer that is to be had.
 
     Attributes:
@@ -36,10 +36,10 @@ def chat_url(base_url: object) -> str:
     Raises:
         UserError: It is no base URL; the message leaves a password out.
     """
-    return checked_url(f"{base_url}".rstrip("/") + "/chat/completions")
+    return validate_url(f"{base_url}".rstrip("/") + "/chat/completions")
 
 
-def body_of(request: Request, tokens_field: str, fixed: Mapping[str, Any]) -> dict[str, Any]:
+def build_body(request: Request, tokens_field: str, fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON for a request; its own settings go before the model's, `fixed`."""
     plain = isinstance(request.prompt, str)
     turns = (Message("user", str(request.prompt)),) if plain else request.prompt
@@ -59,23 +59,23 @@ def body_of(request: Request, tokens_field: str, fixed: Mapping[str, Any]) -> di
     if request.top_logprobs > 0:
         body["top_logprobs"] = request.top_logprobs
     if request.body:
-        body = over(body, request.body)
+        body = override_fields(body, request.body)
     return body
 
 
-def over(body: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def override_fields(body: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     """A body with what a request says over it; one of `None` is left out."""
     whole = {**body, **told}
     return {key: value for key, value in whole.items() if value is not None}
 
 
-def wanted(
+def list_pending_samples(
     url: str,
     requests: Sequence[Request],
     tokens_field: str,
     fixed: Mapping[str, Any],
     greedy_once: bool = True,
-) -> Iterator[Wanted]:
+) -> Iterator[PendingSample]:
     """What is to be had for the requests: another answer each.
 
     Args:
@@ -83,34 +83,34 @@ def wanted(
     """
     seen: Counter[tuple[str, int]] = Counter()
     for request in requests:
-        body = body_of(request, tokens_field, fixed)
+        body = build_body(request, tokens_field, fixed)
         # A key in the body is no part of the question: another one would pay for all again.
         told = {
             name: HIDDEN if isinstance(one, str) and SECRET.search(name) else one
             for name, one in body.items()
         }
-        key = alike = key_of("chat", url, told)
+        key = alike = make_cache_key("chat", url, told)
         if body.get("temperature") != 0 or not greedy_once:
             sample = request.sample + seen[key, request.sample]
             seen[key, request.sample] += 1
-            key = sample_key(key, sample)
+            key = make_sample_key(key, sample)
             if "seed" in body:
                 alike, body["seed"] = key, body["seed"] + sample
-        yield Wanted(key, alike, body, request.timeout)
+        yield PendingSample(key, alike, body, request.timeout)
 
 
-def grouped(answers: Sequence[Wanted], most: int) -> list[list[Wanted]]:
+def group_samples(answers: Sequence[PendingSample], most: int) -> list[list[PendingSample]]:
     """The answers that go into one request each, at most so many."""
-    alike: dict[Any, list[Wanted]] = defaultdict(list)
+    alike: dict[Any, list[PendingSample]] = defaultdict(list)
     for answer in answers:
         alike[answer.alike, answer.timeout].append(answer)
     return [each[i : i + most] for each in alike.values() for i in range(0, len(each), most)]
 
 
-def call_of(group: Sequence[Wanted], tokens_field: str) -> Call:
+def build_call(group: Sequence[PendingSample], tokens_field: str) -> Call:
     """The request for a group."""
     body, count = group[0].body, len(group)
     # A turn's content may be parts, or nothing where it is a call of tools.
-    read = sum(len(turn.get("content") or "") for turn in body["messages"]) / CHARACTERS_A_TOKEN
+    read = sum(len(turn.get("content") or "") for turn in body["messages"]) / CHARS_PER_TOKEN
     tokens = float(read + count * body.get(tokens_field, 0))
     return Call(body | ({"n": count} if count > 1 else {}), tokens, group[0].timeout)

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 from swarm.errors import UserError
 
-MOST = 99
+MAX_SAMPLE_COUNT = 99
 """Samples that a name may ask for."""
 
 
-def counted(name: str) -> tuple[str, int]:
+def split_sample_count(name: str) -> tuple[str, int]:
     """A name, and how often its model is asked: "qwen2:7b:3" is ("qwen2:7b", 3).
 
     A last part of digits alone is a number of samples; other tags belong to the name, and
@@ -20,15 +20,15 @@ def counted(name: str) -> tuple[str, int]:
     head, colon, tail = name.rpartition(":")
     if not colon or not (tail.isascii() and tail.isdigit()):
         return name, 1
-    if not head or not 1 <= int(tail) <= MOST:
+    if not head or not 1 <= int(tail) <= MAX_SAMPLE_COUNT:
         raise UserError(
-            f"{name}: a model is asked from 1 to {MOST} times; if :{tail} belongs to its name, "
+            f"{name}: a model is asked from 1 to {MAX_SAMPLE_COUNT} times; if :{tail} belongs to its name, "
             f"write {name}:1"
         )
     return head, int(tail)
 
 
-def counted_list(lists: Iterable[str]) -> list[tuple[str, int]]:
+def parse_counted_names(lists: Iterable[str]) -> list[tuple[str, int]]:
     """Names and counts in lists with commas: ["a,b:3", "c"] is [("a", 1), ("b", 3), ("c", 1)].
 
     Raises:
@@ -38,4 +38,4 @@ def counted_list(lists: Iterable[str]) -> list[tuple[str, int]]:
     names = [name.strip() for one in lists for name in one.split(",")]
     if not all(names):
         raise UserError(f"--reference_models {','.join(lists)}: a name is missing", 2)
-    return [counted(name) for name in names]
+    return [split_sample_count(name) for name in names]

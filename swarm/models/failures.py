@@ -8,10 +8,10 @@ from typing import Any
 
 from swarm.errors import UserError
 
-LONGEST_WORDS = 300
+MAX_MESSAGE_LENGTH = 300
 """Characters of a server's own words that a message repeats."""
 
-ABOUT_A_TEXT = (
+CONTENT_ERROR_CODES = (
     "content_filter",
     "content_policy_violation",
     "context_length_exceeded",
@@ -19,13 +19,13 @@ ABOUT_A_TEXT = (
 )
 """Reasons to refuse a request that lie in its text: another text may be answered."""
 
-NO_KEY = "; no key was sent: put it into OPENAI_API_KEY, or into the variable of api_key_env"
+MISSING_KEY_HINT = "; no key was sent: put it into OPENAI_API_KEY, or into the variable of api_key_env"
 """What to do about a server that wants a key and was given none."""
 
-PATIENCE = 120.0
+MAX_RETRY_AFTER_S = 120.0
 """The most seconds that a server may ask us to wait; `Limits.rate_limit_timeout` after a 429."""
 
-QUOTA = "insufficient_quota"
+QUOTA_ERROR_CODE = "insufficient_quota"
 """What an endpoint calls an account without money, which waiting does not mend."""
 
 
@@ -47,7 +47,7 @@ class RequestError(UserError):
         self.after = after
         self.content = content
 
-    def asked(self, times: int) -> "RequestError":
+    def with_attempt_count(self, times: int) -> "RequestError":
         """The same, saying how often was asked."""
         if times == 1:
             return self
@@ -56,7 +56,7 @@ class RequestError(UserError):
         return error
 
 
-class NotAgreed(ValueError):
+class MalformedResponse(ValueError):
     """What a server says is not what was agreed; the message says in what."""
 
 
@@ -88,31 +88,31 @@ class ServerFault(RequestError):
     passing = True
 
 
-class Unreachable(RequestError):
+class ConnectionFailed(RequestError):
     """No connection, or a lost one."""
 
     passing = True
 
 
-class TimedOut(RequestError):
+class RequestTimeout(RequestError):
     """No connection or no answer in time; 408."""
 
     passing = True
 
 
-KINDS: dict[int, type[RequestError]] = {
+ERROR_CLASS_BY_STATUS: dict[int, type[RequestError]] = {
     401: AccessDenied,
     402: AccessDenied,
     403: AccessDenied,
     404: NotFound,
-    408: TimedOut,
+    408: RequestTimeout,
     409: ServerFault,
     425: ServerFault,
     429: RateLimited,
 }
 
 
-def failure(
+def error_from_response(
     who: str, status: int, headers: Mapping[str, str], content: Any, api_key_env: str | None
 ) -> RequestError:
     """The error that an answer of status 300 or above stands for.
@@ -122,62 +122,62 @@ def failure(
         content: Its answer, as JSON or as text, without the key.
         api_key_env: The environment variable with the key, for the advice.
     """
-    kind = KINDS.get(status, ServerFault if status >= 500 else BadRequest)
+    kind = ERROR_CLASS_BY_STATUS.get(status, ServerFault if status >= 500 else BadRequest)
     title = HTTPStatus(status).phrase if status in list(HTTPStatus) else ""
-    message = ": ".join(filter(None, [who, f"{status} {title}".strip(), one_line(said(content))]))
-    after = seconds(headers.get("Retry-After", ""))
-    milliseconds = seconds(headers.get("Retry-After-Ms", ""))
+    message = ": ".join(filter(None, [who, f"{status} {title}".strip(), to_one_line(error_message(content))]))
+    after = parse_retry_after(headers.get("Retry-After", ""))
+    milliseconds = parse_retry_after(headers.get("Retry-After-Ms", ""))
     after = after if milliseconds is None else milliseconds / 1000.0
     if kind is AccessDenied:
-        message += f"; check the key in {api_key_env}" if api_key_env else NO_KEY
+        message += f"; check the key in {api_key_env}" if api_key_env else MISSING_KEY_HINT
     elif kind is NotFound:
         message += "; check the URL and the model's name"
     elif 300 <= status < 400:
-        message += f"; it points to {one_line(headers.get('Location') or 'nowhere')}"
+        message += f"; it points to {to_one_line(headers.get('Location') or 'nowhere')}"
     elif kind is RateLimited and after:
         message += f"; it asks to wait {after:.0f} s"
     error = kind(message, after, content)
-    long = (after or 0) > PATIENCE and kind is not RateLimited
-    if kind.passing and (long or QUOTA in (code(content), type_of(content))):
+    long = (after or 0) > MAX_RETRY_AFTER_S and kind is not RateLimited
+    if kind.passing and (long or QUOTA_ERROR_CODE in (error_code(content), error_type(content))):
         error.passing, error.general = False, True
     return error
 
 
-def code(content: Any) -> str:
+def error_code(content: Any) -> str:
     """The machine-readable reason in a server's error, or nothing."""
-    return _field(content, "code")
+    return _error_field(content, "code")
 
 
-def type_of(content: Any) -> str:
+def error_type(content: Any) -> str:
     """The kind of a server's error, or nothing."""
-    return _field(content, "type")
+    return _error_field(content, "type")
 
 
-def _field(content: Any, name: str) -> str:
+def _error_field(content: Any, name: str) -> str:
     error = content.get("error") if isinstance(content, Mapping) else None
     found = error.get(name) if isinstance(error, Mapping) else None
     return found if isinstance(found, str) else ""
 
 
-def said(content: Any) -> str:
+def error_message(content: Any) -> str:
     """The words in a server's error, in whichever of the usual places they are."""
     if isinstance(content, Mapping):
         for key in ("error", "message", "detail"):
             if content.get(key):
-                return said(content[key])
+                return error_message(content[key])
         return ""
     if isinstance(content, list) and content:
-        return said(content[0])
+        return error_message(content[0])
     return str(content)
 
 
-def one_line(words: str) -> str:
+def to_one_line(words: str) -> str:
     """A server's words, fit for a terminal: short, one line, printable."""
     line = " ".join("".join(c if c.isprintable() else " " for c in words).split())
-    return line if len(line) <= LONGEST_WORDS else f"{line[:LONGEST_WORDS]} ..."
+    return line if len(line) <= MAX_MESSAGE_LENGTH else f"{line[:MAX_MESSAGE_LENGTH]} ..."
 
 
-def seconds(value: str) -> float | None:
+def parse_retry_after(value: str) -> float | None:
     """The seconds in a Retry-After header, which has a number or an HTTP date (RFC 9110)."""
     try:
         found = float(value)

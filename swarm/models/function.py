@@ -11,11 +11,11 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.failures import one_line
-from swarm.models.threads import Threaded
+from swarm.models.failures import to_one_line
+from swarm.models.threads import ThreadedModel
 
 
-class Function(Threaded):
+class FunctionModel(ThreadedModel):
     """Answers with what a function returns, or yields piece by piece.
 
     It is called with the request's prompt as it is: a text, or the conversation as a tuple of turns
@@ -40,7 +40,7 @@ class Function(Threaded):
                 raise UserError(
                     f"function={function!r}: must be package.module:name, or a function"
                 )
-        told = function if isinstance(function, str) else name_of(function)
+        told = function if isinstance(function, str) else function_name(function)
         super().__init__(f"function/{told}", concurrency)
         self.function = function
 
@@ -50,7 +50,7 @@ class Function(Threaded):
         Raises:
             UserError: There is no such module, or no such function in it.
         """
-        self._found()
+        self._load_function()
 
     def open(self, device: str) -> None:
         """Nothing to load."""
@@ -62,23 +62,23 @@ class Function(Threaded):
             UserError: As `check`.
         """
         try:
-            return inspect.getsource(inspect.getmodule(self._found()))  # type: ignore[arg-type]
+            return inspect.getsource(inspect.getmodule(self._load_function()))  # type: ignore[arg-type]
         except (OSError, TypeError):
             return ""
 
-    def _speak(self, request: Request, streamed: bool) -> Stream:
+    def _generate_one(self, request: Request, streamed: bool) -> Stream:
         if request.choices:
             raise UserError(f"{self.who}: a function does not score choices")
-        function = self._found()
+        function = self._load_function()
         try:
             given = function(request.prompt)
             if isinstance(given, Iterator):
-                given = yield from _joined(given)
+                given = yield from _join_pieces(given)
             elif isinstance(given, str | Completion):
                 given = given if isinstance(given, Completion) else Completion(given)
                 yield Delta(given.text, given.reasoning)
         except (Exception, SystemExit) as error:
-            raise UserError(f"{self.who} failed: {what(error, function)}") from error
+            raise UserError(f"{self.who} failed: {describe_exception(error, function)}") from error
         if not isinstance(given, Completion):
             raise UserError(
                 f"{self.who} gave {given!r:.80}: it has to be a text, a Completion or an iterator "
@@ -86,7 +86,7 @@ class Function(Threaded):
             )
         return replace(given, model=given.model or self.who)
 
-    def _found(self) -> Callable[..., Any]:
+    def _load_function(self) -> Callable[..., Any]:
         if not isinstance(self.function, str):
             return self.function
         module, _, name = self.function.partition(":")
@@ -97,7 +97,7 @@ class Function(Threaded):
             found: Any = import_module(module)
         except (Exception, SystemExit) as error:
             raise UserError(
-                f"{self.who}: {module} cannot be imported from {Path.cwd()}: {what(error, None)}"
+                f"{self.who}: {module} cannot be imported from {Path.cwd()}: {describe_exception(error, None)}"
             ) from error
         for part in name.split("."):
             found = getattr(found, part, None)
@@ -106,14 +106,14 @@ class Function(Threaded):
         return found  # type: ignore[no-any-return]
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """How messages call a function."""
     named = getattr(function, "__qualname__", type(function).__qualname__)
     module = getattr(function, "__module__", None)
     return f"{module}:{named}" if module else str(named)
 
 
-def what(error: BaseException, function: Callable[..., Any] | None) -> str:
+def describe_exception(error: BaseException, function: Callable[..., Any] | None) -> str:
     """An error in one line, with the last line of the function's own file as far as it is known."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(function, "__code__", None)
@@ -122,10 +122,10 @@ def what(error: BaseException, function: Callable[..., Any] | None) -> str:
     else:
         own = [frame for frame in frames if frame.filename == code.co_filename]
     where = f" ({Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {one_line(str(error))}{where}"
+    return f"{type(error).__name__}: {to_one_line(str(error))}{where}"
 
 
-def _joined(pieces: Iterator[Any]) -> Stream:
+def _join_pieces(pieces: Iterator[Any]) -> Stream:
     said = []
     for piece in pieces:
         if not isinstance(piece, str):

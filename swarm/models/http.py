@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from swarm.errors import UserError
-from swarm.models.address import checked_env, checked_url, proxy_for, read_key
-from swarm.models.asking import Asking, Call, Read, Reader, Refused, Streamed
-from swarm.models.background import line
-from swarm.models.pace import Limits, Turns
-from swarm.models.post import Post
+from swarm.models.address import validate_env_name, validate_url, proxy_for, read_key
+from swarm.models.asking import RetryingClient, Call, ParseResponse, StreamParser, OnBadRequest, StreamingTransport
+from swarm.models.background import shared_event_loop
+from swarm.models.pace import Limits, RateLimiter
+from swarm.models.post import HttpTransport
 
 T = TypeVar("T")
 P = TypeVar("P")
 
 
-class Client:
+class HttpClient:
     """Posts JSON to one URL, with a key that it reads from the environment when it is needed.
 
     It may be pickled, and used from several threads, beside a running event loop, after a fork.
@@ -46,20 +46,20 @@ class Client:
         header: str = "Authorization",
         scheme: str = "Bearer ",
     ) -> None:
-        self.name, self.url, self.api_key_env = name, checked_url(url), checked_env(api_key_env)
+        self.name, self.url, self.api_key_env = name, validate_url(url), validate_env_name(api_key_env)
         self.limits = limits or Limits()
         self.header, self.scheme = header, scheme
-        self.turns = Turns(self.limits)
-        self.throttle = self.turns.throttle(name)
+        self.turns = RateLimiter(self.limits)
+        self.throttle = self.turns.get_throttle(name)
         self.repeated = 0
 
-    def named(self, name: str) -> "Client":
+    def for_model(self, name: str) -> "HttpClient":
         """Another model of the server; both together keep to the limits.
 
         What is learnt of the server's rate limits is of the one model.
         """
         other = object.__new__(type(self))
-        throttle = self.turns.throttle(name)
+        throttle = self.turns.get_throttle(name)
         other.__dict__.update(self.__dict__, name=name, repeated=0, throttle=throttle)
         return other
 
@@ -68,7 +68,7 @@ class Client:
         """The server, as messages call it."""
         return f"{self.name} ({self.url})"
 
-    def key(self) -> str | None:
+    def read_api_key(self) -> str | None:
         """What is sent as the key.
 
         Raises:
@@ -77,8 +77,8 @@ class Client:
         return read_key(self.who, self.api_key_env)
 
     @asynccontextmanager
-    async def asking(
-        self, read: Read[T], refused: Refused[T] | None = None
+    async def open_caller(
+        self, read: ParseResponse[T], refused: OnBadRequest[T] | None = None
     ) -> AsyncIterator[Callable[[int, Call], Awaitable[T]]]:
         """Make calls one by one, on the event loop of `swarm.models.background.line`.
 
@@ -87,7 +87,7 @@ class Client:
         Raises:
             UserError: There is no key; a call raises its `RequestError`.
         """
-        async with self._asking(self.key(), read, refused) as (asking, post):
+        async with self._open_session(self.read_api_key(), read, refused) as (asking, post):
             yield lambda number, call: asking(post, number, call)
 
     def check(self) -> None:
@@ -97,10 +97,10 @@ class Client:
             UserError: There is no key, or the proxy has no possible URL.
         """
         proxy_for(self.url)
-        self.key()
+        self.read_api_key()
 
-    def gather(
-        self, calls: Sequence[Call], read: Read[T], refused: Refused[T] | None = None
+    def run_calls(
+        self, calls: Sequence[Call], read: ParseResponse[T], refused: OnBadRequest[T] | None = None
     ) -> list[T]:
         """Make all calls, reading the answers as they come; gives them in the calls' order.
 
@@ -114,11 +114,11 @@ class Client:
         Raises:
             RequestError: A call failed for good; the class says how.
         """
-        found = self._run(calls, read, refused, together=True)
+        found = self._run_on_loop(calls, read, refused, together=True)
         return [done for done in found if not isinstance(done, UserError)]
 
-    def attempt(
-        self, calls: Sequence[Call], read: Read[T], refused: Refused[T] | None = None
+    def run_each_call(
+        self, calls: Sequence[Call], read: ParseResponse[T], refused: OnBadRequest[T] | None = None
     ) -> list[T | UserError]:
         """As `gather`, but a call that fails for good has its error in the list.
 
@@ -128,10 +128,10 @@ class Client:
         Raises:
             UserError: There is no key.
         """
-        return self._run(calls, read, refused, together=False)
+        return self._run_on_loop(calls, read, refused, together=False)
 
     def stream(
-        self, call: Call, reader: Callable[[], Reader[P]], read: Read[T], refused: Refused[T]
+        self, call: Call, reader: Callable[[], StreamParser[P]], read: ParseResponse[T], refused: OnBadRequest[T]
     ) -> Generator[P, None, T]:
         """Make one call whose answer comes in pieces, or in one where the server knows no better.
 
@@ -145,25 +145,25 @@ class Client:
         Raises:
             RequestError: The call failed for good; the class says how.
         """
-        key = self.key()
+        key = self.read_api_key()
 
-        async def work(emit: Callable[[P], None]) -> T:
-            async with self._asking(key, read, refused) as (asking, post):
-                return await asking(Streamed(post, reader, emit), 0, call)
+        async def run_stream(emit: Callable[[P], None]) -> T:
+            async with self._open_session(key, read, refused) as (asking, post):
+                return await asking(StreamingTransport(post, reader, emit), 0, call)
 
-        return (yield from line().pieces(work))
+        return (yield from shared_event_loop().stream_items(run_stream))
 
-    def _run(
-        self, calls: Sequence[Call], read: Read[T], refused: Refused[T] | None, together: bool
+    def _run_on_loop(
+        self, calls: Sequence[Call], read: ParseResponse[T], refused: OnBadRequest[T] | None, together: bool
     ) -> list[T | UserError]:
-        key = self.key()
-        return line().run(self._all(calls, read, refused, together, key)) if calls else []
+        key = self.read_api_key()
+        return shared_event_loop().run(self._run_concurrently(calls, read, refused, together, key)) if calls else []
 
-    async def _all(
+    async def _run_concurrently(
         self,
         calls: Sequence[Call],
-        read: Read[T],
-        refused: Refused[T] | None,
+        read: ParseResponse[T],
+        refused: OnBadRequest[T] | None,
         together: bool,
         key: str | None,
     ) -> list[T | UserError]:
@@ -171,7 +171,7 @@ class Client:
         waiting = iter(enumerate(calls))
         everyones: UserError | None = None
 
-        async def work(asking: Asking[T], post: Post) -> None:
+        async def run_worker(asking: RetryingClient[T], post: HttpTransport) -> None:
             nonlocal everyones
             for number, call in waiting:
                 try:
@@ -182,24 +182,24 @@ class Client:
                     found[number] = error
                     everyones = error if getattr(error, "general", True) else everyones
 
-        async with self._asking(key, read, refused) as (asking, post):
+        async with self._open_session(key, read, refused) as (asking, post):
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(self.limits.concurrency, len(calls))):
-                        group.create_task(work(asking, post))
+                        group.create_task(run_worker(asking, post))
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
         return [found[number] for number in range(len(calls))]
 
     @asynccontextmanager
-    async def _asking(
-        self, key: str | None, read: Read[T], refused: Refused[T] | None
-    ) -> AsyncIterator[tuple[Asking[T], Post]]:
+    async def _open_session(
+        self, key: str | None, read: ParseResponse[T], refused: OnBadRequest[T] | None
+    ) -> AsyncIterator[tuple[RetryingClient[T], HttpTransport]]:
         """Connections, and how they are used."""
         import aiohttp
 
         proxy = proxy_for(self.url)
-        asking = Asking(self.who, self.turns, read, refused, self.throttle)
+        asking = RetryingClient(self.who, self.turns, read, refused, self.throttle)
         async with aiohttp.ClientSession(
             headers={"Content-Type": "application/json"}
             | ({self.header: f"{self.scheme}{key}"} if key else {}),
@@ -212,7 +212,7 @@ class Client:
             try:
                 yield (
                     asking,
-                    Post(session, self.who, self.url, proxy, key, self.api_key_env, self.limits),
+                    HttpTransport(session, self.who, self.url, proxy, key, self.api_key_env, self.limits),
                 )
             finally:
                 self.repeated += asking.repeated

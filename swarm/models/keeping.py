@@ -7,7 +7,7 @@ from swarm.errors import UserError
 from swarm.models.cache import Cache
 
 
-class Keeping:
+class CacheWriter:
     """Keeps answers as they come, and says in the end which are kept.
 
     What has come in one turn of the event loop is written before the next: an answer is in the file
@@ -33,18 +33,18 @@ class Keeping:
         if self._error:
             raise self._error
         if self._cache and not self._waiting:
-            asyncio.get_running_loop().call_soon(self._write)
+            asyncio.get_running_loop().call_soon(self._write_pending)
         self._waiting[key] = answer
 
-    def _write(self) -> None:
+    def _write_pending(self) -> None:
         waiting, self._waiting = self._waiting, {}
         try:
             assert self._cache
-            self._written |= self._cache.put_all(waiting, self._label)
+            self._written |= self._cache.put_many(waiting, self._label)
         except UserError as error:
             self._error = error
 
-    def kept(self, key: str, answer: Any) -> Any:
+    def get_stored(self, key: str, answer: Any) -> Any:
         """The answer of a key that is kept: another's, if that came first.
 
         Raises:

@@ -5,19 +5,19 @@ from typing import Any, NamedTuple
 
 from swarm.models.cache import Cache
 
-BYTES = "LENGTH(key) + LENGTH(CAST(value AS BLOB))"
-BY_LABEL = (
-    f"SELECT label, COUNT(*), SUM({BYTES}), MIN(time), MAX(time) FROM answers "
+ENTRY_BYTES = "LENGTH(key) + LENGTH(CAST(value AS BLOB))"
+SELECT_BY_LABEL = (
+    f"SELECT label, COUNT(*), SUM({ENTRY_BYTES}), MIN(time), MAX(time) FROM answers "
     "GROUP BY label ORDER BY 3 DESC"
 )
-BEYOND = (
+OLDEST_BEYOND_SIZE = (
     "key IN (SELECT key FROM (SELECT key, "
-    f"SUM({BYTES}) OVER (ORDER BY time DESC NULLS LAST, key) AS so_far FROM answers) "
+    f"SUM({ENTRY_BYTES}) OVER (ORDER BY time DESC NULLS LAST, key) AS so_far FROM answers) "
     "WHERE so_far > ?)"
 )
 
 
-class Kept(NamedTuple):
+class CacheEntryStats(NamedTuple):
     """What a file holds of one label.
 
     Attributes:
@@ -34,63 +34,63 @@ class Kept(NamedTuple):
     newest: float | None
 
 
-class Which(NamedTuple):
+class CacheFilter(NamedTuple):
     """Some of the answers: an SQL condition on the columns of a `Cache`, and its values."""
 
     condition: str
     values: tuple[Any, ...] = ()
 
 
-EVERYTHING = Which("TRUE")
-UNDATED = Which("time IS NULL")
+ALL_ENTRIES = CacheFilter("TRUE")
+UNDATED_ENTRIES = CacheFilter("time IS NULL")
 """Answers that were kept before their time was written down."""
 
 
-def older(seconds: float) -> Which:
+def filter_older_than(seconds: float) -> CacheFilter:
     """Answers of known time that are older than so many seconds."""
-    return Which("time < ?", (time.time() - seconds,))
+    return CacheFilter("time < ?", (time.time() - seconds,))
 
 
-def of(label: str | None) -> Which:
+def filter_by_label(label: str | None) -> CacheFilter:
     """The answers of one model, or those of which no model was written down."""
-    return Which("label IS ?", (label,))
+    return CacheFilter("label IS ?", (label,))
 
 
-def beyond(size: int) -> Which:
+def filter_beyond_size(size: int) -> CacheFilter:
     """The oldest answers, as many as are too many for `size` bytes; of unknown time is oldest."""
-    return Which(BEYOND, (size,))
+    return CacheFilter(OLDEST_BEYOND_SIZE, (size,))
 
 
-def by_label(cache: Cache) -> list[Kept]:
+def stats_by_label(cache: Cache) -> list[CacheEntryStats]:
     """What the file holds of each label; the largest part first.
 
     Raises:
         UserError: The file cannot be read or made.
     """
-    with cache.connected() as connection:
-        return [Kept(*row) for row in connection.execute(BY_LABEL).fetchall()]
+    with cache.open_connection() as connection:
+        return [CacheEntryStats(*row) for row in connection.execute(SELECT_BY_LABEL).fetchall()]
 
 
-def count(cache: Cache, which: Which) -> tuple[int, int]:
+def count_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
     """How many answers these are, and their bytes.
 
     Raises:
         UserError: The file cannot be read or made.
     """
-    asked = f"SELECT COUNT(*), COALESCE(SUM({BYTES}), 0) FROM answers WHERE {which.condition}"
-    with cache.connected() as connection:
+    asked = f"SELECT COUNT(*), COALESCE(SUM({ENTRY_BYTES}), 0) FROM answers WHERE {which.condition}"
+    with cache.open_connection() as connection:
         number, size = connection.execute(asked, which.values).fetchone()
         return number, size
 
 
-def remove(cache: Cache, which: Which) -> tuple[int, int]:
+def remove_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
     """Remove answers and give the disk its space back; gives how many, and their bytes.
 
     Raises:
         UserError: The file cannot be written, or another process held it for too long.
     """
-    found = count(cache, which)
-    with cache.connected() as connection:
+    found = count_entries(cache, which)
+    with cache.open_connection() as connection:
         connection.execute(f"DELETE FROM answers WHERE {which.condition}", which.values)
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.asking import Failures
-from swarm.models.failures import RateLimited, TimedOut, failure, one_line
-from swarm.models.pace import Limits, Throttle, TooLate
-from swarm.models.threads import Threaded
+from swarm.models.asking import CallFailures
+from swarm.models.failures import RateLimited, RequestTimeout, error_from_response, to_one_line
+from swarm.models.pace import Limits, AdaptiveThrottle, DeadlineExceeded
+from swarm.models.threads import ThreadedModel
 
 if TYPE_CHECKING:
     import llm
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 8
+REMOTE_CONCURRENCY = 8
 """Requests under way at once to a model that wants a key, which is hence behind an endpoint."""
 
-FIELDS = {
+OPTION_NAMES = {
     "temperature": ("temperature",),
     "seed": ("seed",),
     "max_new_tokens": ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict"),
@@ -32,7 +32,7 @@ FIELDS = {
 """What plugins call a request's settings, the first that a model has."""
 
 
-class LLM(Threaded):
+class LLM(ThreadedModel):
     """Asks a model that `llm` knows; keys and settings are llm's, and nothing is logged there.
 
     What comes before the last turn goes to the model as llm's own conversations do. A temperature,
@@ -58,10 +58,10 @@ class LLM(Threaded):
         self.model = model
         self._model: Any = None
         self._warned: set[str] = set()
-        self.limits, self.throttle = Limits(), Throttle()
+        self.limits, self.throttle = Limits(), AdaptiveThrottle()
 
-    def _start(self) -> None:
-        super()._start()
+    def _init_locks(self) -> None:
+        super()._init_locks()
         self._line, self._pace = threading.Lock(), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,17 +74,17 @@ class LLM(Threaded):
         Raises:
             UserError: One of them is missing.
         """
-        model = self._found()
+        model = self._load_model()
         if model.needs_key:
             try:
                 model.get_key()
             except Exception as error:
-                raise UserError(f"{self.who}: {self._words(error)}") from None
+                raise UserError(f"{self.who}: {self._error_text(error)}") from None
 
     def open(self, device: str) -> None:
         """Nothing to load; a plugin that holds weights loads them when it is asked."""
 
-    def _found(self) -> "llm.Model":
+    def _load_model(self) -> "llm.Model":
         if self._model is None:
             try:
                 import llm
@@ -103,16 +103,16 @@ class LLM(Threaded):
             self._model = known[self.model]
         return self._model
 
-    def _speak(self, request: Request, streamed: bool) -> Stream:
+    def _generate_one(self, request: Request, streamed: bool) -> Stream:
         if request.choices:
             raise UserError(f"{self.who}: it does not score choices")
-        model = self._found()
-        asked = asked_in(request, self.who)
+        model = self._load_model()
+        asked = split_conversation(request, self.who)
         end = math.inf if request.timeout is None else time.monotonic() + request.timeout
-        options, failed = self._options(model, request), Failures()
+        options, failed = self._build_options(model, request), CallFailures()
         while True:
-            sent, begun = self._sent(failed, end), False
-            pieces = self._said(model, asked, options, streamed)
+            sent, begun = self._wait_for_admission(failed, end), False
+            pieces = self._stream_response(model, asked, options, streamed)
             try:
                 while True:
                     piece = next(pieces)
@@ -120,13 +120,13 @@ class LLM(Threaded):
                     yield piece
             except StopIteration as whole:
                 with self._pace:
-                    self.throttle.accept(sent)
+                    self.throttle.record_success(sent)
                 completion: Completion = whole.value
                 return completion
             except RateLimited as error:
-                self._wait(error, sent, failed, end, begun)
+                self._wait_after_rate_limit(error, sent, failed, end, begun)
 
-    def _sent(self, failed: Failures, end: float) -> float:
+    def _wait_for_admission(self, failed: CallFailures, end: float) -> float:
         """Wait until a request may go; gives the time.
 
         Raises:
@@ -137,17 +137,17 @@ class LLM(Threaded):
             with self._line:
                 while True:
                     with self._pace:
-                        step = self.throttle.step(lambda: min(end, failed.end(most, self.throttle)))
+                        step = self.throttle.next_wait(lambda: min(end, failed.retry_deadline(most, self.throttle)))
                         if step <= 0:
-                            return self.throttle.send()
+                            return self.throttle.record_send()
                     time.sleep(step)
-        except TooLate:
+        except DeadlineExceeded:
             if failed.last and end == math.inf:
-                raise failed.given_up(most).asked(failed.times) from None
-            raise self._timed_out(failed) from None
+                raise failed.build_final_error(most).with_attempt_count(failed.times) from None
+            raise self._timeout_error(failed) from None
 
-    def _wait(
-        self, error: RateLimited, sent: float, failed: Failures, end: float, begun: bool
+    def _wait_after_rate_limit(
+        self, error: RateLimited, sent: float, failed: CallFailures, end: float, begun: bool
     ) -> None:
         """Wait before a request is repeated that met a rate limit.
 
@@ -156,19 +156,19 @@ class LLM(Threaded):
         """
         with self._pace:
             failed.add(error, self.throttle)
-            wait = failed.wait(sent, self.throttle, self.limits.rate_limit_timeout)
+            wait = failed.rate_limit_delay(sent, self.throttle, self.limits.rate_limit_timeout)
         if wait is None or begun:
-            raise error.asked(failed.times) from None
+            raise error.with_attempt_count(failed.times) from None
         if time.monotonic() + wait >= end:
-            raise self._timed_out(failed) from None
+            raise self._timeout_error(failed) from None
         time.sleep(wait)
 
-    def _timed_out(self, failed: Failures) -> TimedOut:
-        last = f"; {failed.words}" if failed.times else "; other requests meet a rate limit (429)"
-        return TimedOut(f"{self.who}: no answer in time (timeout){last}")
+    def _timeout_error(self, failed: CallFailures) -> RequestTimeout:
+        last = f"; {failed.summary}" if failed.times else "; other requests meet a rate limit (429)"
+        return RequestTimeout(f"{self.who}: no answer in time (timeout){last}")
 
-    def _said(
-        self, model: "llm.Model", asked: "Asked", options: dict[str, Any], streamed: bool
+    def _stream_response(
+        self, model: "llm.Model", asked: "ConversationParts", options: dict[str, Any], streamed: bool
     ) -> Stream:
         """The answer of one request.
 
@@ -178,7 +178,7 @@ class LLM(Threaded):
         text: list[str] = []
         reasoning: list[str] = []
         try:
-            response = self._response(model, asked, options, streamed)
+            response = self._start_response(model, asked, options, streamed)
             for event in response.stream_events():
                 if event.chunk and event.type in ("text", "reasoning"):
                     thought = event.type == "reasoning"
@@ -186,8 +186,8 @@ class LLM(Threaded):
                     yield Delta("", event.chunk) if thought else Delta(event.chunk)
             usage = response.usage()
         except Exception as error:
-            limit = rate_limit(self.who, error, self._words(error))
-            raise limit or UserError(f"{self.who}: {self._words(error)}") from None
+            limit = find_rate_limit(self.who, error, self._error_text(error))
+            raise limit or UserError(f"{self.who}: {self._error_text(error)}") from None
         return Completion(
             "".join(text),
             prompt_tokens=usage.input or 0,
@@ -197,14 +197,14 @@ class LLM(Threaded):
             priced=False if model.needs_key else None,
         )
 
-    def _at_once(self) -> int:
+    def _concurrency_limit(self) -> int:
         if self.concurrency is None:
             with suppress(UserError):  # each request will say it
-                return AT_ONCE if self._found().needs_key else 1
-        return super()._at_once()
+                return REMOTE_CONCURRENCY if self._load_model().needs_key else 1
+        return super()._concurrency_limit()
 
-    def _response(
-        self, model: "llm.Model", asked: "Asked", options: dict[str, Any], streamed: bool
+    def _start_response(
+        self, model: "llm.Model", asked: "ConversationParts", options: dict[str, Any], streamed: bool
     ) -> "llm.Response":
         """Ask in a conversation of llm's that holds the earlier turns."""
         import llm
@@ -223,11 +223,11 @@ class LLM(Threaded):
             stream=streamed and model.can_stream, options=options,
         )  # fmt: skip
 
-    def _options(self, model: "llm.Model", request: Request) -> dict[str, Any]:
+    def _build_options(self, model: "llm.Model", request: Request) -> dict[str, Any]:
         """The request's settings, as the model's own options call them."""
         has = type(model.Options()).model_fields
         options = {}
-        for setting, names in FIELDS.items():
+        for setting, names in OPTION_NAMES.items():
             value = getattr(request, setting)
             if setting == "seed" and value is not None:
                 value += request.sample  # or all samples would be the same
@@ -241,16 +241,16 @@ class LLM(Threaded):
                 log.warning("%s: it takes no %s; it answers as it does without", self.who, names[0])
         return options
 
-    def _words(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         """An error's words in one line, without the key that a server may say back."""
         words = str(error)
         with suppress(Exception):
-            if key := self._found().get_key():
+            if key := self._load_model().get_key():
                 words = words.replace(key, "***")
-        return one_line(words) or type(error).__name__
+        return to_one_line(words) or type(error).__name__
 
 
-def rate_limit(who: str, error: Exception, words: str) -> RateLimited | None:
+def find_rate_limit(who: str, error: Exception, words: str) -> RateLimited | None:
     """The rate limit that an error of a plugin stands for, or `None`.
 
     Plugins raise what their client does: it, or what it was made of, has the status 429 as
@@ -273,14 +273,14 @@ def rate_limit(who: str, error: Exception, words: str) -> RateLimited | None:
             headers = getattr(response, "headers", None) or {}
             body = getattr(one, "body", None)
             told = {"error": {**(body if isinstance(body, dict) else {}), "message": words}}
-            found = failure(who, HTTPStatus.TOO_MANY_REQUESTS, headers, told, None)
+            found = error_from_response(who, HTTPStatus.TOO_MANY_REQUESTS, headers, told, None)
             assert isinstance(found, RateLimited)
             return found
         one = one.__cause__ or one.__context__
     return None
 
 
-class Asked(NamedTuple):
+class ConversationParts(NamedTuple):
     """A conversation as llm has them: exchanges, and what is said now."""
 
     system: str
@@ -288,7 +288,7 @@ class Asked(NamedTuple):
     text: str
 
 
-def asked_in(request: Request, who: str) -> Asked:
+def split_conversation(request: Request, who: str) -> ConversationParts:
     """The request as system's words, earlier exchanges, and the last turn.
 
     Turns of the user that follow each other are one.
@@ -297,7 +297,7 @@ def asked_in(request: Request, who: str) -> Asked:
         UserError: The last turn is not the user's.
     """
     if isinstance(request.prompt, str):
-        return Asked("", [], request.prompt)
+        return ConversationParts("", [], request.prompt)
     system: list[str] = []
     earlier: list[tuple[str, str]] = []
     said: list[str] = []
@@ -311,4 +311,4 @@ def asked_in(request: Request, who: str) -> Asked:
             said = []
     if not said:
         raise UserError(f"{who}: the last turn has to be the user's")
-    return Asked("\n\n".join(system), earlier, "\n\n".join(said))
+    return ConversationParts("\n\n".join(system), earlier, "\n\n".join(said))

@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 
 from swarm.models import Completion, Request
 from swarm.models.asking import Call
-from swarm.models.chat import Wanted, body_of, call_of
-from swarm.models.keeping import Keeping
+from swarm.models.chat import PendingSample, build_body, build_call
+from swarm.models.keeping import CacheWriter
 from swarm.models.openai import OpenAI
 
-Ask = Callable[[Sequence[str], Request, int], Awaitable[list[Completion]]]
+GenerateSamples = Callable[[Sequence[str], Request, int], Awaitable[list[Completion]]]
 """Keeps by keys what is answered to a request: one sample a key, the first of this number."""
 
 
 @asynccontextmanager
-async def asking(model: OpenAI) -> AsyncIterator[Ask]:
+async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
     """Ask on the event loop of `swarm.models.background.line`; answers are kept as they come.
 
     What it gives answers one request, even if its answer is kept already, and raises what it fails
@@ -26,19 +26,19 @@ async def asking(model: OpenAI) -> AsyncIterator[Ask]:
     Raises:
         UserError: There is no key.
     """
-    keeping = Keeping(model.cache, model.model)
-    under_way: dict[int, list[Wanted]] = {}
+    keeping = CacheWriter(model.cache, model.model)
+    under_way: dict[int, list[PendingSample]] = {}
     calls: dict[int, Call] = {}
     numbers = itertools.count()
-    read, refused = model.reading(under_way, calls, keeping)
-    async with model.client.asking(read, refused) as asked:
+    read, refused = model.response_handlers(under_way, calls, keeping)
+    async with model.client.open_caller(read, refused) as asked:
 
-        async def ask(keys: Sequence[str], request: Request, sample: int) -> list[Completion]:
-            number, body = next(numbers), body_of(request, model.tokens_field, model.fixed)
+        async def generate_samples(keys: Sequence[str], request: Request, sample: int) -> list[Completion]:
+            number, body = next(numbers), build_body(request, model.tokens_field, model.fixed)
             if "seed" in body:
                 body["seed"] += sample
-            some = [Wanted(key, key, body, request.timeout) for key in keys]
-            under_way[number], calls[number] = some, call_of(some, model.tokens_field)
+            some = [PendingSample(key, key, body, request.timeout) for key in keys]
+            under_way[number], calls[number] = some, build_call(some, model.tokens_field)
             try:
                 answers = await asked(number, calls[number])
             finally:
@@ -46,6 +46,6 @@ async def asking(model: OpenAI) -> AsyncIterator[Ask]:
             # What came in this turn of the loop is written before the next.
             await asyncio.sleep(0)
             said = zip(keys, answers, strict=False)
-            return [model.completion(keeping.kept(key, one), cached=False) for key, one in said]
+            return [model.build_completion(keeping.get_stored(key, one), cached=False) for key, one in said]
 
-        yield ask
+        yield generate_samples

@@ -9,20 +9,20 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.answers import Answer, Pieces, answers_in, same_model, untold
-from swarm.models.as_json import completion_of, plain_completion_of
+from swarm.models.answers import CompletionFields, StreamedCompletion, parse_answers, is_same_model, lacks_logprobs
+from swarm.models.as_json import completion_from_json, completion_from_fields
 from swarm.models.asking import Call
 from swarm.models.cache import Cache
-from swarm.models.chat import Wanted, call_of, chat_url, grouped, wanted
-from swarm.models.failures import ABOUT_A_TEXT, BadRequest, NotAgreed, code
-from swarm.models.http import Client
-from swarm.models.keeping import Keeping
+from swarm.models.chat import PendingSample, build_call, chat_url, group_samples, list_pending_samples
+from swarm.models.failures import CONTENT_ERROR_CODES, BadRequest, MalformedResponse, error_code
+from swarm.models.http import HttpClient
+from swarm.models.keeping import CacheWriter
 from swarm.models.pace import Limits
-from swarm.models.spending import Totals, checked_prices, cost_of
+from swarm.models.spending import UsageTotals, validate_prices, compute_cost
 
 log = logging.getLogger(__name__)
 
-AGAIN = 2
+MAX_LOGPROB_RETRIES = 2
 """Repetitions of a request whose answer lacks the log probabilities that were asked for, where the
 endpoint may tell them."""
 
@@ -78,7 +78,7 @@ class OpenAI:
         limits: Limits | None = None,
         cache: Cache | None = None,
         samples_at_once: int = 1,
-        client: Client | None = None,
+        client: HttpClient | None = None,
         greedy_once: bool = True,
     ) -> None:
         # Before any message that repeats the URL.
@@ -100,11 +100,11 @@ class OpenAI:
         self.model, self.tokens_field, self.samples_at_once = model, tokens_field, samples_at_once
         fixed = {"model": model, "temperature": temperature, "seed": seed, **(body or {})}
         self.fixed = {key: value for key, value in fixed.items() if value is not None}
-        self.prices = checked_prices(prices)
+        self.prices = validate_prices(prices)
         name = model or "the model"
-        self.client = client.named(name) if client else Client(name, url, api_key_env, limits)
+        self.client = client.for_model(name) if client else HttpClient(name, url, api_key_env, limits)
         self.cache, self.greedy_once = cache, greedy_once
-        self.totals = Totals()
+        self.totals = UsageTotals()
         self._stream_options = True
         self._tells: bool | None = None  # log probabilities; not known before they are asked for
         self._warned = False
@@ -133,9 +133,9 @@ class OpenAI:
             RequestError: The endpoint failed for good. What it had answered by then is kept.
         """
         self.check()
-        return self._answers(requests, self.client.gather)
+        return self._generate_with_cache(requests, self.client.run_calls)
 
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """Answer what can be answered; see `swarm.models.attempt`.
 
         What the endpoint says against all requests alike, such as a wrong key or a model that it
@@ -144,10 +144,10 @@ class OpenAI:
         possible = [request for request in requests if not request.choices]
         try:
             self.check()
-            found = iter(self._answers(possible, self.client.attempt))
+            found = iter(self._generate_with_cache(possible, self.client.run_each_call))
         except UserError as error:
             found = iter([error] * len(possible))
-        return [self._no_choices() if request.choices else next(found) for request in requests]
+        return [self._choices_error() if request.choices else next(found) for request in requests]
 
     def stream(self, request: Request) -> Stream:
         """Answer one request piece by piece; see `swarm.models.stream`.
@@ -159,39 +159,39 @@ class OpenAI:
             UserError: As `generate`; also where the endpoint breaks off.
         """
         self.check()
-        asked = self.wanted([request])
-        for answer in self._kept(asked).values():
+        asked = self.list_pending_samples([request])
+        for answer in self._load_cached(asked).values():
             self.totals.cached += 1
-            done = self.completion(answer, cached=True)
+            done = self.build_completion(answer, cached=True)
             yield Delta(done.text, done.reasoning)
             return done
         before = self.client.repeated
         try:
-            answer = yield from self._streamed(asked)
+            answer = yield from self._stream_uncached(asked)
         except BadRequest as error:
             if not self._stream_options or "stream_options" not in json.dumps(error.content):
                 raise
             self._stream_options = False
-            answer = yield from self._streamed(asked)
-        self._log(1, 1, self.client.repeated - before)
-        return self.completion(answer, cached=False)
+            answer = yield from self._stream_uncached(asked)
+        self._log_requests(1, 1, self.client.repeated - before)
+        return self.build_completion(answer, cached=False)
 
-    def _streamed(self, asked: list[Wanted]) -> Generator[Delta, None, Answer]:
-        keeping = Keeping(self.cache, self.model)
-        [call], read, refused = self._asking([asked], keeping, again=False)
+    def _stream_uncached(self, asked: list[PendingSample]) -> Generator[Delta, None, CompletionFields]:
+        keeping = CacheWriter(self.cache, self.model)
+        [call], read, refused = self._build_calls([asked], keeping, again=False)
         options = {"stream_options": {"include_usage": True}} if self._stream_options else {}
         call = call._replace(body={**call.body, "stream": True, **options})
-        [answer] = yield from self.client.stream(call, Pieces, read, refused)
-        return keeping.kept(asked[0].key, answer)
+        [answer] = yield from self.client.stream(call, StreamedCompletion, read, refused)
+        return keeping.get_stored(asked[0].key, answer)
 
-    def _answers(self, requests: Sequence[Request], ask: Callable[..., list[Any]]) -> list[Any]:
-        asked = self.wanted(requests)
-        kept = self._kept(asked)
+    def _generate_with_cache(self, requests: Sequence[Request], ask: Callable[..., list[Any]]) -> list[Any]:
+        asked = self.list_pending_samples(requests)
+        kept = self._load_cached(asked)
         new = {answer.key: answer for answer in asked if answer.key not in kept}
         before = self.client.repeated
 
         def once(keys: Sequence[str]) -> dict[str, Any]:
-            return self._asked([new[key] for key in keys], ask)
+            return self._request_uncached([new[key] for key in keys], ask)
 
         if self.cache:
             timeout = min((one.timeout for one in new.values() if one.timeout), default=None)
@@ -201,14 +201,14 @@ class OpenAI:
             said = once(list(new))
         self.totals.cached += len(asked) - len(said)
         found = {**kept, **said}
-        self._log(len(asked), len(said), self.client.repeated - before)
+        self._log_requests(len(asked), len(said), self.client.repeated - before)
         answers = [(found[one.key], one.key in kept) for one in asked]
-        return [a if isinstance(a, UserError) else self.completion(a, old) for a, old in answers]
+        return [a if isinstance(a, UserError) else self.build_completion(a, old) for a, old in answers]
 
-    def _asked(self, new: list[Wanted], ask: Callable[..., list[Any]]) -> dict[str, Any]:
+    def _request_uncached(self, new: list[PendingSample], ask: Callable[..., list[Any]]) -> dict[str, Any]:
         """Answer or error by key."""
         found: dict[str, Any] = {}
-        keeping = Keeping(self.cache, self.model)
+        keeping = CacheWriter(self.cache, self.model)
         while left := [answer for answer in new if answer.key not in found]:
             if found:
                 log.warning(
@@ -217,44 +217,44 @@ class OpenAI:
                     self.client.who,
                 )
                 self.samples_at_once = 1
-            groups = grouped(left, self.samples_at_once)
-            for group, said in zip(groups, ask(*self._asking(groups, keeping)), strict=True):
+            groups = group_samples(left, self.samples_at_once)
+            for group, said in zip(groups, ask(*self._build_calls(groups, keeping)), strict=True):
                 each = [said] * len(group) if isinstance(said, UserError) else said
                 found.update(zip((answer.key for answer in group), each, strict=False))
-        return {key: keeping.kept(key, answer) for key, answer in found.items()}
+        return {key: keeping.get_stored(key, answer) for key, answer in found.items()}
 
-    def wanted(self, requests: Sequence[Request]) -> list[Wanted]:
+    def list_pending_samples(self, requests: Sequence[Request]) -> list[PendingSample]:
         """What is to be asked for the requests, and under which keys it is kept."""
         if any(request.choices for request in requests):
-            raise self._no_choices()
+            raise self._choices_error()
         url, field = self.client.url, self.tokens_field
-        return list(wanted(url, requests, field, self.fixed, self.greedy_once))
+        return list(list_pending_samples(url, requests, field, self.fixed, self.greedy_once))
 
-    def _no_choices(self) -> UserError:
+    def _choices_error(self) -> UserError:
         return UserError(
             f"{self.model}: a chat endpoint does not score choices; have the text read instead "
             "(a task's task.scoring=generate, a judge's --reading text)"
         )
 
-    def _kept(self, asked: Sequence[Wanted]) -> dict[str, Answer]:
+    def _load_cached(self, asked: Sequence[PendingSample]) -> dict[str, CompletionFields]:
         if not self.cache:
             return {}
         kept = self.cache.get([answer.key for answer in asked])
         # Earlier versions kept answers without the log probabilities that were asked for.
-        useless = [one.key for one in asked if one.key in kept and untold(one.body, kept[one.key])]
+        useless = [one.key for one in asked if one.key in kept and lacks_logprobs(one.body, kept[one.key])]
         if useless:
-            self.cache.drop(useless)
+            self.cache.delete(useless)
         return {key: answer for key, answer in kept.items() if key not in useless}
 
-    def _asking(
-        self, groups: Sequence[Sequence[Wanted]], keeping: Keeping, again: bool = True
+    def _build_calls(
+        self, groups: Sequence[Sequence[PendingSample]], keeping: CacheWriter, again: bool = True
     ) -> tuple[list[Call], Any, Any]:
         """The calls, and what is done with an answer and with a refusal as soon as it is there."""
-        calls = [call_of(group, self.tokens_field) for group in groups]
-        return calls, *self.reading(groups, calls, keeping, again)
+        calls = [build_call(group, self.tokens_field) for group in groups]
+        return calls, *self.response_handlers(groups, calls, keeping, again)
 
-    def reading(
-        self, groups: Any, calls: Any, keeping: Keeping, again: bool = True
+    def response_handlers(
+        self, groups: Any, calls: Any, keeping: CacheWriter, again: bool = True
     ) -> tuple[Any, Any]:
         """What is done with an answer and with a refusal; by number, groups and calls.
 
@@ -263,54 +263,54 @@ class OpenAI:
         """
         lacking: Counter[int] = Counter()
 
-        def kept(number: int, answers: list[Answer]) -> list[Answer]:
+        def store_answers(number: int, answers: list[CompletionFields]) -> list[CompletionFields]:
             for one, answer in zip(groups[number], answers, strict=False):
-                if not untold(one.body, answer):
+                if not lacks_logprobs(one.body, answer):
                     keeping.add(one.key, answer)
             return answers
 
-        def read(number: int, content: Any, seconds: float) -> list[Answer]:
-            answers = answers_in(content, len(groups[number]), seconds)
+        def handle_response(number: int, content: Any, seconds: float) -> list[CompletionFields]:
+            answers = parse_answers(content, len(groups[number]), seconds)
             spent = sum(answer["prompt_tokens"] + answer["new_tokens"] for answer in answers)
             if spent:
-                self.client.turns.tokens.correct(spent - calls[number].tokens)
+                self.client.turns.tokens.adjust_reservation(spent - calls[number].tokens)
             for answer in answers:
-                self._count(answer)
-            lacks = any(untold(calls[number].body, answer) for answer in answers)
+                self._record_usage(answer)
+            lacks = any(lacks_logprobs(calls[number].body, answer) for answer in answers)
             if not lacks and any(answer.get("tokens") for answer in answers):
                 self._tells = True
             if lacks and again and self._tells is not False:
                 lacking[number] += 1
-                if lacking[number] <= min(AGAIN, self.client.limits.retries):
-                    raise NotAgreed("no log probabilities, which were asked for")
+                if lacking[number] <= min(MAX_LOGPROB_RETRIES, self.client.limits.retries):
+                    raise MalformedResponse("no log probabilities, which were asked for")
                 # An endpoint that has told them before may do so the next time.
                 self._tells = self._tells or False
-            return kept(number, answers)
+            return store_answers(number, answers)
 
-        def refused(number: int, error: BadRequest) -> list[Answer]:
-            if (reason := code(error.content)) not in ABOUT_A_TEXT:
+        def handle_bad_request(number: int, error: BadRequest) -> list[CompletionFields]:
+            if (reason := error_code(error.content)) not in CONTENT_ERROR_CODES:
                 raise error
             self.totals.refused += len(groups[number])
             log.warning("%s; its answer counts as empty", error)
             empty = {"text": "", "prompt_tokens": 0, "new_tokens": 0, "finish": reason}
-            return kept(number, [empty] * len(groups[number]))
+            return store_answers(number, [empty] * len(groups[number]))
 
-        return read, refused
+        return handle_response, handle_bad_request
 
-    def _count(self, answer: Answer) -> None:
-        self.totals.add(answer, cost_of(answer, self.prices))
+    def _record_usage(self, answer: CompletionFields) -> None:
+        self.totals.add(answer, compute_cost(answer, self.prices))
         other = answer.get("model", "")
-        if other != self.model and not self._warned and not same_model(str(self.model), other):
+        if other != self.model and not self._warned and not is_same_model(str(self.model), other):
             self._warned = True
             log.warning("%s: the answers are by another model, %s", self.client.who, other)
 
-    def completion(self, answer: Answer, cached: bool) -> Completion:
+    def build_completion(self, answer: CompletionFields, cached: bool) -> Completion:
         """An answer as others have it."""
-        cost, priced = cost_of(answer, self.prices), bool(self.prices)
+        cost, priced = compute_cost(answer, self.prices), bool(self.prices)
         told = {**answer, "cost": cost, "cached": cached, "priced": priced}
-        return completion_of(told) if "tokens" in told else plain_completion_of(told)
+        return completion_from_json(told) if "tokens" in told else completion_from_fields(told)
 
-    def _log(self, wanted: int, asked: int, repeated: int) -> None:
+    def _log_requests(self, wanted: int, asked: int, repeated: int) -> None:
         log.info(
             "%s: %d answers, %d of them asked for now, %d requests repeated; so far %s",
             self.client.who, wanted, asked, repeated, asdict(self.totals),

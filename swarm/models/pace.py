@@ -61,14 +61,14 @@ class Limits:
             raise UserError(f"limits.rate_limit_timeout={most!r}: must be a number from 0 on")
 
 
-class Pace:
+class Pacer:
     """Spreads what is sent evenly over time; `None` a minute is no limit."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._seconds = 60.0 / per_minute if per_minute else 0.0
         self._free = 0.0
 
-    def book(self, amount: float = 1.0) -> float:
+    def reserve_slot(self, amount: float = 1.0) -> float:
         """Take the next place; gives the time, of `time.monotonic`, at which it begins."""
         if not self._seconds:
             return 0.0
@@ -76,16 +76,16 @@ class Pace:
         self._free = begin + amount * self._seconds
         return begin
 
-    def correct(self, amount: float) -> None:
+    def adjust_reservation(self, amount: float) -> None:
         """Add to what was booked; less than 0 gives some of it back."""
         self._free += amount * self._seconds
 
 
-class TooLate(Exception):
+class DeadlineExceeded(Exception):
     """A request cannot go in time."""
 
 
-class Throttle:
+class AdaptiveThrottle:
     """Rate at which a server accepts requests, learnt from those that it refuses with 429.
 
     Additive increase, multiplicative decrease (Chiu and Jain, 1989), of requests a second: there
@@ -127,26 +127,26 @@ class Throttle:
         self._came: deque[float] = deque(maxlen=1000)
         self._lines: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
 
-    def __reduce__(self) -> tuple[type["Throttle"], tuple[()]]:
-        return Throttle, ()
+    def __reduce__(self) -> tuple[type["AdaptiveThrottle"], tuple[()]]:
+        return AdaptiveThrottle, ()
 
     @property
-    def quiet(self) -> float:
+    def remaining_pause(self) -> float:
         """Seconds for which the server has asked us to wait."""
         return self._quiet_until - time.monotonic()
 
-    def hold_back(self, seconds: float) -> None:
+    def pause_for(self, seconds: float) -> None:
         """Send nothing for so long: what one request was told holds for all."""
         self._quiet_until = max(self._quiet_until, time.monotonic() + seconds)
 
-    def line(self) -> asyncio.Lock:
+    def send_lock(self) -> asyncio.Lock:
         """Lock for the next request to go; of the running loop, as `Turns.gate`."""
         loop = asyncio.get_running_loop()
         if loop not in self._lines:
             self._lines = {loop: asyncio.Lock()}
         return self._lines[loop]
 
-    async def clear(self, latest: Callable[[], float]) -> bool:
+    async def wait_until_clear(self, latest: Callable[[], float]) -> bool:
         """Wait until a request may go; gives whether the server had asked to wait.
 
         Args:
@@ -156,27 +156,27 @@ class Throttle:
             TooLate: It cannot go before `latest`.
         """
         waited = False
-        while (step := self.step(latest)) > 0:
-            waited = waited or self.quiet > 0
+        while (step := self.next_wait(latest)) > 0:
+            waited = waited or self.remaining_pause > 0
             await asyncio.sleep(step)
         return waited
 
-    def step(self, latest: Callable[[], float]) -> float:
+    def next_wait(self, latest: Callable[[], float]) -> float:
         """Seconds until `earliest`, or 1 at most: an answer may end a pause; 0 or less: go.
 
         Raises:
             TooLate: A request cannot go before `latest`.
         """
-        wait = self.earliest() - (now := time.monotonic())
+        wait = self.next_send_time() - (now := time.monotonic())
         if wait > 0 and now + wait > latest():
-            raise TooLate
+            raise DeadlineExceeded
         return min(wait, 1.0)
 
-    def earliest(self) -> float:
+    def next_send_time(self) -> float:
         """When the next request may go, as `time.monotonic` has it."""
         return max(self._quiet_until, self._paused_until, self._free)
 
-    def send(self) -> float:
+    def record_send(self) -> float:
         """Count a request that goes now; gives the time."""
         now = time.monotonic()
         self._sent.append(now)
@@ -184,7 +184,7 @@ class Throttle:
             self._free = max(now, self._free) + 1.0 / self.rate
         return now
 
-    def accept(self, sent: float) -> None:
+    def record_success(self, sent: float) -> None:
         """The server has answered a request that was sent then."""
         now = time.monotonic()
         self.accepted, self.last_accepted = self.accepted + 1, now
@@ -197,7 +197,7 @@ class Throttle:
         of = self._lowered_to if self._increase == self.SLOWLY else self.rate
         self.rate, self._increased = self.rate + step * of, now
 
-    def refuse(self, sent: float, after: float | None, overtaken: bool = False) -> None:
+    def record_refusal(self, sent: float, after: float | None, overtaken: bool = False) -> None:
         """The server has refused a request that was sent then.
 
         Args:
@@ -206,36 +206,36 @@ class Throttle:
                 one, which then says nothing of the rate.
         """
         if after is not None:
-            self.hold_back(after)
+            self.pause_for(after)
         if sent < self._changed or overtaken:
             return
         now = time.monotonic()
         if self.rate is None:
-            self._lower(self.FEW * max(1, sum(at > now - 1.0 for at in self._sent)), self.QUICKLY)
+            self._lower_rate(self.FEW * max(1, sum(at > now - 1.0 for at in self._sent)), self.QUICKLY)
         elif not self._since:
             pause = min(self.LONGEST_PAUSE, self.FIRST_PAUSE * 2.0**self._fruitless)
             self._fruitless += 1
             # Also where the server asks for less, as some ask for 0 s again and again.
             self._paused_until = now + pause * random.SystemRandom().uniform(0.5, 1.0)
-            self._lower(self.rate, self._increase)
+            self._lower_rate(self.rate, self._increase)
         elif self._since < self.ENOUGH:
-            self._lower(self.FEW * self.rate, self.QUICKLY)
+            self._lower_rate(self.FEW * self.rate, self.QUICKLY)
         else:
             window = min(self.WINDOW, now - self._changed)
             came = sum(at > now - window for at in self._came)
             # Of a window that is too short, or that was quiet for other reasons, it is chance.
             told = window >= 1.0 and came >= self.ENOUGH
-            self._lower(self.MANY * (min(self.rate, came / window) if told else self.rate),
+            self._lower_rate(self.MANY * (min(self.rate, came / window) if told else self.rate),
                         self.SLOWLY)  # fmt: skip
 
-    def _lower(self, rate: float, increase: float) -> None:
+    def _lower_rate(self, rate: float, increase: float) -> None:
         self.rate = self._lowered_to = rate
         self._increase, self._since = increase, 0
         self._changed = self._increased = time.monotonic()
         self._free = self._changed + 1.0 / rate
 
 
-class Turns:
+class RateLimiter:
     """When the next request to one server may go, as the limits allow.
 
     All who share it share the limits. It may be pickled; what was booked stays behind.
@@ -243,34 +243,34 @@ class Turns:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.tokens = Pace(limits.tokens_per_minute)
-        self._requests = Pace(limits.requests_per_minute)
+        self.tokens = Pacer(limits.tokens_per_minute)
+        self._requests = Pacer(limits.requests_per_minute)
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
-        self._throttles: dict[str, Throttle] = {}
+        self._throttles: dict[str, AdaptiveThrottle] = {}
 
-    def __reduce__(self) -> tuple[type["Turns"], tuple[Limits]]:
-        return Turns, (self.limits,)
+    def __reduce__(self) -> tuple[type["RateLimiter"], tuple[Limits]]:
+        return RateLimiter, (self.limits,)
 
-    def throttle(self, model: str) -> Throttle:
+    def get_throttle(self, model: str) -> AdaptiveThrottle:
         """What is learnt of one model's rate limit: servers limit each by itself."""
-        return self._throttles.setdefault(model, Throttle())
+        return self._throttles.setdefault(model, AdaptiveThrottle())
 
-    def gate(self) -> asyncio.Semaphore:
+    def concurrency_gate(self) -> asyncio.Semaphore:
         """For as many at once as may be; of the loop we are in: after a fork there is another."""
         loop = asyncio.get_running_loop()
         if loop not in self._gates:
             self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
-    async def booked(self, tokens: float) -> None:
+    async def wait_for_limits(self, tokens: float) -> None:
         """Wait until our own limits allow one more request."""
-        begin = max(self.tokens.book(tokens), self._requests.book())
+        begin = max(self.tokens.reserve_slot(tokens), self._requests.reserve_slot())
         if begin and (wait := begin - time.monotonic()) > 0:
             await asyncio.sleep(wait)
 
     @asynccontextmanager
-    async def place(
-        self, throttle: Throttle, tokens: float, latest: Callable[[], float]
+    async def acquire_place(
+        self, throttle: AdaptiveThrottle, tokens: float, latest: Callable[[], float]
     ) -> AsyncIterator[float]:
         """Hold a place among the requests under way; gives the time at which the request goes.
 
@@ -281,20 +281,20 @@ class Turns:
         Raises:
             TooLate: See `Throttle.clear`.
         """
-        gate = self.gate()
-        async with throttle.line():
-            await self.booked(tokens)
+        gate = self.concurrency_gate()
+        async with throttle.send_lock():
+            await self.wait_for_limits(tokens)
             while True:
-                while await throttle.clear(latest):
-                    if (wait := self._requests.book() - time.monotonic()) <= 0:
+                while await throttle.wait_until_clear(latest):
+                    if (wait := self._requests.reserve_slot() - time.monotonic()) <= 0:
                         break
                     await asyncio.sleep(wait)
                 await gate.acquire()
                 # A refusal may have come while this request waited for the gate.
-                if throttle.earliest() <= time.monotonic():
+                if throttle.next_send_time() <= time.monotonic():
                     break
                 gate.release()
-            sent = throttle.send()
+            sent = throttle.record_send()
         try:
             yield sent
         finally:

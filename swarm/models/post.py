@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 from swarm.models.failures import (
     RequestError,
     ServerFault,
-    TimedOut,
-    Unreachable,
-    failure,
-    one_line,
+    RequestTimeout,
+    ConnectionFailed,
+    error_from_response,
+    to_one_line,
 )
 from swarm.models.pace import Limits
-from swarm.models.sse import Event, Events
+from swarm.models.sse import ServerSentEvent, EventStreamParser
 
 if TYPE_CHECKING:
     import aiohttp
 
-_as_text = json.JSONEncoder(ensure_ascii=False).encode
+_encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
-SHORTEST_KEY = 8
+MIN_KEY_LENGTH = 8
 """Characters from which on a key is looked for in what a server says."""
 
 
 @dataclass(frozen=True)
-class Post:
+class HttpTransport:
     """Sends one body after another to a URL.
 
     Attributes:
@@ -51,10 +51,10 @@ class Post:
         """Never: an answer is there as a whole."""
         return False
 
-    def without_key(self, content: Any) -> Any:
+    def redact_key(self, content: Any) -> Any:
         """JSON in which no text holds the key."""
         text = json.dumps(content)
-        cleaned = self._without_key(text)
+        cleaned = self._redact_text(text)
         return content if cleaned == text else json.loads(cleaned)
 
     async def __call__(self, body: Any) -> Any:
@@ -66,13 +66,13 @@ class Post:
         import aiohttp
 
         try:
-            async with self._sent(body) as response:
+            async with self._send(body) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise self._lost(error) from None
-        return self._content(response, raw)
+            raise self._connection_error(error) from None
+        return self._parse_response(response, raw)
 
-    async def stream(self, body: Any, take: Callable[[Any], None]) -> bool:
+    async def stream_events(self, body: Any, take: Callable[[Any], None]) -> bool:
         """Hand over the JSON of each event; or of the answer, where it comes as a whole.
 
         Returns:
@@ -84,15 +84,15 @@ class Post:
         import aiohttp
 
         try:
-            async with self._sent(body) as response:
-                return await self._streamed(response, take)
+            async with self._send(body) as response:
+                return await self._read_events(response, take)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._lost(error) from None
+            raise self._connection_error(error) from None
 
-    async def _streamed(
+    async def _read_events(
         self, response: "aiohttp.ClientResponse", take: Callable[[Any], None]
     ) -> bool:
-        events, begin = Events(), b""
+        events, begin = EventStreamParser(), b""
         chunks = response.content.iter_any()
         async for chunk in chunks:
             begin += chunk
@@ -100,73 +100,73 @@ class Post:
                 break
         # No line of a stream of events begins with a brace.
         if response.status >= 300 or begin.lstrip().startswith(b"{"):
-            take(self._content(response, begin + await response.content.read()))
+            take(self._parse_response(response, begin + await response.content.read()))
             return True
-        if self._handed(events.feed(begin), take):
+        if self._dispatch_events(events.feed(begin), take):
             return True
         async for chunk in chunks:
-            if self._handed(events.feed(chunk), take):
+            if self._dispatch_events(events.feed(chunk), take):
                 return True
-        return self._handed(events.rest(), take)
+        return self._dispatch_events(events.flush_pending(), take)
 
-    def _handed(self, events: Iterable[Event], take: Callable[[Any], None]) -> bool:
+    def _dispatch_events(self, events: Iterable[ServerSentEvent], take: Callable[[Any], None]) -> bool:
         """Whether one of the events says that it was the last; they are handed over until then."""
         for event in events:
             if event.data.strip() == "[DONE]":
                 return True
-            text = self._without_key(event.data)
-            content, sound = parsed(text)
+            text = self._redact_text(event.data)
+            content, sound = try_parse_json(text)
             if not sound:
-                raise ServerFault(f"{self.who}: an event is not JSON: {one_line(text)}")
+                raise ServerFault(f"{self.who}: an event is not JSON: {to_one_line(text)}")
             take({"error": content} if event.name == "error" else content)
         return False
 
-    def _sent(self, body: Any) -> Any:
+    def _send(self, body: Any) -> Any:
         """What comes back, to be entered and read."""
         # Half a surrogate pair, which many servers refuse, is sent as "?".
-        data = _as_text(body).encode("utf-8", "replace")
+        data = _encode_json(body).encode("utf-8", "replace")
         return self.session.post(self.url, data=data, proxy=self.proxy, allow_redirects=False)
 
-    def _lost(self, error: Exception) -> RequestError:
+    def _connection_error(self, error: Exception) -> RequestError:
         """Why nothing, or not all, came back."""
         import aiohttp
 
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             wait = f"{self.limits.connect_timeout:g} s (limits.connect_timeout)"
-            return TimedOut(f"{self.who}: no connection within {wait}")
+            return RequestTimeout(f"{self.who}: no connection within {wait}")
         if isinstance(error, TimeoutError):
             wait = f"{self.limits.timeout:g} s (limits.timeout)"
-            return TimedOut(f"{self.who}: no answer within {wait}")
-        words = one_line(self._without_key(reason(error)))
+            return RequestTimeout(f"{self.who}: no answer within {wait}")
+        words = to_one_line(self._redact_text(describe_connection_error(error)))
         if isinstance(error, aiohttp.ClientConnectorError):
             words += " (is the server running, and is this its URL?)"
-        return Unreachable(f"{self.who}: the connection failed: {words}")
+        return ConnectionFailed(f"{self.who}: the connection failed: {words}")
 
-    def _content(self, response: "aiohttp.ClientResponse", raw: bytes) -> Any:
+    def _parse_response(self, response: "aiohttp.ClientResponse", raw: bytes) -> Any:
         """The JSON of an answer that has been read.
 
         Raises:
             RequestError: It is none, or an error.
         """
-        text = self._without_key(raw.decode("utf-8", "replace"))
-        content, sound = parsed(text)
+        text = self._redact_text(raw.decode("utf-8", "replace"))
+        content, sound = try_parse_json(text)
         if response.status >= 300:
             names = ("Retry-After", "Retry-After-Ms", "Location")
             told = {name: response.headers.get(name, "") for name in names}
-            headers = {name: self._without_key(value) for name, value in told.items()}
-            raise failure(self.who, response.status, headers, content, self.api_key_env)
+            headers = {name: self._redact_text(value) for name, value in told.items()}
+            raise error_from_response(self.who, response.status, headers, content, self.api_key_env)
         if not sound:
-            raise ServerFault(f"{self.who}: the answer is not JSON: {one_line(text)}")
+            raise ServerFault(f"{self.who}: the answer is not JSON: {to_one_line(text)}")
         return content
 
-    def _without_key(self, text: str) -> str:
+    def _redact_text(self, text: str) -> str:
         """A server may say the key back to us; it must not be kept anywhere."""
-        if self.key is None or len(self.key) < SHORTEST_KEY:
+        if self.key is None or len(self.key) < MIN_KEY_LENGTH:
             return text
         return text.replace(self.key, "***")
 
 
-def parsed(text: str) -> tuple[Any, bool]:
+def try_parse_json(text: str) -> tuple[Any, bool]:
     """The JSON in a text, or the text itself; and whether it is JSON."""
     try:
         return json.loads(text), True
@@ -174,7 +174,7 @@ def parsed(text: str) -> tuple[Any, bool]:
         return text, False
 
 
-def reason(error: Exception) -> str:
+def describe_connection_error(error: Exception) -> str:
     """Why there is no connection, without a URL: that of a proxy may hold a password."""
     import aiohttp
 

@@ -9,30 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models.address import checked_env, checked_url
+from swarm.models.address import validate_env_name, validate_url
 from swarm.models.chat import chat_url
-from swarm.models.http import Client
+from swarm.models.http import HttpClient
 from swarm.models.openai import OpenAI
 from swarm.models.pace import Limits
-from swarm.models.spending import checked_prices
+from swarm.models.spending import validate_prices
 from swarm.places import conf_folder
 
-VARIABLE = "MODEL_SWARMS_PROVIDERS"
+PROVIDERS_VARIABLE = "MODEL_SWARMS_PROVIDERS"
 """The environment variable that names the user's file."""
 
-NEWEST = "https://api.openai.com/"
+OFFICIAL_API_URL = "https://api.openai.com/"
 """Where the newer models take max_completion_tokens alone; it is of use nowhere else."""
 
-NUMBER = (int, float, type(None))
+NUMBER_TYPES = (int, float, type(None))
 
-KEYS: dict[str, tuple[tuple[type, ...], str]] = {
+PROVIDER_KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "base_url": ((str,), "a URL"),
     "base_url_env": ((str, type(None)), "the name of an environment variable, or null"),
     "api_key_env": ((str, type(None)), "the name of an environment variable, or null"),
     "limits": ((dict,), "a mapping such as {concurrency: 16}"),
     "tokens_field": ((str, type(None)), "max_tokens, max_completion_tokens or null"),
     "samples_at_once": ((int,), "a whole number from 1 on"),
-    "temperature": (NUMBER, "a number or null"),
+    "temperature": (NUMBER_TYPES, "a number or null"),
     "seed": ((int, type(None)), "a whole number or null"),
     "body": ((dict,), "a mapping of fields of the request"),
     "prices": ((dict,), "a mapping such as {gpt-4o-mini: {prompt: 0.1, new: 0.4}}"),
@@ -57,16 +57,16 @@ class Provider:
         self.name = name
         if "base_url" not in settings:
             raise UserError("base_url is missing: the endpoint's URL without /chat/completions")
-        self.base_url = checked_url(settings["base_url"])
-        self.base_url_env = _variable("base_url_env", settings)
-        self.api_key_env = _variable("api_key_env", settings)
+        self.base_url = validate_url(settings["base_url"])
+        self.base_url_env = _parse_env_name("base_url_env", settings)
+        self.api_key_env = _parse_env_name("api_key_env", settings)
         self.limits = Limits(**settings.get("limits", {}))
         self.tokens_field: str | None = settings.get("tokens_field")
         self.samples_at_once: int = settings.get("samples_at_once", 1)
         self.asked = {key: settings.get(key) for key in ("temperature", "seed", "body")}
-        self.prices = {str(m): _price(m, p) for m, p in settings.get("prices", {}).items()}
+        self.prices = {str(m): _parse_price(m, p) for m, p in settings.get("prices", {}).items()}
 
-    def model(self, name: str, **settings: Any) -> OpenAI:
+    def create_model(self, name: str, **settings: Any) -> OpenAI:
         """One of the endpoint's models.
 
         Args:
@@ -76,8 +76,8 @@ class Provider:
         Raises:
             UserError: A value is not allowed.
         """
-        url = self._url()
-        newest = self.tokens_field is None and f"{url}/".startswith(NEWEST)
+        url = self._resolve_url()
+        newest = self.tokens_field is None and f"{url}/".startswith(OFFICIAL_API_URL)
         own: dict[str, Any] = {
             "base_url": url,
             "api_key_env": self.client.api_key_env,
@@ -91,32 +91,32 @@ class Provider:
         }
         return OpenAI(name, **{**own, **settings})
 
-    def priced(self, model: str) -> bool:
+    def has_prices(self, model: str) -> bool:
         """Whether the model's prices are known; else its answers seem to cost nothing."""
         return model in self.prices
 
     @cached_property
-    def client(self) -> Client:
+    def client(self) -> HttpClient:
         """What all of the provider's models are asked through.
 
         Raises:
             UserError: The URL in the environment is none.
         """
         key = self.api_key_env
-        if self.moved and key and not os.environ.get(key, "").strip():
+        if self.is_url_overridden and key and not os.environ.get(key, "").strip():
             key = None  # many a server of one's own wants none, and one that does says so
-        return Client(self.name, chat_url(self._url()), key, self.limits)
+        return HttpClient(self.name, chat_url(self._resolve_url()), key, self.limits)
 
     @property
-    def moved(self) -> bool:
+    def is_url_overridden(self) -> bool:
         """Whether the environment says where the endpoint is."""
         return bool(self.base_url_env and os.environ.get(self.base_url_env, "").strip())
 
-    def _url(self) -> str:
-        if not self.moved:
+    def _resolve_url(self) -> str:
+        if not self.is_url_overridden:
             return self.base_url
         try:
-            return checked_url(os.environ[str(self.base_url_env)].strip())
+            return validate_url(os.environ[str(self.base_url_env)].strip())
         except UserError as error:
             raise UserError(f"the environment variable {self.base_url_env}: {error}") from None
 
@@ -139,11 +139,11 @@ class Providers(Mapping[str, Provider]):
                 the key.
         """
         shipped = conf_folder() / "providers.yaml"
-        settings = read(shipped)
+        settings = read_provider_settings(shipped)
         origin = dict.fromkeys(settings, shipped)
-        if (own := _own(file)) is not None:
-            for name, changed in read(own).items():
-                settings[name] = merged(settings.get(name, {}), changed)
+        if (own := _find_user_file(file)) is not None:
+            for name, changed in read_provider_settings(own).items():
+                settings[name] = merge_settings(settings.get(name, {}), changed)
                 origin[name] = own
         made = {}
         for name, keys in settings.items():
@@ -163,7 +163,7 @@ class Providers(Mapping[str, Provider]):
         return len(self._providers)
 
 
-def read(file: Path) -> dict[str, dict[str, Any]]:
+def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
     """What a yaml file says of each provider.
 
     Raises:
@@ -206,21 +206,21 @@ def check_keys(settings: Mapping[Any, Any]) -> None:
         UserError: One is not.
     """
     for key, value in settings.items():
-        _known(key, KEYS, "")
-        kinds, wanted = KEYS[key]
+        _check_known_key(key, PROVIDER_KEYS, "")
+        kinds, wanted = PROVIDER_KEYS[key]
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise UserError(f"{key}: has to be {wanted}")
     if settings.get("samples_at_once", 1) < 1:
-        raise UserError(f"samples_at_once: has to be {KEYS['samples_at_once'][1]}")
+        raise UserError(f"samples_at_once: has to be {PROVIDER_KEYS['samples_at_once'][1]}")
     if settings.get("tokens_field") not in (None, "max_tokens", "max_completion_tokens"):
-        raise UserError(f"tokens_field: has to be {KEYS['tokens_field'][1]}")
+        raise UserError(f"tokens_field: has to be {PROVIDER_KEYS['tokens_field'][1]}")
     for key, value in settings.get("limits", {}).items():
-        _known(key, [field.name for field in fields(Limits)], "limits.")
-        if not isinstance(value, NUMBER):
+        _check_known_key(key, [field.name for field in fields(Limits)], "limits.")
+        if not isinstance(value, NUMBER_TYPES):
             raise UserError(f"limits.{key}: has to be a number or null")
 
 
-def merged(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with some of them changed; of a mapping, those of its keys that are named."""
     new = {
         key: {**before.get(key, {}), **value} if isinstance(value, dict) else value
@@ -229,16 +229,16 @@ def merged(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, A
     return {**before, **new}
 
 
-def _own(file: str | Path | None) -> Path | None:
+def _find_user_file(file: str | Path | None) -> Path | None:
     """The user's file; `None` if there is none and none is named."""
-    if named := file or os.environ.get(VARIABLE, "").strip():
+    if named := file or os.environ.get(PROVIDERS_VARIABLE, "").strip():
         return Path(named).expanduser()
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     default = home / "model-swarms" / "providers.yaml"
     return default if default.is_file() else None
 
 
-def _known(key: object, keys: Any, above: str) -> None:
+def _check_known_key(key: object, keys: Any, above: str) -> None:
     if key in keys:
         return
     near = get_close_matches(str(key), keys, 1)
@@ -246,18 +246,18 @@ def _known(key: object, keys: Any, above: str) -> None:
     raise UserError(f"{above}{key}: there is no such key; {meant}")
 
 
-def _variable(key: str, settings: Mapping[str, Any]) -> str | None:
+def _parse_env_name(key: str, settings: Mapping[str, Any]) -> str | None:
     try:
-        return checked_env(settings.get(key))
+        return validate_env_name(settings.get(key))
     except UserError as error:
         raise UserError(str(error).replace("api_key_env", key)) from None
 
 
-def _price(model: object, prices: object) -> dict[str, float]:
+def _parse_price(model: object, prices: object) -> dict[str, float]:
     priced = {} if prices is None else prices
-    if not isinstance(priced, dict) or not all(isinstance(p, NUMBER) for p in priced.values()):
+    if not isinstance(priced, dict) or not all(isinstance(p, NUMBER_TYPES) for p in priced.values()):
         raise UserError(f"prices.{model}: has to be a mapping such as {{prompt: 0.1, new: 0.4}}")
     try:
-        return checked_prices(prices)
+        return validate_prices(prices)
     except UserError as error:
         raise UserError(f"prices.{model}: {error}") from None

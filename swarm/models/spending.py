@@ -8,7 +8,7 @@ from swarm.errors import UserError
 
 
 @dataclass(slots=True)
-class Totals:
+class UsageTotals:
     """What a model was asked for in this process.
 
     Attributes:
@@ -34,7 +34,7 @@ class Totals:
         self.cost += cost
 
 
-def cost_of(answer: Mapping[str, Any], prices: Mapping[str, float]) -> float:
+def compute_cost(answer: Mapping[str, Any], prices: Mapping[str, float]) -> float:
     """What an answer's tokens cost."""
     if not prices:
         return 0.0
@@ -42,7 +42,7 @@ def cost_of(answer: Mapping[str, Any], prices: Mapping[str, float]) -> float:
     return float(prompt * answer["prompt_tokens"] + new * answer["new_tokens"]) / 1e6
 
 
-def checked_prices(prices: object) -> dict[str, float]:
+def validate_prices(prices: object) -> dict[str, float]:
     """Prices of a million prompt and new tokens.
 
     Raises:

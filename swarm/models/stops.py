@@ -6,15 +6,15 @@ from dataclasses import replace
 from swarm.models import Completion, Delta, Stream
 
 
-def cut(completion: Completion, stops: Sequence[str]) -> Completion:
+def truncate_at_stop(completion: Completion, stops: Sequence[str]) -> Completion:
     """The completion up to the first stop; its tokens stay those that were generated."""
-    end = _end(completion.text, stops)
+    end = _find_first_stop(completion.text, stops)
     if end is None:
         return completion
     return replace(completion, text=completion.text[:end], finish="stop")
 
 
-def until(stream: Stream, stops: Sequence[str]) -> Stream:
+def stream_until_stop(stream: Stream, stops: Sequence[str]) -> Stream:
     """The stream up to the first stop.
 
     A piece that may be the beginning of a stop waits for the next one. The stream is read to its
@@ -31,22 +31,22 @@ def until(stream: Stream, stops: Sequence[str]) -> Stream:
             completion: Completion = end.value
             if not ended and len(text) > said:
                 yield Delta(text[said:])
-            return cut(completion, stops)
+            return truncate_at_stop(completion, stops)
         text += delta.text
-        end_at = _end(text, stops)
-        safe = len(text) - _held(text, stops) if end_at is None else end_at
+        end_at = _find_first_stop(text, stops)
+        safe = len(text) - _partial_stop_length(text, stops) if end_at is None else end_at
         if not ended and (safe > said or delta.reasoning):
             yield Delta(text[said:safe], delta.reasoning)
             said = max(said, safe)
         ended = end_at is not None
 
 
-def _end(text: str, stops: Sequence[str]) -> int | None:
+def _find_first_stop(text: str, stops: Sequence[str]) -> int | None:
     found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
     return min(found, default=None)
 
 
-def _held(text: str, stops: Sequence[str]) -> int:
+def _partial_stop_length(text: str, stops: Sequence[str]) -> int:
     """How many of the last characters may be the beginning of a stop."""
     longest = min(len(text), max((len(stop) for stop in stops), default=1) - 1)
     ends = (n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stops))

@@ -10,11 +10,11 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.failures import TimedOut
-from swarm.models.stops import until
+from swarm.models.failures import RequestTimeout
+from swarm.models.stops import stream_until_stop
 
 
-class Threaded:
+class ThreadedModel:
     """Generates, attempts and streams by what `_speak` says of one request.
 
     At most `concurrency` requests are under way at once, over all callers. A request that takes
@@ -33,9 +33,9 @@ class Threaded:
         if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
             raise UserError(f"{who}: concurrency={concurrency!r}: must be a whole number from 1 on")
         self.who, self.concurrency = who, concurrency
-        self._start()
+        self._init_locks()
 
-    def _start(self) -> None:
+    def _init_locks(self) -> None:
         self._gate: threading.Semaphore | None = None
         self._lock = threading.Lock()
 
@@ -44,28 +44,28 @@ class Threaded:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start()
+        self._init_locks()
 
-    def _at_once(self) -> int:
+    def _concurrency_limit(self) -> int:
         return self.concurrency or 1
 
-    def _speak(self, request: Request, streamed: bool) -> Stream:
+    def _generate_one(self, request: Request, streamed: bool) -> Stream:
         """Answer one request, in a thread of its own; what it raises is a `UserError`."""
         raise NotImplementedError
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `Model.generate`."""
-        return self._answers(requests, through=False)
+        return self._run_requests(requests, through=False)
 
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.attempt`."""
-        return self._answers(requests, through=True)
+        return self._run_requests(requests, through=True)
 
     def stream(self, request: Request) -> Stream:
         """See `swarm.models.stream`."""
-        return self._heard(request, streamed=True)
+        return self._stream_in_thread(request, streamed=True)
 
-    def _answers(self, requests: Sequence[Request], through: bool) -> list[Any]:
+    def _run_requests(self, requests: Sequence[Request], through: bool) -> list[Any]:
         """One for each request; unless it goes `through`, the first failure ends it."""
         found: list[Any] = [None] * len(requests)
         waiting = queue.SimpleQueue[int]()
@@ -73,19 +73,19 @@ class Threaded:
             waiting.put(number)
         failed: list[BaseException] = []
 
-        def work() -> None:
+        def run_worker() -> None:
             while not failed and not waiting.empty():
                 with suppress(queue.Empty):
                     number = waiting.get_nowait()
                     try:
-                        found[number] = _whole(self._heard(requests[number], streamed=False))
+                        found[number] = _exhaust_stream(self._stream_in_thread(requests[number], streamed=False))
                     except BaseException as error:
                         found[number] = error
                         if not (through and isinstance(error, UserError)):
                             failed.append(error)
 
-        count = min(self._at_once(), len(requests))
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+        count = min(self._concurrency_limit(), len(requests))
+        threads = [threading.Thread(target=run_worker, daemon=True) for _ in range(count)]
         try:
             for thread in threads:
                 thread.start()
@@ -98,22 +98,22 @@ class Threaded:
             raise failed[0]
         return found
 
-    def _place(self) -> "_Place":
+    def _acquire_slot(self) -> "_ConcurrencySlot":
         with self._lock:
-            self._gate = self._gate or threading.Semaphore(self._at_once())
-        return _Place(self._gate)
+            self._gate = self._gate or threading.Semaphore(self._concurrency_limit())
+        return _ConcurrencySlot(self._gate)
 
-    def _heard(self, request: Request, streamed: bool) -> Stream:
+    def _stream_in_thread(self, request: Request, streamed: bool) -> Stream:
         """What `_speak` says in a thread of its own; given up at the request's timeout."""
-        place = self._place()
+        place = self._acquire_slot()
         start = time.monotonic()
         end = None if request.timeout is None else start + request.timeout
         said: queue.SimpleQueue[Delta | Completion | BaseException] = queue.SimpleQueue()
 
-        def speak() -> None:
-            stream = until(self._speak(request, streamed), request.stop)
+        def run_generation() -> None:
+            stream = stream_until_stop(self._generate_one(request, streamed), request.stop)
             try:
-                while not place.left():
+                while not place.is_released():
                     said.put(next(stream))
             except StopIteration as whole:
                 said.put(whole.value)
@@ -121,9 +121,9 @@ class Threaded:
                 said.put(error)
             finally:
                 stream.close()
-                place.leave()
+                place.release()
 
-        threading.Thread(target=speak, daemon=True).start()
+        threading.Thread(target=run_generation, daemon=True).start()
         try:
             while True:
                 left = None if end is None else max(0.0, end - time.monotonic())
@@ -135,29 +135,29 @@ class Threaded:
                 yield one
         except queue.Empty:
             message = f"{self.who}: no answer within {request.timeout:g} s (timeout)"
-            raise TimedOut(message) from None
+            raise RequestTimeout(message) from None
         finally:
-            place.leave()
+            place.release()
 
 
-class _Place:
+class _ConcurrencySlot:
     """One of the gate's places, taken when made; who leaves it first gives it back."""
 
     def __init__(self, gate: threading.Semaphore) -> None:
         gate.acquire()
         self._gate, self._once = gate, threading.Lock()
 
-    def left(self) -> bool:
+    def is_released(self) -> bool:
         """Whether it was given back."""
         return self._once.locked()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give it back, if that was not done."""
         if self._once.acquire(blocking=False):
             self._gate.release()
 
 
-def _whole(stream: Stream) -> Completion:
+def _exhaust_stream(stream: Stream) -> Completion:
     while True:
         try:
             next(stream)

@@ -19,8 +19,8 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.files import private
-from swarm.models import Completion, Delta, Model, Request, attempt, stream
-from swarm.models.as_json import completion_as_json, completion_of, request_as_json
+from swarm.models import Completion, Delta, Model, Request, generate_each, stream
+from swarm.models.as_json import completion_to_json, completion_from_json, request_to_json
 from swarm.secrets import clean
 
 log = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class Trace:
     def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path).expanduser()
         self.run = uuid.uuid4().hex[:12]
-        self._write({"about": dict(about or {})}, first=True)
+        self._append_record({"about": dict(about or {})}, first=True)
 
-    def add(self, call: Mapping[str, Any], request: Request, came: Completion | UserError) -> None:
+    def add_call(self, call: Mapping[str, Any], request: Request, came: Completion | UserError) -> None:
         """Add one call.
 
         Args:
@@ -54,19 +54,19 @@ class Trace:
         Raises:
             UserError: The file cannot be written.
         """
-        record = {"call": dict(call), "request": request_as_json(request)}
+        record = {"call": dict(call), "request": request_to_json(request)}
         if isinstance(came, UserError):
-            self._write({**record, "error": str(came)})
+            self._append_record({**record, "error": str(came)})
         else:
-            self._write({**record, "answer": completion_as_json(came)})
+            self._append_record({**record, "answer": completion_to_json(came)})
 
-    def _write(self, record: Mapping[str, Any], first: bool = False) -> None:
+    def _append_record(self, record: Mapping[str, Any], first: bool = False) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         data = (json.dumps(clean({"run": self.run, "time": now, **record})) + "\n").encode()
         try:
             if first:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                data = b"\n" * _torn(self.path) + data
+                data = b"\n" * _has_partial_line(self.path) + data
             # One write to a file that is opened to append: no lock, and no line inside another.
             file = private(str(self.path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
@@ -78,7 +78,7 @@ class Trace:
             raise UserError(f"cannot write the trace {self.path}: {error.strerror}") from None
 
 
-def _torn(path: Path) -> bool:
+def _has_partial_line(path: Path) -> bool:
     """Whether the last line was not written to its end, as after a kill."""
     if not path.is_file() or not path.stat().st_size:
         return False
@@ -87,7 +87,7 @@ def _torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-class Traced:
+class TracingModel:
     """A model whose every call is added to a trace.
 
     Args:
@@ -113,13 +113,13 @@ class Traced:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `swarm.models.Model`; what was answered beside a failure is in the trace too."""
-        return all_of(self.attempt(requests))
+        return require_completions(self.generate_each(requests))
 
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.attempt`."""
-        came = attempt(self.model, requests)
+        came = generate_each(self.model, requests)
         for request, one in zip(requests, came, strict=True):
-            self.trace.add(self.call, request, one)
+            self.trace.add_call(self.call, request, one)
         return came
 
     def stream(self, request: Request) -> Generator[Delta, None, Completion]:
@@ -131,7 +131,7 @@ class Traced:
             came = error
             raise
         finally:
-            self.trace.add(self.call, request, came)
+            self.trace.add_call(self.call, request, came)
         return came
 
 
@@ -156,11 +156,11 @@ class Replay:
         self.about: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._came: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-        self._models: dict[str, Recorded] = {}
+        self._models: dict[str, ReplayModel] = {}
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
             for number, line in enumerate(lines, 1):
-                self._read(number, line)
+                self._parse_line(number, line)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the trace {self.path}: {error}") from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -168,7 +168,7 @@ class Replay:
         if lines and not self.about and not self._came:
             raise UserError(f"{self.path} is no trace: it has no line of a call")
 
-    def _read(self, number: int, line: str) -> None:
+    def _parse_line(self, number: int, line: str) -> None:
         try:
             record = json.loads(line)
         except ValueError:
@@ -178,10 +178,10 @@ class Replay:
             self.about = record["about"]
             return
         error = record.get("error")
-        came = UserError(error) if error is not None else completion_of(record["answer"])
-        self._came[record["call"]["name"]][as_key(record["request"])].append(came)
+        came = UserError(error) if error is not None else completion_from_json(record["answer"])
+        self._came[record["call"]["name"]][request_key(record["request"])].append(came)
 
-    def model(self, name: str) -> "Recorded":
+    def get_model(self, name: str) -> "ReplayModel":
         """The model of that name, always the same one.
 
         Raises:
@@ -192,11 +192,11 @@ class Replay:
             raise UserError(
                 f"the trace {self.path} has no answer of {name}; it has those of {found}"
             )
-        return self._models.setdefault(name, Recorded(self, name))
+        return self._models.setdefault(name, ReplayModel(self, name))
 
-    def take(self, name: str, request: Request) -> Completion | UserError:
+    def next_completion(self, name: str, request: Request) -> Completion | UserError:
         """The next answer of `name` to a request, or why there is none."""
-        key = as_key(request_as_json(request))
+        key = request_key(request_to_json(request))
         with self._lock:
             if not (came := self._came[name].get(key)):
                 return UserError(f"{name} was not asked this in the trace {self.path}: {key:.200}")
@@ -204,7 +204,7 @@ class Replay:
             return found
 
 
-class Recorded:
+class ReplayModel:
     """A model that says again what it said in a trace; see `Replay.model`."""
 
     def __init__(self, replay: Replay, name: str) -> None:
@@ -216,14 +216,14 @@ class Recorded:
         Raises:
             UserError: It was not asked this, or failed then too.
         """
-        return all_of(self.attempt(requests))
+        return require_completions(self.generate_each(requests))
 
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.attempt`."""
-        return [self._replay.take(self.name, request) for request in requests]
+        return [self._replay.next_completion(self.name, request) for request in requests]
 
 
-def all_of(came: Sequence[Completion | UserError]) -> list[Completion]:
+def require_completions(came: Sequence[Completion | UserError]) -> list[Completion]:
     """The completions, if there is one for every request.
 
     Raises:
@@ -235,6 +235,6 @@ def all_of(came: Sequence[Completion | UserError]) -> list[Completion]:
     return [one for one in came if isinstance(one, Completion)]
 
 
-def as_key(request: Mapping[str, Any]) -> str:
+def request_key(request: Mapping[str, Any]) -> str:
     """What a request of the trace is found by."""
     return json.dumps(request, sort_keys=True)

@@ -45,15 +45,15 @@ class Optimizer(Protocol):
         """Take the utilities of the last `ask`, [N] float64; NaN where none was measured."""
         ...
 
-    def done(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Why there is nothing more to ask, or `None` while there is."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """All it takes to go on, as JSON-ready numbers and lists; exact."""
         ...
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state()`; called instead of `start`, or after it.
 
         Raises:
@@ -64,7 +64,7 @@ class Optimizer(Protocol):
 
 
 @runtime_checkable
-class Raceable(Optimizer, Protocol):
+class SupportsEarlyStopping(Optimizer, Protocol):
     """An optimizer that needs no utility of a particle that did not beat its own best.
 
     One that ranks a whole population is none: it needs every utility.
@@ -86,10 +86,10 @@ class Raceable(Optimizer, Protocol):
 
 
 @runtime_checkable
-class Divided(Protocol):
+class SupportsGroupHierarchy(Protocol):
     """An optimizer that needs to know how coarser divisions of the modules contain the groups."""
 
-    def divide(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
+    def set_group_hierarchy(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
         """Take the division; called before `start`.
 
         Args:
@@ -104,7 +104,7 @@ class Divided(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LossRequest:
     """A loss, wanted at one position on some dev items.
 
     Attributes:
@@ -123,12 +123,12 @@ class Wanted:
     particle: int | None = None
 
     @property
-    def cost(self) -> int:
+    def prompt_cost(self) -> int:
         """In prompt-equivalents: a forward pass is one, a forward and backward pass are three."""
         return len(self.items) * (3 if self.slope else 1)
 
 
-class Slope(Protocol):
+class LossGradient(Protocol):
     """What is wanted: means over the items.
 
     Attributes:
@@ -144,7 +144,7 @@ class Slope(Protocol):
 
 
 @runtime_checkable
-class Differentiating(Optimizer, Protocol):
+class SupportsGradients(Optimizer, Protocol):
     """An optimizer that can use derivatives of the gold answers' loss."""
 
     @property
@@ -152,7 +152,7 @@ class Differentiating(Optimizer, Protocol):
         """Whether it cannot do without; `None` if it does not want them."""
         ...
 
-    def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
+    def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
         """Ask for derivatives before an `ask`; it may be closed at any time, as budgets end.
 
         Args:
@@ -162,7 +162,7 @@ class Differentiating(Optimizer, Protocol):
 
 
 @runtime_checkable
-class MultiObjective(Optimizer, Protocol):
+class MultiObjectiveOptimizer(Optimizer, Protocol):
     """An optimizer of several objectives: the parts of a task, each to be maximized."""
 
     def name_objectives(self, names: Sequence[str]) -> None:
@@ -184,7 +184,7 @@ class MultiObjective(Optimizer, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SearchResources:
     """What there is to choose a method by.
 
     Attributes:
@@ -197,9 +197,9 @@ class Offer:
 
 
 @runtime_checkable
-class Choosing(Protocol):
+class ResourceAware(Protocol):
     """An optimizer that chooses something by what there is to go by."""
 
-    def consider(self, offer: Offer) -> None:
+    def set_resources(self, offer: SearchResources) -> None:
         """Take what there is to go by; called before `start`."""
         ...

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers import Slope, Wanted, draws
-from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers import LossGradient, LossRequest, draws
+from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
 from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, SHARE, Rule
-from swarm.optimizers.draws import populate
+from swarm.optimizers.draws import initial_population
 
-MINIBATCH = OWN + 1
+MINIBATCH_STREAM = OPTIMIZER_STREAM + 1
 """Purpose of the draws of the order of items."""
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
@@ -19,7 +19,7 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 
 @dataclass(kw_only=True, eq=False)
-class AdaMerging(AskTell):
+class AdaMerging(BaseOptimizer):
     """Adam on the Shannon entropy of the answers' distribution, through the coefficients alone.
 
     One position starts with the same coefficient for every expert and follows the derivative of
@@ -73,59 +73,59 @@ class AdaMerging(AskTell):
         """See `swarm.optimizers.Differentiating`."""
         return True
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         return experts + 1
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
         self.weights = np.full(self.groups * experts, self.start_value)
         self.first, self.second = np.zeros_like(self.weights), np.zeros_like(self.weights)
         self.count = np.zeros(1)
-        rows = populate(experts, count, self.seed, groups=self.groups)
+        rows = initial_population(experts, count, self.seed, groups=self.groups)
         if count > experts:
-            rows[self._place(count)] = self.weights
+            rows[self._position_row(count)] = self.weights
         return rows
 
-    def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
+    def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
         """Take the steps before the next score; see `Differentiating`."""
         for _ in range(self.steps if self.told else 0):
-            batch = self._minibatch(items)
-            (answer,) = yield [Wanted(self._clamped(), batch, entropy=True)]
+            batch = self._next_minibatch(items)
+            (answer,) = yield [LossRequest(self._clamp_weights(), batch, entropy=True)]
             if np.isfinite(answer.slope).all():
-                self._step(answer.slope)
-            self.count = frozen(self.count + 1)
+                self._adam_step(answer.slope)
+            self.count = freeze_array(self.count + 1)
 
-    def _next(self) -> np.ndarray:
-        return self._clamped()[None]
+    def _propose_positions(self) -> np.ndarray:
+        return self._clamp_weights()[None]
 
-    def _places(self, count: int) -> np.ndarray:
-        return np.array([self._place(len(self.positions))])
+    def _proposal_rows(self, count: int) -> np.ndarray:
+        return np.array([self._position_row(len(self.positions))])
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         pass
 
-    def _place(self, count: int) -> int:
+    def _position_row(self, count: int) -> int:
         """The row of the position; with N = K that of the last expert, from the second ask on."""
         return min(self.experts, count - 1)
 
-    def _clamped(self) -> np.ndarray:
+    def _clamp_weights(self) -> np.ndarray:
         return np.clip(self.weights, 0.0, 1.0)
 
-    def _step(self, slope: np.ndarray) -> None:
+    def _adam_step(self, slope: np.ndarray) -> None:
         """One step of Adam down a slope [G x K]."""
         slope = np.where((self.weights >= 0) & (self.weights <= 1), slope, 0.0)
         count = self.count[0] + 1
-        self.first = frozen(BETA_1 * self.first + (1 - BETA_1) * slope)
-        self.second = frozen(BETA_2 * self.second + (1 - BETA_2) * slope**2)
+        self.first = freeze_array(BETA_1 * self.first + (1 - BETA_1) * slope)
+        self.second = freeze_array(BETA_2 * self.second + (1 - BETA_2) * slope**2)
         mean = self.first / (1 - BETA_1**count)
         scale = np.sqrt(self.second / (1 - BETA_2**count)) + EPSILON
-        self.weights = frozen(self.weights - self.rate * mean / scale)
+        self.weights = freeze_array(self.weights - self.rate * mean / scale)
 
-    def _minibatch(self, items: int) -> tuple[int, ...]:
+    def _next_minibatch(self, items: int) -> tuple[int, ...]:
         """The items of the next step."""
         found: list[int] = []
         first = int(self.count[0]) * self.batch
         for place in range(first, first + self.batch):
             epoch, offset = divmod(place, items)
-            order = draws.generator(self.seed, epoch, 0, MINIBATCH).permutation(items)
+            order = draws.counter_rng(self.seed, epoch, 0, MINIBATCH_STREAM).permutation(items)
             found.append(int(order[offset]))
         return tuple(found)

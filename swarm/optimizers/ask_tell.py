@@ -11,17 +11,17 @@ from swarm.optimizers.checks import (
     Rule,
     check_number,
     check_particles,
-    check_pool,
-    check_saved,
-    check_word,
+    check_pool_size,
+    check_saved_state,
+    check_choice,
 )
 
-OWN = 16
+OPTIMIZER_STREAM = 16
 """Purpose of the draws of an iteration; `populate` has the ones below it."""
 
 
 @dataclass(kw_only=True, eq=False)
-class AskTell:
+class BaseOptimizer:
     """Asks the experts first, then the rows that `_next` proposes, until `max_iterations`.
 
     A subclass says how it begins, proposes and learns; what it learns lies in arrays that it names
@@ -51,7 +51,7 @@ class AskTell:
         for name, (rule, advice) in self.NUMBERS.items():
             check_number(name, getattr(self, name), rule, advice)
         for name, allowed in self.WORDS.items():
-            check_word(name, getattr(self, name), allowed)
+            check_choice(name, getattr(self, name), allowed)
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """As `Optimizer.start`.
@@ -59,22 +59,22 @@ class AskTell:
         Raises:
             UserError: Fewer than 2 experts, or fewer particles than experts.
         """
-        check_pool(experts, self.particles)
+        check_pool_size(experts, self.particles)
         self.experts, self.groups = experts, groups
-        count = self._size(experts) if self.particles is None else self.particles
+        count = self._population_size(experts) if self.particles is None else self.particles
         self.seed, self.iteration, self.told = int(seed), 0, False
         self.evaluate = np.ones(count, bool)
-        self.positions = frozen(self._begin(experts, count))
+        self.positions = freeze_array(self._initial_population(experts, count))
 
     def ask(self) -> np.ndarray:
         """Positions [N, G x K]; after a `tell`, new ones in the rows that `evaluate` marks."""
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
-            rows = self._next()
-            places = self._places(len(rows))
+            rows = self._propose_positions()
+            places = self._proposal_rows(len(rows))
             positions = self.positions.copy()
             positions[places] = rows
-            self.positions = frozen(positions)
+            self.positions = freeze_array(positions)
             self.evaluate = np.isin(np.arange(len(positions)), places)
         return self.positions
 
@@ -87,65 +87,65 @@ class AskTell:
         u = np.asarray(utilities, dtype=np.float64)
         if u.shape != self.evaluate.shape or self.told:
             raise ValueError(f"tell {len(self.evaluate)} utilities once per ask, not {u.shape}")
-        self._take(np.where(np.isfinite(u) & self.evaluate, u, np.nan))
+        self._update_state(np.where(np.isfinite(u) & self.evaluate, u, np.nan))
         self.told = True
 
-    def done(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """The number of iterations is the only end."""
         finished = self.iteration if self.told else self.iteration - 1
         words = f"{finished} iteration{'s' * (finished != 1)} done"
         return words if finished >= self.max_iterations else None
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
-        arrays = {name: _plain(getattr(self, name)) for name in ("positions", *self.ARRAYS)}
+        arrays = {name: _to_json_list(getattr(self, name)) for name in ("positions", *self.ARRAYS)}
         turn = {name: getattr(self, name) for name in ("seed", "groups", "iteration", "told")}
         return {"optimizer": self.NAME, **turn, "evaluate": self.evaluate.tolist(), **arrays}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state()`, between ask and tell or after it.
 
         Raises:
             UserError: The state is another optimizer's, of another number of particles or groups.
         """
-        check_saved(state, self.NAME, self.particles, getattr(self, "groups", None))
+        check_saved_state(state, self.NAME, self.particles, getattr(self, "groups", None))
         for name in ("seed", "groups", "iteration", "told"):
             setattr(self, name, state[name])
         self.evaluate = np.array(state["evaluate"], bool)
         for name in ("positions", *self.ARRAYS):
-            setattr(self, name, frozen(np.array(state[name], float)))
+            setattr(self, name, freeze_array(np.array(state[name], float)))
         self.experts = self.positions.shape[1] // self.groups
-        self._resume()
+        self._restore_state()
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         """N where `particles` is None."""
         return max(experts, self.LEAST)
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
         """The first rows, [N, G x K], the experts first; makes the arrays."""
         raise NotImplementedError
 
-    def _next(self) -> np.ndarray:
+    def _propose_positions(self) -> np.ndarray:
         """Rows to look at next, at most N of them, [M, G x K]."""
         raise NotImplementedError
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         """Learn from the utilities of `positions`, [N], NaN where not asked or not measured."""
         raise NotImplementedError
 
-    def _resume(self) -> None:
+    def _restore_state(self) -> None:
         """Make of the loaded arrays what else there is."""
 
-    def _places(self, count: int) -> np.ndarray:
+    def _proposal_rows(self, count: int) -> np.ndarray:
         """The rows of the ask that so many new positions take."""
         return np.arange(count)
 
-    def _random(self, purpose: int = OWN) -> np.random.Generator:
+    def _iteration_rng(self, purpose: int = OPTIMIZER_STREAM) -> np.random.Generator:
         """A generator of this iteration, whatever was drawn in others or for another purpose."""
-        return draws.generator(self.seed, self.iteration, 0, purpose)
+        return draws.counter_rng(self.seed, self.iteration, 0, purpose)
 
 
-class Remembering(AskTell):
+class HistoryOptimizer(BaseOptimizer):
     """Keeps `rows` [M, G x K], all positions that were measured, and their `utilities` [M]."""
 
     ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "utilities")
@@ -155,21 +155,21 @@ class Remembering(AskTell):
         self.rows, self.utilities = np.empty((0, groups * experts)), np.empty(0)
         super().start(experts, seed, groups)
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         measured = np.isfinite(utilities)
-        self.rows = frozen(np.vstack([self.rows, self.positions[measured]]))
-        self.utilities = frozen(np.append(self.utilities, utilities[measured]))
+        self.rows = freeze_array(np.vstack([self.rows, self.positions[measured]]))
+        self.utilities = freeze_array(np.append(self.utilities, utilities[measured]))
 
-    def _resume(self) -> None:
+    def _restore_state(self) -> None:
         # A list of no rows does not say how long they are.
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
 
 
-def frozen(array: np.ndarray) -> np.ndarray:
+def freeze_array(array: np.ndarray) -> np.ndarray:
     """The array itself, never to be written again."""
     array.flags.writeable = False
     return array
 
 
-def _plain(array: np.ndarray) -> list[Any]:
+def _to_json_list(array: np.ndarray) -> list[Any]:
     return np.where(np.isnan(array), None, array.astype(object)).tolist()  # type: ignore[call-overload, no-any-return]

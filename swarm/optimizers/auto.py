@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers import Offer, Optimizer, Slope, Wanted
-from swarm.optimizers.bayes import NEEDS, BayesianSearch
+from swarm.optimizers import SearchResources, Optimizer, LossGradient, LossRequest
+from swarm.optimizers.bayes import REQUIRED_PACKAGES, BayesianSearch
 from swarm.optimizers.checks import AT_LEAST_ONE, SWITCH, check_number
-from swarm.optimizers.cma_es import CovarianceSearch
+from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.nes import NaturalEvolution
 from swarm.optimizers.pso import GradientDescent
 
@@ -21,12 +21,12 @@ SURROGATE_DIMENSIONS = 20
 SURROGATE_POSITIONS = 100
 """Positions up to which its thinking is quick beside the asking of a model."""
 
-FULL_DIMENSIONS = 60
+FULL_COVARIANCE_DIMENSIONS = 60
 """Coefficients up to which a full covariance matrix can be learnt from some hundred positions."""
 
 
 @dataclass(kw_only=True, eq=False)
-class AutomaticChoice:
+class AutoOptimizer:
     """Delegates to the method that suits the task, the pool and the budget.
 
     - Gold answers and derivatives: gradient descent through the coefficients.
@@ -53,14 +53,14 @@ class AutomaticChoice:
     def __post_init__(self) -> None:
         check_number("max_iterations", self.max_iterations, AT_LEAST_ONE, "it bounds the budget")
         check_number("surrogate", self.surrogate, SWITCH, "false never takes a Gaussian process")
-        self.offer, self.why = Offer(), ""
+        self.offer, self.why = SearchResources(), ""
         self._inner: Optimizer | None = None
 
-    def consider(self, offer: Offer) -> None:
+    def set_resources(self, offer: SearchResources) -> None:
         """Take what there is to go by; before `start`."""
         self.offer = offer
 
-    def choose(self, dimensions: int) -> tuple[Optimizer, str]:
+    def choose_method(self, dimensions: int) -> tuple[Optimizer, str]:
         """The method for so many coefficients, and why, in a line."""
         common: dict[str, Any] = {"max_iterations": self.max_iterations}
         positions = self.offer.positions or self.max_iterations
@@ -69,24 +69,24 @@ class AutomaticChoice:
         if self.offer.gradients:
             why = f"gold answers have a gradient through the {dimensions} coefficients"
             return GradientDescent(**common), f"gradient: {why}"
-        installed = all(map(find_spec, NEEDS["gp"]))
+        installed = all(map(find_spec, REQUIRED_PACKAGES["gp"]))
         few = dimensions <= SURROGATE_DIMENSIONS and positions <= SURROGATE_POSITIONS
         if self.surrogate and few and installed:
             why = f"a black box with {dimensions} coefficients and few positions"
             return BayesianSearch(**common, sum_to_one=False), f"bayes: {why}"
-        if dimensions <= FULL_DIMENSIONS:
+        if dimensions <= FULL_COVARIANCE_DIMENSIONS:
             why = f"a black box with {dimensions} coefficients"
-            return CovarianceSearch(**common, sum_to_one=False), f"cmaes: {why}"
+            return CMAES(**common, sum_to_one=False), f"cmaes: {why}"
         why = f"a black box with {dimensions} coefficients, too many for a covariance matrix"
         return NaturalEvolution(**common), f"nes: {why}"
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """As `Optimizer.start`, of the method that is chosen."""
-        self._inner, self.why = self.choose(experts * groups)
+        self._inner, self.why = self.choose_method(experts * groups)
         self._inner.start(experts, seed, groups)
 
     @property
-    def chosen(self) -> Optimizer:
+    def inner_optimizer(self) -> Optimizer:
         """The method, once it has been started."""
         if self._inner is None:
             raise RuntimeError("the optimizer has to be started first: start()")
@@ -95,43 +95,43 @@ class AutomaticChoice:
     @property
     def evaluate(self) -> np.ndarray:
         """As `Optimizer.evaluate`."""
-        return self.chosen.evaluate
+        return self.inner_optimizer.evaluate
 
     @property
     def iteration(self) -> int:
         """Asks after the first."""
-        return self.chosen.iteration  # type: ignore[attr-defined, no-any-return]
+        return self.inner_optimizer.iteration  # type: ignore[attr-defined, no-any-return]
 
     @property
     def needs_gradients(self) -> bool | None:
         """As `Differentiating.needs_gradients`; before `start` by what there is."""
         if self._inner is None:
             return False if self.offer.gradients else None
-        return getattr(self.chosen, "needs_gradients", None)
+        return getattr(self.inner_optimizer, "needs_gradients", None)
 
-    def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
+    def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
         """As `Differentiating.descend`."""
-        if isinstance(self.chosen, GradientDescent):
-            yield from self.chosen.descend(items)
+        if isinstance(self.inner_optimizer, GradientDescent):
+            yield from self.inner_optimizer.descend(items)
 
     def ask(self) -> np.ndarray:
         """As `Optimizer.ask`."""
-        return self.chosen.ask()
+        return self.inner_optimizer.ask()
 
     def tell(self, utilities: np.ndarray) -> None:
         """As `Optimizer.tell`."""
-        self.chosen.tell(utilities)
+        self.inner_optimizer.tell(utilities)
 
-    def done(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """As `Optimizer.done`."""
-        return self.chosen.done()
+        return self.inner_optimizer.stop_reason()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """As `Optimizer.state`; the method's own, with the name of this choice."""
-        state = self.chosen.state()
+        state = self.inner_optimizer.state_dict()
         return {**state, "optimizer": self.NAME, "method": state["optimizer"]}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """As `Optimizer.load`.
 
         Raises:
@@ -144,7 +144,7 @@ class AutomaticChoice:
             )
         if self._inner is None:
             width = len(state["positions"][0])
-            self._inner, self.why = self.choose(width)
+            self._inner, self.why = self.choose_method(width)
         if self.particles is not None:
             self._inner.particles = self.particles  # type: ignore[attr-defined]
-        self._inner.load({**state, "optimizer": state["method"]})
+        self._inner.load_state_dict({**state, "optimizer": state["method"]})

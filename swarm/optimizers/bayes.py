@@ -8,21 +8,21 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OWN
+from swarm.optimizers.ask_tell import OPTIMIZER_STREAM
 from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, Rule
-from swarm.optimizers.region import Region
-from swarm.optimizers.starts import Starting
+from swarm.optimizers.region import CoefficientBounds
+from swarm.optimizers.starts import WarmStartOptimizer
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.samplers import BaseSampler
 
-NEEDS = {"gp": ("optuna", "scipy", "greenlet"), "tpe": ("optuna",)}
+REQUIRED_PACKAGES = {"gp": ("optuna", "scipy", "greenlet"), "tpe": ("optuna",)}
 """Packages of each sampler. Without greenlet the process searches in another way, more slowly."""
 
 
 @dataclass(kw_only=True, eq=False)
-class BayesianSearch(Starting):
+class BayesianSearch(WarmStartOptimizer):
     """A model of the utility, learnt from all scores so far, says where to look next.
 
     It models the G (K - 1) coordinates in which coefficients sum to 1 in each group, each within
@@ -74,7 +74,7 @@ class BayesianSearch(Starting):
             UserError: A package of the sampler is not installed, or there are too many dimensions
                 for it, too.
         """
-        for package in NEEDS[self.sampler]:
+        for package in REQUIRED_PACKAGES[self.sampler]:
             if find_spec(package) is None:
                 raise UserError(f"""optimizer.sampler={self.sampler}: needs the package {package};
                     install it with pip install "model-swarms[bayes]", or use another optimizer""")
@@ -85,42 +85,42 @@ class BayesianSearch(Starting):
                 use fewer pool.groups, optimizer.sampler=tpe, optimizer=nes, or raise the limit""")
         super().start(experts, seed, groups)
 
-    def _places(self, count: int) -> np.ndarray:
+    def _proposal_rows(self, count: int) -> np.ndarray:
         rows = len(self.positions)
         return (self.batch * (self.iteration - 1) + np.arange(count)) % rows
 
-    def _propose(self) -> np.ndarray:
-        points, utilities = self._points(self.rows), self.utilities
+    def _propose_after_start(self) -> np.ndarray:
+        points, utilities = self._to_points(self.rows), self.utilities
         if self.sum_to_one:
             points = np.clip(points, -self.reach, self.reach)
         else:
             inside = (np.abs(points) <= self.reach).all(axis=1)
             points, utilities = points[inside], utilities[inside]
-        study, box = self._study(points, utilities), self._box(points.shape[1])
+        study, box = self._build_study(points, utilities), self._search_distributions(points.shape[1])
         trials = [study.ask(box) for _ in range(min(self.batch, len(self.positions)))]
         found = np.array([[*trial.params.values()] for trial in trials])
-        return self._region().rows(found) if self.sum_to_one else self.centre + found
+        return self._search_bounds().to_positions(found) if self.sum_to_one else self.best_start + found
 
-    def _points(self, rows: np.ndarray) -> np.ndarray:
+    def _to_points(self, rows: np.ndarray) -> np.ndarray:
         """Coordinates [M, D] of positions, 0 in the middle of the box."""
-        return self._region().coordinates(rows) if self.sum_to_one else rows - self.centre
+        return self._search_bounds().to_coordinates(rows) if self.sum_to_one else rows - self.best_start
 
-    def _region(self) -> Region:
-        return Region(self.experts, -np.inf, np.inf, groups=self.groups)
+    def _search_bounds(self) -> CoefficientBounds:
+        return CoefficientBounds(self.experts, -np.inf, np.inf, groups=self.groups)
 
-    def _box(self, dimensions: int) -> dict[str, Any]:
+    def _search_distributions(self, dimensions: int) -> dict[str, Any]:
         from optuna.distributions import FloatDistribution
 
         side = FloatDistribution(-self.reach, self.reach)
         return {f"y{i:03}": side for i in range(dimensions)}
 
-    def _study(self, points: np.ndarray, utilities: np.ndarray) -> "Study":
+    def _build_study(self, points: np.ndarray, utilities: np.ndarray) -> "Study":
         """Measured points [M, D] inside of the box as finished trials."""
         import optuna
 
-        box = self._box(points.shape[1])
+        box = self._search_distributions(points.shape[1])
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        study = optuna.create_study(sampler=self._sampler(), direction="maximize")
+        study = optuna.create_study(sampler=self._build_sampler(), direction="maximize")
         for point, utility in zip(points.tolist(), utilities.tolist(), strict=True):
             told = dict(zip(box, point, strict=True))
             study.add_trial(
@@ -128,10 +128,10 @@ class BayesianSearch(Starting):
             )
         return study
 
-    def _sampler(self) -> "BaseSampler":
+    def _build_sampler(self) -> "BaseSampler":
         from optuna.samplers import GPSampler, TPESampler
 
-        word = int(draws.generator(self.seed, self.iteration, 0, OWN).integers(2**31))
+        word = int(draws.counter_rng(self.seed, self.iteration, 0, OPTIMIZER_STREAM).integers(2**31))
         if self.sampler == "gp":
             return GPSampler(seed=word)
         return TPESampler(seed=word, multivariate=True, constant_liar=True)

@@ -6,11 +6,11 @@ from typing import Any
 from swarm.errors import UserError
 
 Rule = tuple[type, Callable[[Any], bool], str]
-MOST = 1e6
+MAX_VALUE = 1e6
 """The highest that any number may be: beyond it, positions leave what a float can add up."""
 
-NOT_NEGATIVE: Rule = (float, lambda value: 0 <= value <= MOST, f"a number from 0 to {MOST:g}")
-POSITIVE: Rule = (float, lambda value: 0 < value <= MOST, f"a number above 0, at most {MOST:g}")
+NOT_NEGATIVE: Rule = (float, lambda value: 0 <= value <= MAX_VALUE, f"a number from 0 to {MAX_VALUE:g}")
+POSITIVE: Rule = (float, lambda value: 0 < value <= MAX_VALUE, f"a number above 0, at most {MAX_VALUE:g}")
 STEP: Rule = (float, lambda value: 0 < value <= 100, "a number above 0, at most 100")
 SHARE: Rule = (float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
@@ -23,7 +23,7 @@ COUNT: Rule = (int, lambda value: value >= 0, "a whole number, 0 or more")
 SWITCH: Rule = (bool, lambda value: True, "true or false")
 
 
-def check_word(name: str, value: Any, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
     """That the option `name` is one of these words.
 
     Raises:
@@ -58,7 +58,7 @@ def check_particles(particles: Any, least: int, advice: str) -> None:
         check_number("particles", particles, rule, advice)
 
 
-def check_pool(experts: int, particles: int | None) -> None:
+def check_pool_size(experts: int, particles: int | None) -> None:
     """That so many particles can begin with all experts; None is as many as it takes.
 
     Raises:
@@ -73,7 +73,7 @@ def check_pool(experts: int, particles: int | None) -> None:
             pool.experts=[...]""")
 
 
-def check_saved(
+def check_saved_state(
     state: dict[str, Any], name: str, particles: int | None, groups: int | None
 ) -> None:
     """See that a saved state is this optimizer's; None takes any number.

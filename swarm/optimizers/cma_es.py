@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OWN
+from swarm.optimizers.ask_tell import OPTIMIZER_STREAM
 from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
-from swarm.optimizers.region import BOUNDS, Region
-from swarm.optimizers.starts import Starting
+from swarm.optimizers.region import BOUND_RULES, CoefficientBounds
+from swarm.optimizers.starts import WarmStartOptimizer
 
 if TYPE_CHECKING:
     from cmaes import CMA, SepCMA
 
 
-FREE_STEP = 0.1
+FREE_SUM_STEP = 0.1
 """First standard deviation of a coefficient around the best recipe."""
 
-REDRAWS = 100
+MAX_REDRAWS = 100
 """Draws of a position outside of the bounds before the nearest one inside is taken."""
 
 
 @dataclass(kw_only=True, eq=False)
-class CovarianceSearch(Starting):
+class CMAES(WarmStartOptimizer):
     """A normal distribution that moves to where utilities are high, from the experts on.
 
     It begins around the uniform mix with the step 1 / sqrt(K): the K experts then lie just as far
@@ -59,7 +59,7 @@ class CovarianceSearch(Starting):
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "separable": (SWITCH, "true is for many dimensions"),
         "restart": (SWITCH, "false goes on where the distribution has come to its end"),
-        **BOUNDS,
+        **BOUND_RULES,
     }
 
     particles: int | None = None
@@ -75,80 +75,80 @@ class CovarianceSearch(Starting):
         if self.step is not None:
             check_number("step", self.step, POSITIVE, "null is 1 / sqrt(K)")
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         dimensions = self.groups * (experts - self.sum_to_one)
         return max(experts, 4 + int(3 * np.log(dimensions)))
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        self._found(count)
-        return super()._begin(experts, count)
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        self._reset_distribution(count)
+        return super()._initial_population(experts, count)
 
-    def _first_rows(self, experts: int, count: int) -> np.ndarray:
-        known = draws.corners(experts, self.groups)
-        return np.vstack([known, *map(self._draw, range(experts, count))])
+    def _initial_positions(self, experts: int, count: int) -> np.ndarray:
+        known = draws.expert_positions(experts, self.groups)
+        return np.vstack([known, *map(self._sample_position, range(experts, count))])
 
-    def _propose(self) -> np.ndarray:
-        missing = self._cma.population_size - self._pending
-        return np.array([self._draw(i) for i in range(min(missing, len(self.positions)))])
+    def _propose_after_start(self) -> np.ndarray:
+        missing = self._cma.population_size - self._pending_count
+        return np.array([self._sample_position(i) for i in range(min(missing, len(self.positions)))])
 
-    def _take(self, utilities: np.ndarray) -> None:
-        super()._take(utilities)
-        if self.starting:
-            self._found(len(self.positions))
-        self._learn()
+    def _update_state(self, utilities: np.ndarray) -> None:
+        super()._update_state(utilities)
+        if self.is_starting:
+            self._reset_distribution(len(self.positions))
+        self._update_distribution()
 
-    def _resume(self) -> None:
-        super()._resume()
-        self._found(len(self.positions))
-        self._learn()
+    def _restore_state(self) -> None:
+        super()._restore_state()
+        self._reset_distribution(len(self.positions))
+        self._update_distribution()
 
-    def _found(self, count: int) -> None:
+    def _reset_distribution(self, count: int) -> None:
         """The first distribution; nothing is learnt yet."""
         bounds = self.low, self.high
-        self._region = Region(self.experts, *bounds, self.sum_to_one, self.groups)
+        self._region = CoefficientBounds(self.experts, *bounds, self.sum_to_one, self.groups)
         self._learnt, self._restarts = self.begun, 0
-        self._cma = self._distribution(self._first_mean(), count)
+        self._cma = self._build_distribution(self._initial_mean(), count)
 
-    def _first_mean(self) -> np.ndarray:
-        return self.centre
+    def _initial_mean(self) -> np.ndarray:
+        return self.best_start
 
-    def _distribution(self, mean: np.ndarray, population: int) -> "CMA | SepCMA":
+    def _build_distribution(self, mean: np.ndarray, population: int) -> "CMA | SepCMA":
         from cmaes import CMA, SepCMA
 
-        step = self.step or (FREE_STEP if self._starts else self.experts**-0.5)
-        point = self._region.coordinates(mean)
+        step = self.step or (FREE_SUM_STEP if self._has_start else self.experts**-0.5)
+        point = self._region.to_coordinates(mean)
         # Of one dimension there is no covariance, and SepCMA takes two or more.
         kind = SepCMA if self.separable and len(point) > 1 else CMA
         return kind(point, step, population_size=population, seed=0)
 
     @property
-    def _pending(self) -> int:
+    def _pending_count(self) -> int:
         return len(self.rows) - self._learnt
 
-    def _learn(self) -> None:
+    def _update_distribution(self) -> None:
         """Tell the distribution every whole generation that it was not told yet."""
-        while self._pending >= (size := self._cma.population_size):
+        while self._pending_count >= (size := self._cma.population_size):
             generation = slice(self._learnt, self._learnt + size)
-            points = self._region.coordinates(self.rows[generation])
-            losses = self._losses(self.rows[generation], self.utilities[generation])
+            points = self._region.to_coordinates(self.rows[generation])
+            losses = self._compute_losses(self.rows[generation], self.utilities[generation])
             self._cma.tell(list(zip(points, losses.tolist(), strict=True)))
             self._learnt += size
             if self.restart and self._cma.should_stop():
                 self._restarts += 1
-                draw = draws.generator(self.seed, self._restarts, 0, OWN + 1)
-                mean = draws.mixtures(draw, 1, self.experts, self.groups)[0]
-                self._cma = self._distribution(mean, 2 * size)
+                draw = draws.counter_rng(self.seed, self._restarts, 0, OPTIMIZER_STREAM + 1)
+                mean = draws.sample_mixtures(draw, 1, self.experts, self.groups)[0]
+                self._cma = self._build_distribution(mean, 2 * size)
 
-    def _losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:
+    def _compute_losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:
         """What is to be small, [M], of positions [M, G x K] and their utilities."""
         return -utilities
 
-    def _draw(self, particle: int) -> np.ndarray:
+    def _sample_position(self, particle: int) -> np.ndarray:
         """A position inside of the bounds, [G x K]."""
-        word = draws.generator(self.seed, self.iteration, particle, OWN).integers(2**32)
+        word = draws.counter_rng(self.seed, self.iteration, particle, OPTIMIZER_STREAM).integers(2**32)
         self._cma.reseed_rng(int(word))
-        for _ in range(REDRAWS):
-            row = self._region.rows(self._cma.ask())
-            if self._region.holds(row):
+        for _ in range(MAX_REDRAWS):
+            row = self._region.to_positions(self._cma.ask())
+            if self._region.contains(row):
                 return row
-        return self._region.nearest(row[None])[0]
+        return self._region.project(row[None])[0]

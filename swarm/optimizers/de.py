@@ -6,18 +6,18 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.ask_tell import AskTell, frozen
+from swarm.optimizers.ask_tell import BaseOptimizer, freeze_array
 from swarm.optimizers.checks import POSITIVE, PROBABILITY, SWITCH, Rule
-from swarm.optimizers.draws import corners, mixtures
-from swarm.optimizers.region import BOUNDS, Region
-from swarm.optimizers.starts import static_starts
+from swarm.optimizers.draws import expert_positions, sample_mixtures
+from swarm.optimizers.region import BOUND_RULES, CoefficientBounds
+from swarm.optimizers.starts import static_start_positions
 
-SCALED = (0.5, 2.0)
+SCALE_RANGE = (0.5, 2.0)
 """Range of the sums of the first random members where sums are free."""
 
 
 @dataclass(kw_only=True, eq=False)
-class DifferentialEvolution(AskTell):
+class DifferentialEvolution(BaseOptimizer):
     """Every member is challenged by base + F (a - b), crossed with it; the better one stays.
 
     The population begins with the experts and draws that are uniform over their simplex. The
@@ -47,7 +47,7 @@ class DifferentialEvolution(AskTell):
         "highest_weight": (POSITIVE, "1 is usual"),
         "sum_to_one": (SWITCH, "false frees the sum"),
         "crossover": (PROBABILITY, "0.9 is usual where coefficients depend on each other"),
-        **BOUNDS,
+        **BOUND_RULES,
     }
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"strategy": ("best", "rand")}
     ARRAYS: ClassVar[tuple[str, ...]] = ("members", "utilities")
@@ -66,19 +66,19 @@ class DifferentialEvolution(AskTell):
             raise UserError(f"""optimizer.lowest_weight={self.lowest_weight}: must be at most
                 optimizer.highest_weight={self.highest_weight}, lower it or raise that""")
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        draw, known = self._random(), corners(experts, self.groups)
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        draw, known = self._iteration_rng(), expert_positions(experts, self.groups)
         if not self.sum_to_one:
-            known = np.vstack([known, static_starts(experts, self.groups)[1]])[:count]
-        drawn = mixtures(draw, count - len(known), experts, self.groups)
+            known = np.vstack([known, static_start_positions(experts, self.groups)[1]])[:count]
+        drawn = sample_mixtures(draw, count - len(known), experts, self.groups)
         if not self.sum_to_one:
-            drawn = draw.uniform(*SCALED, size=(len(drawn), 1)) * drawn
-        self.members = frozen(np.vstack([known, drawn]))
+            drawn = draw.uniform(*SCALE_RANGE, size=(len(drawn), 1)) * drawn
+        self.members = freeze_array(np.vstack([known, drawn]))
         self.utilities = np.full(count, np.nan)
         return self.members
 
-    def _next(self) -> np.ndarray:
-        draw, (count, dimensions) = self._random(), self.members.shape
+    def _propose_positions(self) -> np.ndarray:
+        draw, (count, dimensions) = self._iteration_rng(), self.members.shape
         # Of the others in an order of their own, the first three: each but the member itself.
         orders = [draw.permutation(count - 1)[:3] for _ in range(count)]
         first, second, third = (
@@ -92,9 +92,9 @@ class DifferentialEvolution(AskTell):
         crossed |= draw.random((count, dimensions)) < self.crossover
         rows = np.where(crossed, mutants, self.members)
         bounds = self.low, self.high
-        return Region(self.experts, *bounds, self.sum_to_one, self.groups).nearest(rows)
+        return CoefficientBounds(self.experts, *bounds, self.sum_to_one, self.groups).project(rows)
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         wins = np.isfinite(utilities) & ~(utilities < self.utilities)
-        self.utilities = frozen(np.where(wins, utilities, self.utilities))
-        self.members = frozen(np.where(wins[:, None], self.positions, self.members))
+        self.utilities = freeze_array(np.where(wins, utilities, self.utilities))
+        self.members = freeze_array(np.where(wins[:, None], self.positions, self.members))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm.optimizers import Slope, Wanted, draws
+from swarm.optimizers import LossGradient, LossRequest, draws
 from swarm.optimizers.checks import (
     AT_LEAST_ONE,
     COUNT,
@@ -18,14 +18,14 @@ from swarm.optimizers.checks import (
     check_number,
 )
 
-MINIBATCH, FOLD, LOOK = 100, 101, 102
+MINIBATCH_STREAM, HOLDOUT_STREAM, LOSS_ITEMS_STREAM = 100, 101, 102
 """Purposes of draws; beyond those of every optimizer that descends."""
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
 """Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980). The second is lower than its .999:
 a descent has tens of steps."""
 
-LEAST_FACTOR = 1 / 16
+MIN_RATE_FACTOR = 1 / 16
 """A particle whose rate has been halved as often as this descends no more."""
 
 BELOW_ONE: Rule = (float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
@@ -98,66 +98,66 @@ class Descent:
         self.rate_factor = np.ones(particles)
         self.held_loss = np.full(particles, np.nan)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Everything `load` needs; exact, None stands for a loss that is not known."""
         found = {name: getattr(self, name).tolist() for name in ARRAYS}
         found["held_loss"] = [None if np.isnan(loss) else loss for loss in found["held_loss"]]
         return found
 
-    def load(self, state: dict[str, Any], groups: int, seed: int) -> None:
+    def load_state_dict(self, state: dict[str, Any], groups: int, seed: int) -> None:
         """Go on from `state()`."""
         self.groups, self.seed = groups, seed
         for name in ARRAYS:
             kind = int if name == "count" else float
             setattr(self, name, np.array(state[name], dtype=kind))
 
-    def look(
+    def evaluate_losses(
         self, positions: np.ndarray, items: int
-    ) -> Generator[list[Wanted], list[Slope], np.ndarray]:
+    ) -> Generator[list[LossRequest], list[LossGradient], np.ndarray]:
         """The losses [N] of positions [N, G * K] on the same `batch` items.
 
         A descent begins where the loss is low, of which utilities say little: an expert with one of
         nine skills has a higher utility than the soup, and three times its loss.
         """
-        order = draws.generator(self.seed, 0, 0, LOOK).permutation(items)
+        order = draws.counter_rng(self.seed, 0, 0, LOSS_ITEMS_STREAM).permutation(items)
         chosen = tuple(int(i) for i in np.sort(order[: self.batch]))
         answers = yield [
-            Wanted(x, chosen, slope=False, particle=i) for i, x in enumerate(positions)
+            LossRequest(x, chosen, slope=False, particle=i) for i, x in enumerate(positions)
         ]
         losses = np.array([answer.loss for answer in answers])
         return np.where(np.isnan(losses), np.inf, losses)
 
     def descend(
         self, positions: np.ndarray, particles: Sequence[int], items: int
-    ) -> Generator[list[Wanted], list[Slope], np.ndarray]:
+    ) -> Generator[list[LossRequest], list[LossGradient], np.ndarray]:
         """Descend from positions [M, G * K] of these M particles; returns where they end.
 
         What is yielded is answered with the mean losses and their derivatives. A descent that is
         closed has come as far as `reached` [M, G * K].
         """
         x, self.reached = positions.copy(), positions.copy()
-        rows = [row for row, i in enumerate(particles) if self.rate_factor[i] > LEAST_FACTOR]
+        rows = [row for row, i in enumerate(particles) if self.rate_factor[i] > MIN_RATE_FACTOR]
         tail: list[np.ndarray] = []
         for _ in range(self.steps if rows else 0):
             wanted = [
-                Wanted(x[row], self._minibatch(particles[row], items), particle=particles[row])
+                LossRequest(x[row], self._next_minibatch(particles[row], items), particle=particles[row])
                 for row in rows
             ]
             for row, answer in zip(rows, (yield wanted), strict=True):
                 if np.isfinite(answer.slope).all():
-                    x[row] = self._stepped(particles[row], x[row], answer.slope)
+                    x[row] = self._adam_step(particles[row], x[row], answer.slope)
             tail = [*tail, x.copy()][-max(1, self.steps // 2) :]
             self.reached = np.mean(tail, axis=0)
-        if rows and self._fold(0, items)[1]:
-            yield from self._slow_down([(particles[row], self.reached[row]) for row in rows], items)
+        if rows and self._split_holdout(0, items)[1]:
+            yield from self._halve_rates([(particles[row], self.reached[row]) for row in rows], items)
         return self.reached
 
-    def _slow_down(
+    def _halve_rates(
         self, reached: Sequence[tuple[int, np.ndarray]], items: int
-    ) -> Generator[list[Wanted], list[Slope], None]:
+    ) -> Generator[list[LossRequest], list[LossGradient], None]:
         """Halve the rate of each particle whose held-out loss is not its lowest so far."""
         answers = yield [
-            Wanted(x, self._fold(particle, items)[1], slope=False, particle=particle)
+            LossRequest(x, self._split_holdout(particle, items)[1], slope=False, particle=particle)
             for particle, x in reached
         ]
         for (particle, _), answer in zip(reached, answers, strict=True):
@@ -165,7 +165,7 @@ class Descent:
                 self.rate_factor[particle] /= 2
             self.held_loss[particle] = np.fmin(answer.loss, self.held_loss[particle])
 
-    def _stepped(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    def _adam_step(self, particle: int, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """One Adam step of a position [G * K]; its rate grows in the first steps."""
         by_group = slope.reshape(self.groups, -1)
         whole = np.concatenate([by_group.sum(axis=0), slope])
@@ -186,23 +186,23 @@ class Descent:
         deviations = rows - shared - self.fine_rate * rate * scaled[experts:].reshape(rows.shape)
         return (moved + (1 - self.pull) * deviations).reshape(-1)
 
-    def _fold(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    def _split_holdout(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:
         """The items that a particle learns from, and those that are held out for it."""
-        order = draws.generator(self.seed, 0, 0, FOLD).permutation(items)
+        order = draws.counter_rng(self.seed, 0, 0, HOLDOUT_STREAM).permutation(items)
         folds = min(items, max(2, round(1 / self.holdout))) if self.holdout else 1
         if folds < 2:
             return order, ()
         mine = np.arange(items) % folds == particle % folds
         return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
 
-    def _minibatch(self, particle: int, items: int) -> tuple[int, ...]:
+    def _next_minibatch(self, particle: int, items: int) -> tuple[int, ...]:
         """The items of a particle's next step: all in a drawn order, then in another one."""
-        learnt = self._fold(particle, items)[0]
+        learnt = self._split_holdout(particle, items)[0]
         found = []
         for place in range(
             self.batch * self.count[particle], self.batch * (self.count[particle] + 1)
         ):
             epoch = int(place // len(learnt))
-            order = draws.generator(self.seed, epoch, particle, MINIBATCH).permutation(len(learnt))
+            order = draws.counter_rng(self.seed, epoch, particle, MINIBATCH_STREAM).permutation(len(learnt))
             found.append(int(learnt[order[place % len(learnt)]]))
         return tuple(found)

@@ -8,7 +8,7 @@ WEIGHTS, CROSSOVER, PARTNER, DROP_ITERATION, DROP_PARTICLE = range(5)
 """Purposes of a draw in `pso`; another optimizer numbers its own, as it never shares a search."""
 
 
-def generator(seed: int, iteration: int, particle: int, purpose: int) -> np.random.Generator:
+def counter_rng(seed: int, iteration: int, particle: int, purpose: int) -> np.random.Generator:
     """A generator that depends on these four numbers alone, never on what was drawn before.
 
     So a resumed run, or one that draws in another order, sees the same numbers. The lowest word
@@ -19,7 +19,7 @@ def generator(seed: int, iteration: int, particle: int, purpose: int) -> np.rand
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
-def populate(
+def initial_population(
     experts: int,
     particles: int,
     seed: int,
@@ -35,21 +35,21 @@ def populate(
     its own t.
     """
     rows = np.zeros((particles, groups * experts))
-    rows[:experts] = corners(experts, groups)
+    rows[:experts] = expert_positions(experts, groups)
     for child in range(experts, particles):
-        draw = generator(seed, 0, child, CROSSOVER)
-        first, second = two_of(experts if parents == "experts" else child, draw)
+        draw = counter_rng(seed, 0, child, CROSSOVER)
+        first, second = sample_pair(experts if parents == "experts" else child, draw)
         t = np.repeat(maximum * draw.random(groups), experts)
         rows[child] = t * rows[first] + (1.0 - t) * rows[second]
     return rows
 
 
-def corners(experts: int, groups: int) -> np.ndarray:
+def expert_positions(experts: int, groups: int) -> np.ndarray:
     """The experts as positions, [K, G x K]."""
     return np.tile(np.eye(experts), groups)
 
 
-def mixtures(
+def sample_mixtures(
     draw: np.random.Generator, count: int, experts: int, groups: int, concentration: float = 1.0
 ) -> np.ndarray:
     """Positions [count, G x K], each group from a Dirichlet distribution; 1 is uniform."""
@@ -57,13 +57,13 @@ def mixtures(
     return rows.reshape(count, groups * experts)
 
 
-def two_of(count: int, draw: np.random.Generator) -> tuple[int, int]:
+def sample_pair(count: int, draw: np.random.Generator) -> tuple[int, int]:
     """Two different numbers below `count`, each pair equally likely."""
     first = int(draw.integers(count))
-    return first, other_than(first, count, draw)
+    return first, sample_other(first, count, draw)
 
 
-def other_than(own: int, count: int, draw: np.random.Generator) -> int:
+def sample_other(own: int, count: int, draw: np.random.Generator) -> int:
     """A number below `count` that is not `own`, each of the others equally likely."""
     other = int(draw.integers(count - 1))
     return other + (other >= own)

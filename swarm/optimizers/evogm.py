@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
 from swarm.optimizers.checks import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Rule
 
 HIDDEN = (128, 256, 256, 256, 128)
@@ -17,12 +17,12 @@ HIDDEN = (128, 256, 256, 256, 128)
 DECIMALS = 6
 """Of a proposal; so the last bits of a matrix product, which depend on the machine, do not show."""
 
-WEIGHTS, BATCHES = OWN + 1, OWN + 2
+WEIGHTS, BATCHES = OPTIMIZER_STREAM + 1, OPTIMIZER_STREAM + 2
 """Purposes of the draws of training, beside those of a population."""
 
 
 @dataclass(kw_only=True, eq=False)
-class EvolutionaryGenerator(AskTell):
+class EvolutionaryGenerator(BaseOptimizer):
     """Generators learn from winners and losers of the search to propose better coefficients.
 
     A search has rounds. A round begins with a population of P vectors over its basis: each basis
@@ -92,108 +92,108 @@ class EvolutionaryGenerator(AskTell):
     epochs: int = 200
     learning_rate: float = 1e-4
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         return 2 * experts
 
-    def _forget(self) -> None:
+    def _reset_history(self) -> None:
         """Begin the history of a round."""
         self.rows = np.empty((0, self.groups * self.experts))
         self.utilities, self.ends = np.empty(0), np.empty(0)
-        self._pair: Generators | None = None
+        self._pair: GeneratorPair | None = None
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        self.basis = draws.corners(experts, self.groups)
-        self._forget()
-        self.proposals = self._population(count)
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        self.basis = draws.expert_positions(experts, self.groups)
+        self._reset_history()
+        self.proposals = self._draw_population(count)
         self.members, self.member_utilities = self.proposals, np.full(count, np.nan)
-        return self._positions(self.proposals)
+        return self._vectors_to_positions(self.proposals)
 
-    def _next(self) -> np.ndarray:
-        if self._phase():
-            self.proposals = frozen(self._propose())
+    def _propose_positions(self) -> np.ndarray:
+        if self._round_phase():
+            self.proposals = freeze_array(self._generate_candidates())
         else:
-            self._begin_round()
-        return self._positions(self.proposals)[self._places(len(self.proposals))]
+            self._start_round()
+        return self._vectors_to_positions(self.proposals)[self._proposal_rows(len(self.proposals))]
 
-    def _places(self, count: int) -> np.ndarray:
-        known = np.isfinite(self.member_utilities) & (self._phase() == 0)
+    def _proposal_rows(self, count: int) -> np.ndarray:
+        known = np.isfinite(self.member_utilities) & (self._round_phase() == 0)
         return np.flatnonzero(~known)
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         measured = np.isfinite(utilities)
-        self.rows = frozen(np.vstack([self.rows, self.proposals[measured]]))
-        self.utilities = frozen(np.append(self.utilities, utilities[measured]))
-        self.ends = frozen(np.append(self.ends, len(self.rows)))
-        if self._phase() == 0:
+        self.rows = freeze_array(np.vstack([self.rows, self.proposals[measured]]))
+        self.utilities = freeze_array(np.append(self.utilities, utilities[measured]))
+        self.ends = freeze_array(np.append(self.ends, len(self.rows)))
+        if self._round_phase() == 0:
             known = np.where(measured, utilities, self.member_utilities)
-            self.member_utilities = frozen(known)
+            self.member_utilities = freeze_array(known)
             return
         everyone = np.vstack([self.members, self.proposals])
         values = np.append(self.member_utilities, utilities)
-        best = best_first(values)[: len(self.members)]
-        self.members, self.member_utilities = frozen(everyone[best]), frozen(values[best])
+        best = rank_descending(values)[: len(self.members)]
+        self.members, self.member_utilities = freeze_array(everyone[best]), freeze_array(values[best])
 
-    def _resume(self) -> None:
+    def _restore_state(self) -> None:
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
         self._pair = None
 
-    def _phase(self) -> int:
+    def _round_phase(self) -> int:
         """0 for an ask that begins a round, then 1 to T."""
         return self.iteration % (self.inner_iterations + 1)
 
-    def _begin_round(self) -> None:
+    def _start_round(self) -> None:
         """Make the best vectors of the round before the basis of another, with a population."""
-        elites = best_first(self.utilities)[: self.experts]
+        elites = rank_descending(self.utilities)[: self.experts]
         known = np.full(len(self.members), np.nan)
         if len(elites) == self.experts:
             known[: self.experts] = self.utilities[elites]
-            self.basis = frozen(self._positions(self.rows[elites]))
-        self._forget()
-        self.proposals = self.members = frozen(self._population(len(self.members)))
-        self.member_utilities = frozen(known)
+            self.basis = freeze_array(self._vectors_to_positions(self.rows[elites]))
+        self._reset_history()
+        self.proposals = self.members = freeze_array(self._draw_population(len(self.members)))
+        self.member_utilities = freeze_array(known)
         measured = np.isfinite(known)
-        self.rows, self.utilities = frozen(self.members[measured]), frozen(known[measured])
+        self.rows, self.utilities = freeze_array(self.members[measured]), freeze_array(known[measured])
 
-    def _population(self, count: int) -> np.ndarray:
+    def _draw_population(self, count: int) -> np.ndarray:
         """Vectors [count, G x K] to begin a round with: the basis, its mean, uniform draws."""
-        rows = self._random().uniform(-1.0, 1.0, (count, self.groups * self.experts))
-        rows[: self.experts] = draws.corners(self.experts, self.groups)
+        rows = self._iteration_rng().uniform(-1.0, 1.0, (count, self.groups * self.experts))
+        rows[: self.experts] = draws.expert_positions(self.experts, self.groups)
         rows[self.experts : self.experts + 1] = 1 / self.experts
         return rows
 
-    def _positions(self, vectors: np.ndarray) -> np.ndarray:
+    def _vectors_to_positions(self, vectors: np.ndarray) -> np.ndarray:
         """Vectors [M, G x K] over the basis as positions [M, G x K] over the experts."""
         shape = -1, self.groups, self.experts
         product = np.einsum("mgk,kge->mge", vectors.reshape(shape), self.basis.reshape(shape))
         return product.reshape(len(vectors), -1)
 
-    def _propose(self) -> np.ndarray:
+    def _generate_candidates(self) -> np.ndarray:
         """Candidates [P, G x K] over the basis, made of the population by the trained F."""
         if len(self.rows) < 2:
-            return self._random().uniform(-1.0, 1.0, self.members.shape)
-        return np.round(self._trained().improve(self.members), DECIMALS)
+            return self._iteration_rng().uniform(-1.0, 1.0, self.members.shape)
+        return np.round(self._trained_generators().improve_vectors(self.members), DECIMALS)
 
-    def _trained(self) -> "Generators":
+    def _trained_generators(self) -> "GeneratorPair":
         """The round's generators after its training so far; what is missing of it is done."""
-        first = self.iteration - self._phase()
+        first = self.iteration - self._round_phase()
         if self._pair is None:
-            draw = draws.generator(self.seed, first, 0, WEIGHTS)
+            draw = draws.counter_rng(self.seed, first, 0, WEIGHTS)
             scales = self.cycle_scale, self.target_scale
-            self._pair = Generators(self.rows.shape[1], draw, *scales, self.learning_rate)
+            self._pair = GeneratorPair(self.rows.shape[1], draw, *scales, self.learning_rate)
             self._trainings = 0
         for training in range(self._trainings, len(self.ends)):
             end = int(self.ends[training])
-            order = best_first(self.utilities[:end])
+            order = rank_descending(self.utilities[:end])
             count = max(1, int(end * self.winners))
             good, bad = self.rows[order[:count]], self.rows[order[count:]]
             if len(bad):
-                batches = draws.generator(self.seed, first + training, 0, BATCHES)
-                self._pair.train(good, bad, self.epochs, batches)
+                batches = draws.counter_rng(self.seed, first + training, 0, BATCHES)
+                self._pair.train_generators(good, bad, self.epochs, batches)
             self._trainings += 1
         return self._pair
 
 
-class Generators:
+class GeneratorPair:
     """F from losers to winners and B back, as perceptrons of `HIDDEN` layers with ReLU and tanh.
 
     Args:
@@ -216,11 +216,11 @@ class Generators:
         weights = self.forth.weights + self.back.weights
         self._moments = [(np.zeros_like(one), np.zeros_like(one)) for one in weights]
 
-    def improve(self, vectors: np.ndarray) -> np.ndarray:
+    def improve_vectors(self, vectors: np.ndarray) -> np.ndarray:
         """F of vectors [M, D]."""
         return self.forth.forward(vectors)[-1]
 
-    def train(
+    def train_generators(
         self, winners: np.ndarray, losers: np.ndarray, epochs: int, draw: np.random.Generator
     ) -> None:
         """So many steps of Adam, each on as many of [M, D] losers as of [L, D] winners."""
@@ -230,9 +230,9 @@ class Generators:
                 rows if len(rows) == count else rows[draw.permutation(len(rows))[:count]]
                 for rows in (winners, losers)
             )
-            self._step(self.gradients(good, bad)[1])
+            self._adam_step(self.compute_gradients(good, bad)[1])
 
-    def gradients(self, winners: np.ndarray, losers: np.ndarray) -> tuple[float, list[np.ndarray]]:
+    def compute_gradients(self, winners: np.ndarray, losers: np.ndarray) -> tuple[float, list[np.ndarray]]:
         """The loss on [M, D] winners and losers, and its gradients by F's and B's weights."""
         cycle, target = self._scales
         better = self.forth.forward(losers)
@@ -251,7 +251,7 @@ class Generators:
         back = [one + two for one, two in zip(back_l, back_w, strict=True)]
         return float(loss), forth + back
 
-    def _step(self, gradients: Sequence[np.ndarray]) -> None:
+    def _adam_step(self, gradients: Sequence[np.ndarray]) -> None:
         """One step of Adam (Kingma and Ba 2015, arXiv 1412.6980), in the gradients' memory."""
         self._steps += 1
         scales = 1 - 0.9**self._steps, 1 - 0.999**self._steps
@@ -307,6 +307,6 @@ class Perceptron:
         return found, gradient
 
 
-def best_first(utilities: np.ndarray) -> np.ndarray:
+def rank_descending(utilities: np.ndarray) -> np.ndarray:
     """Places by falling utility, the unmeasured last, earlier ones first where they are equal."""
     return np.argsort(-utilities, kind="stable")

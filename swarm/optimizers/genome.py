@@ -5,16 +5,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
 from swarm.optimizers.checks import NOT_NEGATIVE, PROBABILITY, SHARE, SWITCH, Rule
-from swarm.optimizers.draws import populate
+from swarm.optimizers.draws import initial_population
 
-SELECTION = OWN + 1
+SELECTION_STREAM = OPTIMIZER_STREAM + 1
 """Purpose of the draws of selection, which follow those of the offspring in an iteration."""
 
 
 @dataclass(kw_only=True, eq=False)
-class Genome(AskTell):
+class Genome(BaseOptimizer):
     """A population that learns, mates, mutates and is selected; two asks are a generation.
 
     An odd ask is succession: all but the elite move, as in the particle swarm, to their own and
@@ -88,40 +88,40 @@ class Genome(AskTell):
     step_length: float = 0.5
     step_length_factor: float = 0.95
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        self.members = self.own_positions = populate(experts, count, self.seed, groups=self.groups)
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        self.members = self.own_positions = initial_population(experts, count, self.seed, groups=self.groups)
         self.utilities = self.own_utilities = np.full(count, np.nan)
         self.velocities = np.zeros_like(self.members)
         self.extremes, self.extreme_utilities = np.zeros_like(self.members[:2]), np.full(2, np.nan)
         return self.members
 
-    def _next(self) -> np.ndarray:
-        return self._succeed() if self._succeeds() else self._breed()
+    def _propose_positions(self) -> np.ndarray:
+        return self._succession_positions() if self._is_succession() else self._breed_offspring()
 
-    def _take(self, utilities: np.ndarray) -> None:
-        self._take_extremes(utilities)
-        if self.iteration == 0 or self._succeeds():
-            self._move(utilities)
+    def _update_state(self, utilities: np.ndarray) -> None:
+        self._update_extremes(utilities)
+        if self.iteration == 0 or self._is_succession():
+            self._accept_positions(utilities)
         else:
-            self._select(utilities)
+            self._select_survivors(utilities)
 
-    def _succeeds(self) -> bool:
+    def _is_succession(self) -> bool:
         return self.succession and self.iteration % 2 == 1
 
-    def _places(self, count: int) -> np.ndarray:
-        if self._succeeds():
-            return np.sort(self._by_rank()[self._elite(len(self.members)) :])
-        return super()._places(count)
+    def _proposal_rows(self, count: int) -> np.ndarray:
+        if self._is_succession():
+            return np.sort(self._members_by_rank()[self._elite_count(len(self.members)) :])
+        return super()._proposal_rows(count)
 
-    def _by_rank(self) -> np.ndarray:
+    def _members_by_rank(self) -> np.ndarray:
         """The members' places, the best first."""
-        return np.argsort(-ranked(self.utilities), kind="stable")
+        return np.argsort(-rank_fitness(self.utilities), kind="stable")
 
-    def _elite(self, many: int) -> int:
+    def _elite_count(self, many: int) -> int:
         """How many of so many are elite; one at least, and never all members."""
         return min(max(1, round(self.elite * many)), len(self.members) - 1)
 
-    def _succeed(self) -> np.ndarray:
+    def _succession_positions(self) -> np.ndarray:
         """Where every member but the elite comes to, [M, G x K]."""
         x, v = self.members, self.velocities
         best, worst = (
@@ -129,19 +129,19 @@ class Genome(AskTell):
             for row, u in zip(self.extremes, self.extreme_utilities, strict=True)
         )
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
-        weights = phi[:, None] * (1.0 - self._random().random((len(x), 4, self.groups)))  # (0, 1]
+        weights = phi[:, None] * (1.0 - self._iteration_rng().random((len(x), 4, self.groups)))  # (0, 1]
         weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny)
         w_v, w_p, w_g, w_w = weights.swapaxes(0, 1).repeat(self.experts, axis=2)
         v = w_v * v + w_p * (self.own_positions - x) + w_g * (best - x) + w_w * (x - worst)
-        self.velocities = frozen(v)
+        self.velocities = freeze_array(v)
         generation = (self.iteration - 1) // 2
         moved = x + self.step_length * self.step_length_factor**generation * v
-        return moved[self._places(len(x))]
+        return moved[self._proposal_rows(len(x))]
 
-    def _breed(self) -> np.ndarray:
+    def _breed_offspring(self) -> np.ndarray:
         """At most N offspring, [M, G x K]: children first, then mutants."""
-        draw, (count, genes) = self._random(), self.members.shape
-        ranks, rows = ranked(self.utilities), [*self.members]
+        draw, (count, genes) = self._iteration_rng(), self.members.shape
+        ranks, rows = rank_fitness(self.utilities), [*self.members]
         for _ in range(count // 2):
             if draw.random() < self.crossover:
                 a, b = draw.choice(count, size=2, replace=False, p=ranks / ranks.sum())
@@ -156,47 +156,47 @@ class Genome(AskTell):
                 rows.append(row + noise - means.repeat(self.experts))
         return np.reshape(rows[count : 2 * count], (-1, genes))
 
-    def _move(self, utilities: np.ndarray) -> None:
+    def _accept_positions(self, utilities: np.ndarray) -> None:
         """Members are where they were asked; who was not measured is where it was."""
         measured = np.isfinite(utilities)
-        self.members = frozen(np.where(measured[:, None], self.positions, self.members))
-        self.velocities = frozen(np.where(measured[:, None], self.velocities, 0.0))
-        self.utilities = frozen(np.where(measured, utilities, self.utilities))
+        self.members = freeze_array(np.where(measured[:, None], self.positions, self.members))
+        self.velocities = freeze_array(np.where(measured[:, None], self.velocities, 0.0))
+        self.utilities = freeze_array(np.where(measured, utilities, self.utilities))
         better = measured & ~(utilities <= self.own_utilities)
-        self.own_positions = frozen(np.where(better[:, None], self.positions, self.own_positions))
+        self.own_positions = freeze_array(np.where(better[:, None], self.positions, self.own_positions))
         best = np.where(better, utilities, self.own_utilities)
-        self.own_utilities = frozen(best)
+        self.own_utilities = freeze_array(best)
 
-    def _select(self, utilities: np.ndarray) -> None:
+    def _select_survivors(self, utilities: np.ndarray) -> None:
         """N of members and offspring: the elite, then a roulette by rank without replacement."""
         born, count = np.isfinite(utilities), len(self.members)
         everyone = np.append(self.utilities, utilities[born])
-        ranks = ranked(everyone)
+        ranks = rank_fitness(everyone)
         order = np.argsort(-ranks, kind="stable")
-        elite = self._elite(len(order))
+        elite = self._elite_count(len(order))
         rest = order[elite:]
         chances = ranks[rest] / ranks[rest].sum()
-        draw = self._random(SELECTION)
+        draw = self._iteration_rng(SELECTION_STREAM)
         drawn = draw.choice(rest, size=count - elite, replace=False, p=chances)
         kept = np.append(order[:elite], drawn)
         children = self.positions[born]
-        self.members = frozen(np.vstack([self.members, children])[kept])
-        self.velocities = frozen(np.vstack([self.velocities, 0 * children])[kept])
-        self.own_positions = frozen(np.vstack([self.own_positions, children])[kept])
-        self.utilities = frozen(everyone[kept])
+        self.members = freeze_array(np.vstack([self.members, children])[kept])
+        self.velocities = freeze_array(np.vstack([self.velocities, 0 * children])[kept])
+        self.own_positions = freeze_array(np.vstack([self.own_positions, children])[kept])
+        self.utilities = freeze_array(everyone[kept])
         best = np.append(self.own_utilities, utilities[born])
-        self.own_utilities = frozen(best[kept])
+        self.own_utilities = freeze_array(best[kept])
 
-    def _take_extremes(self, utilities: np.ndarray) -> None:
+    def _update_extremes(self, utilities: np.ndarray) -> None:
         if np.isfinite(utilities).any():
             places = [np.nanargmax(utilities), np.nanargmin(utilities)]
             now, sign = utilities[places], np.array([1, -1])
             new = ~(sign * now <= sign * self.extreme_utilities)
-            self.extremes = frozen(np.where(new[:, None], self.positions[places], self.extremes))
-            self.extreme_utilities = frozen(np.where(new, now, self.extreme_utilities))
+            self.extremes = freeze_array(np.where(new[:, None], self.positions[places], self.extremes))
+            self.extreme_utilities = freeze_array(np.where(new, now, self.extreme_utilities))
 
 
-def ranked(utilities: np.ndarray) -> np.ndarray:
+def rank_fitness(utilities: np.ndarray) -> np.ndarray:
     """Weights [N] by rank: 1 for the worst and the unmeasured, N or less for the best.
 
     Those that are equal share the mean of their ranks.

@@ -9,22 +9,22 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import Optimizer, draws
-from swarm.optimizers.ask_tell import frozen
+from swarm.optimizers.ask_tell import freeze_array
 from swarm.optimizers.checks import (
     AT_LEAST_ONE,
     POSITIVE,
     check_number,
     check_particles,
-    check_saved,
+    check_saved_state,
 )
 from swarm.optimizers.nes import NaturalEvolution
 
-GLOBAL = ("1", "global")
-STAGE = 32
+GLOBAL_NAMES = ("1", "global")
+STAGE_STREAM = 32
 """Purpose of the draw of a stage's seed."""
 
 
-class Level(NamedTuple):
+class GroupLevel(NamedTuple):
     """A division of the modules.
 
     Attributes:
@@ -44,7 +44,7 @@ class Level(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class Hierarchical:
+class HierarchicalOptimizer:
     """Runs an optimizer on coarse groups of modules, then anew on finer ones from the best so far.
 
     Every stage is a search of the inner optimizer over the groups of its division; its positions
@@ -100,7 +100,7 @@ class Hierarchical:
             check_number("shares", share, POSITIVE, "each; 0.4 is two fifths of the budget")
         if self.optimizer is None:
             self.optimizer = NaturalEvolution()
-        if not hasattr(self.optimizer, "ask") or isinstance(self.optimizer, Hierarchical):
+        if not hasattr(self.optimizer, "ask") or isinstance(self.optimizer, HierarchicalOptimizer):
             raise UserError("""optimizer.optimizer: must be another optimizer, such as
                 optimizer@optimizer.optimizer=nes""")
         if getattr(self.optimizer, "needs_gradients", None):
@@ -110,7 +110,7 @@ class Hierarchical:
             raise UserError(f"""optimizer.optimizer={self.optimizer.NAME}: a stage begins at one
                 best position, and a front has none; use it by itself, or take nes or cmaes""")
 
-    def divide(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
+    def set_group_hierarchy(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
         """As `Divided.divide`.
 
         Raises:
@@ -134,20 +134,20 @@ class Hierarchical:
             UserError: The inner optimizer cannot search so many experts, groups or particles.
         """
         self.experts, self.seed, self.count = experts, int(seed), groups
-        self.levels = self._known_levels(groups)
+        self.levels = self._build_levels(groups)
         self._check_particles()
-        self.size = max(len(self._made(stage).ask()) for stage in range(len(self.levels)))
+        self.size = max(len(self._build_inner(stage).ask()) for stage in range(len(self.levels)))
         self.iteration, self.told, self.spent = 0, False, 0
         self.best, self.best_utility = np.full(groups * experts, 1 / experts), np.nan
-        self._enter(0)
+        self._enter_stage(0)
 
     def ask(self) -> np.ndarray:
         """Positions [N, G x K]."""
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
-            if self._through():
-                self._enter(self.stage + 1)
-            self._look()
+            if self._is_stage_over():
+                self._enter_stage(self.stage + 1)
+            self._ask_inner()
         return self.positions
 
     def tell(self, utilities: np.ndarray) -> None:
@@ -165,22 +165,22 @@ class Hierarchical:
         self.spent += int(np.isfinite(u[again:]).sum())
         if np.isfinite(u).any() and not np.nanmax(u) <= self.best_utility:
             self.best_utility = float(np.nanmax(u))
-            self.best = frozen(self.positions[np.nanargmax(u)].copy())
+            self.best = freeze_array(self.positions[np.nanargmax(u)].copy())
         self.told = True
 
-    def done(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """The last stage is over, or the iterations are."""
         finished = self.iteration if self.told else self.iteration - 1
         if finished >= self.max_iterations:
             return f"{finished} iteration{'s' * (finished != 1)} done"
         if self.stage + 1 < len(self.levels) or not self.told:
             return None
-        words = self.inner.done()
+        words = self.inner.stop_reason()
         return words and f"{self.levels[self.stage].name}: {words}"
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
-        single = {name: getattr(self, name) for name in SINGLES}
+        single = {name: getattr(self, name) for name in SCALARS}
         return {
             "optimizer": self.NAME,
             **single,
@@ -189,43 +189,43 @@ class Hierarchical:
             "best_utility": None if np.isnan(self.best_utility) else self.best_utility,
             "levels": [[*level] for level in self.levels],
             **{name: getattr(self, name).tolist() for name in ARRAYS},
-            "inner": self.inner.state(),
+            "inner": self.inner.state_dict(),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state()`, between ask and tell or after it.
 
         Raises:
             UserError: The state is another optimizer's, of another inner one, of another number of
                 particles, or of other groups.
         """
-        check_saved(state, self.NAME, self.particles, getattr(self, "count", None))
-        for name in SINGLES:
+        check_saved_state(state, self.NAME, self.particles, getattr(self, "count", None))
+        for name in SCALARS:
             setattr(self, name, state[name])
         self.count, self._positions = state["groups"], state["budget"]
-        self.levels = [Level(*level) for level in state["levels"]]
+        self.levels = [GroupLevel(*level) for level in state["levels"]]
         self.best_utility = np.nan if state["best_utility"] is None else state["best_utility"]
-        self.best, self.anchor = (frozen(np.array(state[n], float)) for n in ("best", "anchor"))
-        self.inner = self._made(self.stage)
-        self.inner.load(state["inner"])
-        self.positions = frozen(np.array(state["positions"], float))
+        self.best, self.anchor = (freeze_array(np.array(state[n], float)) for n in ("best", "anchor"))
+        self.inner = self._build_inner(self.stage)
+        self.inner.load_state_dict(state["inner"])
+        self.positions = freeze_array(np.array(state["positions"], float))
         self.evaluate = np.array(state["evaluate"], bool)
 
-    def _known_levels(self, groups: int) -> list[Level]:
+    def _build_levels(self, groups: int) -> list[GroupLevel]:
         whole, shares = sum(self.shares), np.cumsum(self.shares).tolist()
-        found: list[Level] = []
+        found: list[GroupLevel] = []
         for place, name in enumerate(map(str, self.groups)):
             if place + 1 == len(self.groups):
                 parents = list(range(groups))
             elif self._parents is not None:
                 parents = self._parents(name)
-            elif name in GLOBAL:
+            elif name in GLOBAL_NAMES:
                 parents = [0] * groups
             else:
                 continue
             if found and found[-1].groups >= 1 + max(parents):
                 found.pop()
-            found.append(Level(name, parents, shares[place] / whole))
+            found.append(GroupLevel(name, parents, shares[place] / whole))
         return found
 
     def _check_particles(self) -> None:
@@ -235,7 +235,7 @@ class Hierarchical:
             raise UserError(f"""optimizer.particles={given} is fewer than the pool's {self.experts}
                 experts and the best of the stage before; allowed: {most} or more""")
 
-    def _made(self, stage: int) -> Optimizer:
+    def _build_inner(self, stage: int) -> Optimizer:
         """The inner optimizer of a stage, started."""
         inner: Any = deepcopy(self.optimizer)
         inner.max_iterations = self.max_iterations
@@ -245,17 +245,17 @@ class Hierarchical:
             inner.begin_at = self.experts
         seed = self.seed
         if stage:
-            seed = int(draws.generator(self.seed, stage, 0, STAGE).integers(2**62))
+            seed = int(draws.counter_rng(self.seed, stage, 0, STAGE_STREAM).integers(2**62))
         inner.start(self.experts + (stage > 0), seed, self.levels[stage].groups)
         made: Optimizer = inner
         return made
 
-    def _enter(self, stage: int) -> None:
+    def _enter_stage(self, stage: int) -> None:
         self.stage, self.entered, self.anchor = stage, self.iteration, self.best
-        self.inner = self._made(stage)
-        self._look()
+        self.inner = self._build_inner(stage)
+        self._ask_inner()
 
-    def _look(self) -> None:
+    def _ask_inner(self) -> None:
         """Ask the inner optimizer and expand its positions."""
         inner, level = self.inner.ask(), self.levels[self.stage]
         each = inner.reshape(len(inner), level.groups, -1)[:, level.parents]
@@ -265,18 +265,18 @@ class Hierarchical:
             rows = rows + each[:, :, self.experts :] * anchor
         # A stage with fewer rows than another one leaves the last ones idle.
         idle = self.size - len(rows)
-        self.positions = frozen(np.pad(rows.reshape(len(rows), -1), ((0, idle), (0, 0)), "edge"))
+        self.positions = freeze_array(np.pad(rows.reshape(len(rows), -1), ((0, idle), (0, 0)), "edge"))
         self.evaluate = np.pad(np.asarray(self.inner.evaluate), (0, idle))
 
-    def _through(self) -> bool:
+    def _is_stage_over(self) -> bool:
         """Whether the stage is over and another one follows."""
         if self.stage + 1 == len(self.levels):
             return False
         share = self.levels[self.stage].share
         spent = self._positions is not None and self.spent >= share * self._positions
         late = self.iteration >= share * (self.max_iterations + 1)
-        return spent or late or self.inner.done() is not None
+        return spent or late or self.inner.stop_reason() is not None
 
 
-SINGLES = ("seed", "experts", "size", "iteration", "told", "spent", "stage", "entered")
+SCALARS = ("seed", "experts", "size", "iteration", "told", "spent", "stage", "entered")
 ARRAYS = ("positions", "evaluate", "best", "anchor")

@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.optimizers.checks import NOT_NEGATIVE, Rule
-from swarm.optimizers.cma_es import CovarianceSearch
+from swarm.optimizers.cma_es import CMAES
 
 
 @dataclass(kw_only=True, eq=False)
-class LoraHub(CovarianceSearch):
+class LoraHub(CMAES):
     """CMA-ES from the zero vector, where no expert is used, with a price on large coefficients.
 
     As in the paper: K free coefficients (here in each group) in [-1.5, 1.5] that need not sum to
@@ -29,7 +29,7 @@ class LoraHub(CovarianceSearch):
 
     NAME: ClassVar[str] = "lorahub"
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
-        **CovarianceSearch.NUMBERS,
+        **CMAES.NUMBERS,
         "l1": (NOT_NEGATIVE, "0.05 is the paper's"),
     }
 
@@ -41,24 +41,24 @@ class LoraHub(CovarianceSearch):
     restart: bool = False
     l1: float = 0.05
 
-    def _size(self, experts: int) -> int:
-        return max(super()._size(experts), experts + 1)
+    def _population_size(self, experts: int) -> int:
+        return max(super()._population_size(experts), experts + 1)
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        rows = super()._begin(experts, count)
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        rows = super()._initial_population(experts, count)
         rows[experts : experts + 1] = 0.0
         return rows
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         if self.iteration == 0:
             utilities = utilities.copy()
             utilities[: self.experts] = np.nan
-        super()._take(utilities)
+        super()._update_state(utilities)
 
-    def _first_mean(self) -> np.ndarray:
+    def _initial_mean(self) -> np.ndarray:
         if self.begin_at is not None:
-            return super()._first_mean()
+            return super()._initial_mean()
         return np.zeros(self.groups * self.experts)
 
-    def _losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:
+    def _compute_losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:
         return self.l1 * np.abs(rows).mean(axis=1) - utilities

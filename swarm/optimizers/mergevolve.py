@@ -6,13 +6,13 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.ask_tell import AskTell, frozen
+from swarm.optimizers.ask_tell import BaseOptimizer, freeze_array
 from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, Rule, check_number
-from swarm.optimizers.draws import corners, populate
+from swarm.optimizers.draws import expert_positions, initial_population
 
 
 @dataclass(kw_only=True, eq=False)
-class MergeEvolve(AskTell):
+class MergeEvolve(BaseOptimizer):
     """An evolution strategy with additive noise that starts from a merged model.
 
     The merged model theta is the sum of the experts with weights softmax(z / tau), where z are the
@@ -83,25 +83,25 @@ class MergeEvolve(AskTell):
             )
         super().start(experts, seed, groups)
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         return max(experts, self.samples + 1)
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        rows = populate(experts, count, self.seed, groups=self.groups)
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        rows = initial_population(experts, count, self.seed, groups=self.groups)
         rows[experts : experts + 1] = 1 / experts
         self.theta = np.full(self.groups * experts, 1 / experts)
         return rows
 
-    def _next(self) -> np.ndarray:
+    def _propose_positions(self) -> np.ndarray:
         samples = min(self.samples, len(self.positions) - 1)
-        noise = self._random().normal(size=(samples, len(self.theta)))
+        noise = self._iteration_rng().normal(size=(samples, len(self.theta)))
         return np.vstack([self.theta, self.theta + self.sigma * noise])
 
-    def _take(self, utilities: np.ndarray) -> None:
-        theta = self._merge(utilities) if self.iteration == 0 else self._move(utilities)
-        self.theta = frozen(theta)
+    def _update_state(self, utilities: np.ndarray) -> None:
+        theta = self._merge_experts(utilities) if self.iteration == 0 else self._gradient_step(utilities)
+        self.theta = freeze_array(theta)
 
-    def _merge(self, utilities: np.ndarray) -> np.ndarray:
+    def _merge_experts(self, utilities: np.ndarray) -> np.ndarray:
         """The merged model, [G x K]: what was not measured is left out."""
         count = self.merged or self.experts
         found = np.flatnonzero(np.isfinite(utilities[:count]))
@@ -111,9 +111,9 @@ class MergeEvolve(AskTell):
         spread = z.std()
         logits = (z / spread if spread > 0 else 0 * z) / self.tau
         weights = np.exp(logits - logits.max())
-        return weights / weights.sum() @ corners(self.experts, self.groups)[found]
+        return weights / weights.sum() @ expert_positions(self.experts, self.groups)[found]
 
-    def _move(self, utilities: np.ndarray) -> np.ndarray:
+    def _gradient_step(self, utilities: np.ndarray) -> np.ndarray:
         """Theta after a step along the natural gradient's estimate, [G x K]."""
         asked = np.flatnonzero(self.evaluate)[1:]  # the first is theta itself
         found = asked[np.isfinite(utilities[asked])]

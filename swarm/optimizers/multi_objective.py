@@ -9,27 +9,27 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OWN, AskTell, frozen
+from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
 from swarm.optimizers.checks import POSITIVE, PROBABILITY, SWITCH, Rule
-from swarm.optimizers.region import BOUNDS, Region
-from swarm.optimizers.starts import LAMBDAS, SCALES, static_starts
+from swarm.optimizers.region import BOUND_RULES, CoefficientBounds
+from swarm.optimizers.starts import DEFAULT_LAMBDAS, SCALES, static_start_positions
 
 if TYPE_CHECKING:
     from pymoo.core.algorithm import Algorithm
     from pymoo.core.problem import Problem
 
-BASE = "base"
+BASE_BOUND = "base"
 """The bound of a constraint that is whatever the base model reaches."""
 
-MATING, SURVIVAL = OWN + 1, OWN + 2
+MATING_STREAM, SURVIVAL_STREAM = OPTIMIZER_STREAM + 1, OPTIMIZER_STREAM + 2
 """Purposes of the draws of an iteration."""
 
-TOTALS = (0.5, 2.0)
+TOTAL_RANGE = (0.5, 2.0)
 """Range of a random mixture's sum of coefficients where sums are free."""
 
 
 @dataclass(kw_only=True, eq=False)
-class ParetoSearch(AskTell):
+class ParetoSearch(BaseOptimizer):
     """A population that approaches the Pareto front of M objectives, each to be maximized.
 
     Generation 0 is the K experts, the base model (position zero) if a constraint refers to it, the
@@ -69,7 +69,7 @@ class ParetoSearch(AskTell):
         "crossover_index": (POSITIVE, "20 is usual, less searches farther from the parents"),
         "mutation_index": (POSITIVE, "20 is usual, less takes longer steps"),
         "sum_to_one": (SWITCH, "false frees the sum, for pool.space=delta"),
-        **BOUNDS,
+        **BOUND_RULES,
     }
     ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "values", "generations")
 
@@ -96,14 +96,14 @@ class ParetoSearch(AskTell):
                 e.g. {{PART: base}} or {{PART: 0.4}}""")
         for name, bound in self._constraints.items():
             number = isinstance(bound, int | float) and not isinstance(bound, bool)
-            if bound != BASE and not (number and np.isfinite(bound)):
+            if bound != BASE_BOUND and not (number and np.isfinite(bound)):
                 raise UserError(f"""optimizer.constraints.{name}={bound}: must be a number, in the
                     part's own unit, or base""")
 
     @property
     def needs_base(self) -> bool:
         """Whether the base model is part of the first generation."""
-        return BASE in self._constraints.values()
+        return BASE_BOUND in self._constraints.values()
 
     @property
     def _constraints(self) -> Mapping[str, float | str]:
@@ -134,7 +134,7 @@ class ParetoSearch(AskTell):
                 base model of optimizer.constraints take {least}; allowed: {least} or more""")
         self.rows, self.values = np.zeros((0, groups * experts)), np.zeros((0, 0))
         self.generations = np.zeros(0)
-        self._forget()
+        self._reset_algorithm()
         super().start(experts, seed, groups)
 
     def tell(self, utilities: np.ndarray, objectives: np.ndarray | None = None) -> None:
@@ -154,100 +154,100 @@ class ParetoSearch(AskTell):
         self._told = np.asarray(told, float)
         super().tell(utilities)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """As `AskTell.state`, with the names of the objectives and the constraints."""
         wanted = None if self.objectives is None else list(self.objectives)
         more = {"names": self.names, "objectives": wanted, "constraints": dict(self._constraints)}
-        return {**super().state(), **more}
+        return {**super().state_dict(), **more}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """As `AskTell.load`."""
         self.names = state.get("names")
-        super().load(state)
+        super().load_state_dict(state)
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         return max(experts + self.needs_base, self.LEAST)
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        known = draws.corners(experts, self.groups)
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        known = draws.expert_positions(experts, self.groups)
         if self.needs_base:
             known = np.vstack([known, np.zeros(experts * self.groups)])
         scales = (1.0,) if self.sum_to_one else SCALES
-        lambdas = () if self.sum_to_one else LAMBDAS
-        recipes = self._region.nearest(static_starts(experts, self.groups, scales, lambdas)[1])
+        lambdas = () if self.sum_to_one else DEFAULT_LAMBDAS
+        recipes = self._search_bounds.project(static_start_positions(experts, self.groups, scales, lambdas)[1])
         known = np.vstack([known, recipes])[:count]
-        return np.vstack([known, self._mixtures(count - len(known))])
+        return np.vstack([known, self._sample_mixtures(count - len(known))])
 
-    def _next(self) -> np.ndarray:
+    def _propose_positions(self) -> np.ndarray:
         if self._algorithm is None:
-            rows = self._mixtures(len(self.positions))
-            if self._bounds() is None:
+            rows = self._sample_mixtures(len(self.positions))
+            if self._constraint_bounds() is None:
                 rows[0] = 0.0
             return rows
-        self._algorithm.random_state = self._random(MATING)
+        self._algorithm.random_state = self._iteration_rng(MATING_STREAM)
         found = self._algorithm.ask()
         # Mating gives up where it makes nothing but positions that the population holds.
-        return self._mixtures(len(self.positions)) if found is None else found.get("X")
+        return self._sample_mixtures(len(self.positions)) if found is None else found.get("X")
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         measured = np.isfinite(utilities) & np.isfinite(self._told).all(axis=1)
         rows, told = self.positions[measured], self._told[measured]
-        self.values = frozen(np.vstack([self.values, told]) if len(self.rows) else told)
-        self.rows = frozen(np.vstack([self.rows, rows]))
+        self.values = freeze_array(np.vstack([self.values, told]) if len(self.rows) else told)
+        self.rows = freeze_array(np.vstack([self.rows, rows]))
         born = np.full(len(rows), float(self.iteration))
-        self.generations = frozen(np.append(self.generations, born))
-        self._learn()
+        self.generations = freeze_array(np.append(self.generations, born))
+        self._update_algorithm()
 
-    def _resume(self) -> None:
+    def _restore_state(self) -> None:
         # A list of no rows does not say how long they are.
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
         if not len(self.rows):
             self.values = np.zeros((0, 0))
-        self._forget()
-        self._learn()
+        self._reset_algorithm()
+        self._update_algorithm()
 
-    def _forget(self) -> None:
+    def _reset_algorithm(self) -> None:
         self._algorithm: Algorithm | None = None
         self._learnt = -1.0
 
-    def _mixtures(self, count: int) -> np.ndarray:
+    def _sample_mixtures(self, count: int) -> np.ndarray:
         """Random positions [count, G x K] of the region."""
-        draw = self._random()
-        rows = draws.mixtures(draw, count, self.experts, self.groups)
+        draw = self._iteration_rng()
+        rows = draws.sample_mixtures(draw, count, self.experts, self.groups)
         if self.sum_to_one:
             return rows
-        totals = draw.uniform(*TOTALS, size=(count, self.groups))
-        return self._region.nearest(rows * totals.repeat(self.experts, axis=1))
+        totals = draw.uniform(*TOTAL_RANGE, size=(count, self.groups))
+        return self._search_bounds.project(rows * totals.repeat(self.experts, axis=1))
 
     @property
-    def _region(self) -> Region:
-        return Region(self.experts, self.low, self.high, self.sum_to_one, self.groups)
+    def _search_bounds(self) -> CoefficientBounds:
+        return CoefficientBounds(self.experts, self.low, self.high, self.sum_to_one, self.groups)
 
-    def _column(self, name: str) -> int:
+    def _objective_column(self, name: str) -> int:
         if self.names is None:
             raise ValueError(f"no objective has the name {name!r}: call name_objectives first")
         return self.names.index(name)
 
-    def _bounds(self) -> np.ndarray | None:
+    def _constraint_bounds(self) -> np.ndarray | None:
         """The bounds, one per constraint; `None` while the base model is not measured."""
         base = np.flatnonzero(~self.rows.any(axis=1))
         if self.needs_base and not len(base):
             return None
         return np.array(
             [
-                self.values[base[0], self._column(name)] if bound == BASE else bound
+                self.values[base[0], self._objective_column(name)] if bound == BASE_BOUND else bound
                 for name, bound in self._constraints.items()
             ],
             dtype=float,
         )
 
-    def _learn(self) -> None:
+    def _update_algorithm(self) -> None:
         """Tell the algorithm every generation that it does not know, once the bounds are known."""
-        bounds = self._bounds()
+        bounds = self._constraint_bounds()
         if bounds is None or not len(self.rows):
             return
-        columns = [self._column(name) for name in self._constraints]
-        aims = [self._column(name) for name in self.objectives or ()]
+        columns = [self._objective_column(name) for name in self._constraints]
+        aims = [self._objective_column(name) for name in self.objectives or ()]
         losses = -self.values[:, aims or slice(None)]
         violations = bounds - self.values[:, columns]
         # The base model is outside of the region where coefficients sum to 1.
@@ -256,9 +256,9 @@ class ParetoSearch(AskTell):
             chosen = (self.generations == born) & inside
             self._learnt = born
             if chosen.any():
-                self._advance(int(born), self.rows[chosen], losses[chosen], violations[chosen])
+                self._advance_generation(int(born), self.rows[chosen], losses[chosen], violations[chosen])
 
-    def _advance(
+    def _advance_generation(
         self, born: int, rows: np.ndarray, losses: np.ndarray, violations: np.ndarray
     ) -> None:
         """Tell the algorithm one generation."""
@@ -266,16 +266,16 @@ class ParetoSearch(AskTell):
         from pymoo.core.population import Population
         from pymoo.problems.static import StaticProblem
 
-        losses = self._losses(losses)
+        losses = self._adapt_losses(losses)
         if self._algorithm is None:
-            self._algorithm = self._made(losses.shape[1], violations.shape[1])
+            self._algorithm = self._build_algorithm(losses.shape[1], violations.shape[1])
         problem = self._algorithm.problem
         told = Population.new("X", rows)
         Evaluator().eval(StaticProblem(problem, F=losses, G=violations), told)
-        self._algorithm.random_state = draws.generator(self.seed, born, 0, SURVIVAL)
+        self._algorithm.random_state = draws.counter_rng(self.seed, born, 0, SURVIVAL_STREAM)
         self._algorithm.tell(infills=told)
 
-    def _made(self, objectives: int, constraints: int) -> "Algorithm":
+    def _build_algorithm(self, objectives: int, constraints: int) -> "Algorithm":
         """A new algorithm over the box of coefficients."""
         from pymoo.core.problem import Problem
         from pymoo.core.repair import Repair
@@ -283,13 +283,13 @@ class ParetoSearch(AskTell):
         from pymoo.operators.crossover.sbx import SBX
         from pymoo.operators.mutation.pm import PM
 
-        region, size = self._region, self.groups * self.experts
+        region, size = self._search_bounds, self.groups * self.experts
 
         class Nearest(Repair):
             """Moves offspring to the nearest position of the region."""
 
             def _do(self, problem: "Problem", X: np.ndarray, **kwargs: Any) -> np.ndarray:
-                return region.nearest(X)
+                return region.project(X)
 
         problem = Problem(
             n_var=size,
@@ -298,7 +298,7 @@ class ParetoSearch(AskTell):
             xl=np.full(size, self.low),
             xu=np.full(size, self.high),
         )
-        algorithm = self._kind()(
+        algorithm = self._algorithm_class()(
             pop_size=len(self.positions),
             crossover=SBX(prob=self.crossover, eta=self.crossover_index),
             mutation=PM(prob=1.0, eta=self.mutation_index),
@@ -308,17 +308,17 @@ class ParetoSearch(AskTell):
         algorithm.setup(problem, termination=NoTermination())
         return algorithm
 
-    def _kind(self) -> "type[Algorithm]":
+    def _algorithm_class(self) -> "type[Algorithm]":
         """pymoo's class."""
         raise NotImplementedError
 
-    def _losses(self, losses: np.ndarray) -> np.ndarray:
+    def _adapt_losses(self, losses: np.ndarray) -> np.ndarray:
         """[R, M] as the algorithm takes them."""
         return losses
 
 
 @dataclass(kw_only=True, eq=False)
-class Nsga2(ParetoSearch):
+class NSGA2Search(ParetoSearch):
     """NSGA-II (Deb et al. 2002, doi 10.1109/4235.996017): non-dominated rank, crowding distance.
 
     Parents are chosen by dominance and then crowding, as pymoo does by default; the paper compares
@@ -327,7 +327,7 @@ class Nsga2(ParetoSearch):
 
     NAME: ClassVar[str] = "nsga2"
 
-    def _kind(self) -> "type[Algorithm]":
+    def _algorithm_class(self) -> "type[Algorithm]":
         from pymoo.algorithms.moo.nsga2 import NSGA2
 
         kind: type[Algorithm] = NSGA2
@@ -345,11 +345,11 @@ class SmsEmoa(ParetoSearch):
 
     NAME: ClassVar[str] = "sms_emoa"
 
-    def _kind(self) -> "type[Algorithm]":
+    def _algorithm_class(self) -> "type[Algorithm]":
         from pymoo.algorithms.moo.sms import SMSEMOA
 
         kind: type[Algorithm] = SMSEMOA
         return kind
 
-    def _losses(self, losses: np.ndarray) -> np.ndarray:
+    def _adapt_losses(self, losses: np.ndarray) -> np.ndarray:
         return np.hstack([losses, losses]) if losses.shape[1] == 1 else losses

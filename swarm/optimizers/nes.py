@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OWN, frozen
+from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, freeze_array
 from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
-from swarm.optimizers.region import BOUNDS, Region
-from swarm.optimizers.starts import Starting
+from swarm.optimizers.region import BOUND_RULES, CoefficientBounds
+from swarm.optimizers.starts import WarmStartOptimizer
 
 MOMENTUM, SQUARES, EPSILON = 0.9, 0.99, 1e-8
 """Adam's two decay rates and the term that keeps its division finite; the second rate is shorter
@@ -19,7 +19,7 @@ RATES = {"plain": 1.0, "adam": 0.03}
 
 
 @dataclass(kw_only=True, eq=False)
-class NaturalEvolution(Starting):
+class NaturalEvolution(WarmStartOptimizer):
     """Follows a gradient that pairs of positions m + sigma e and m - sigma e estimate.
 
     e is drawn from N(0, I) for each pair, and both positions of a pair are evaluated in the same
@@ -58,11 +58,11 @@ class NaturalEvolution(Starting):
     NUMBERS: ClassVar[dict[str, tuple[Rule, str]]] = {
         "step": (POSITIVE, "0.1 of an expert is a start"),
         "adapt_step": (SWITCH, "false keeps the step"),
-        **BOUNDS,
+        **BOUND_RULES,
     }
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"update": ("plain", "adam")}
     ARRAYS: ClassVar[tuple[str, ...]] = (
-        *Starting.ARRAYS, "mean", "sigma", "momentum", "squares", "steps",
+        *WarmStartOptimizer.ARRAYS, "mean", "sigma", "momentum", "squares", "steps",
     )  # fmt: skip
 
     particles: int | None = None
@@ -81,78 +81,78 @@ class NaturalEvolution(Starting):
             check_number("rate", self.rate, POSITIVE, "null is 1 for plain and 0.03 for adam")
 
     @property
-    def starting(self) -> bool:
+    def is_starting(self) -> bool:
         """Whether the last ask belongs to the start; the first one does without recipes, too."""
-        return self.iteration == 0 or super().starting
+        return self.iteration == 0 or super().is_starting
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         dimensions = self.groups * (experts - self.sum_to_one)
         return max(experts, 4 + int(3 * np.log(dimensions))) | 1
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
         dimensions = self.groups * (experts - self.sum_to_one)
         self.mean = self.momentum = self.squares = np.zeros(dimensions)
         self.sigma, self.steps = np.full(dimensions, float(self.step)), np.array(0.0)
-        return super()._begin(experts, count)
+        return super()._initial_population(experts, count)
 
-    def _propose(self) -> np.ndarray:
-        noise = self.sigma * self._noise()
+    def _propose_after_start(self) -> np.ndarray:
+        noise = self.sigma * self._draw_noise()
         pairs = np.stack([self.mean + noise, self.mean - noise], axis=1)
         points = np.vstack([pairs.reshape(-1, len(self.mean)), self.mean])
-        region = self._region()
-        return region.nearest(region.rows(points[: len(self.evaluate)]))
+        region = self._search_bounds()
+        return region.project(region.to_positions(points[: len(self.evaluate)]))
 
-    def _take(self, utilities: np.ndarray) -> None:
-        if not self.starting:
-            self._learn(utilities)
+    def _update_state(self, utilities: np.ndarray) -> None:
+        if not self.is_starting:
+            self._update_distribution(utilities)
             return
-        super()._take(utilities)
-        self.mean = frozen(self._region().coordinates(self.centre))
+        super()._update_state(utilities)
+        self.mean = freeze_array(self._search_bounds().to_coordinates(self.best_start))
 
-    def _learn(self, utilities: np.ndarray) -> None:
-        pairs = utilities[: 2 * self._pairs].reshape(-1, 2)
+    def _update_distribution(self, utilities: np.ndarray) -> None:
+        pairs = utilities[: 2 * self._pair_count].reshape(-1, 2)
         whole = np.isfinite(pairs).all(axis=1)
         if not whole.any():
             return
-        shaped = shaped_by_rank(pairs[whole].ravel()).reshape(-1, 2)
-        noise = self._noise()[whole]
+        shaped = shape_by_rank(pairs[whole].ravel()).reshape(-1, 2)
+        noise = self._draw_noise()[whole]
         direction = (shaped[:, 0] - shaped[:, 1]) @ noise
         if self.update == "adam":
-            self.mean = frozen(self.mean + self._rate() * self._adam(direction))
+            self.mean = freeze_array(self.mean + self._learning_rate() * self._adam_step(direction))
         else:
-            self.mean = frozen(self.mean + self._rate() * self.sigma * direction)
+            self.mean = freeze_array(self.mean + self._learning_rate() * self.sigma * direction)
         if self.adapt_step:
             dimensions = len(self.mean)
             rate = (3 + np.log(dimensions)) / (10 * np.sqrt(dimensions))
             spread = shaped.sum(axis=1) @ (noise**2 - 1)
-            self.sigma = frozen(self.sigma * np.exp(rate * spread))
+            self.sigma = freeze_array(self.sigma * np.exp(rate * spread))
 
-    def _adam(self, direction: np.ndarray) -> np.ndarray:
+    def _adam_step(self, direction: np.ndarray) -> np.ndarray:
         """Adam's step of rate 1, uphill."""
         self.steps = self.steps + 1
-        self.momentum = frozen(MOMENTUM * self.momentum + (1 - MOMENTUM) * direction)
-        self.squares = frozen(SQUARES * self.squares + (1 - SQUARES) * direction**2)
+        self.momentum = freeze_array(MOMENTUM * self.momentum + (1 - MOMENTUM) * direction)
+        self.squares = freeze_array(SQUARES * self.squares + (1 - SQUARES) * direction**2)
         mean = self.momentum / (1 - MOMENTUM**self.steps)
         return mean / (np.sqrt(self.squares / (1 - SQUARES**self.steps)) + EPSILON)
 
     @property
-    def _pairs(self) -> int:
+    def _pair_count(self) -> int:
         return max(1, (len(self.evaluate) - 1) // 2)
 
-    def _rate(self) -> float:
+    def _learning_rate(self) -> float:
         return RATES[self.update] if self.rate is None else self.rate
 
-    def _noise(self) -> np.ndarray:
+    def _draw_noise(self) -> np.ndarray:
         """e of each pair of this iteration, [P / 2, D]."""
-        each = [draws.generator(self.seed, self.iteration, pair, OWN)
-                for pair in range(self._pairs)]  # fmt: skip
+        each = [draws.counter_rng(self.seed, self.iteration, pair, OPTIMIZER_STREAM)
+                for pair in range(self._pair_count)]  # fmt: skip
         return np.array([draw.normal(size=len(self.mean)) for draw in each])
 
-    def _region(self) -> Region:
-        return Region(self.experts, self.low, self.high, self.sum_to_one, self.groups)
+    def _search_bounds(self) -> CoefficientBounds:
+        return CoefficientBounds(self.experts, self.low, self.high, self.sum_to_one, self.groups)
 
 
-def shaped_by_rank(utilities: np.ndarray) -> np.ndarray:
+def shape_by_rank(utilities: np.ndarray) -> np.ndarray:
     """Utilities [P] by rank: the better half above 0, the sum 0; equal ones are equal."""
     count = len(utilities)
     weights = np.maximum(0.0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))

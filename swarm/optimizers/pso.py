@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from swarm.optimizers import Offer, Slope, Wanted, draws
-from swarm.optimizers.checks import check_pool, check_saved
+from swarm.optimizers import SearchResources, LossGradient, LossRequest, draws
+from swarm.optimizers.checks import check_pool_size, check_saved_state
 from swarm.optimizers.descent import Descent
 from swarm.optimizers.pso_options import ParticleSwarmOptions
 
@@ -23,7 +23,7 @@ ARRAYS = {
     "stale": int,
     "cooling": int,
 }
-SINGLES = (
+SCALARS = (
     *("seed", "groups", "iteration", "told", "current_step_length", "swarm_stale"),
     *("swarm_counted", "best_utility", "worst_utility"),
 )
@@ -31,7 +31,7 @@ SINGLES = (
 SOUP_SCALES = (1.5, 1.0, 2.0, 0.5, 3.0)
 """Sums of the coefficients of the uniform soups that a swarm starts with, the likeliest first."""
 
-ACTIVE_POSITIONS, MOST_ACTIVE = 25, 4
+ACTIVE_POSITIONS, MAX_ACTIVE = 25, 4
 """The budget of a descending particle, in evaluations of a position: four rounds of 20 steps of 8
 items, at 3 prompts an item, and of an evaluation on 80 items come to 28 of them."""
 
@@ -58,7 +58,7 @@ class ParticleSwarm(ParticleSwarmOptions):
     best_utility: float | None
     worst_position: np.ndarray | None
     worst_utility: float | None
-    _offer = Offer()
+    _offer = SearchResources()
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Begin: every expert is a particle, crossover children fill up (the paper's populate).
@@ -66,7 +66,7 @@ class ParticleSwarm(ParticleSwarmOptions):
         Raises:
             UserError: Fewer than 2 experts, or fewer particles than experts.
         """
-        check_pool(experts, self.particles)
+        check_pool_size(experts, self.particles)
         count = experts + self.soups if self.particles is None else self.particles
         self.seed, self.groups, self.iteration, self.told = int(seed), groups, 0, False
         self.current_step_length = float(self.step_length)
@@ -76,10 +76,10 @@ class ParticleSwarm(ParticleSwarmOptions):
             self.descent.start(count, groups, experts, self.seed)
         self._displacements: np.ndarray | None = None
         self.moving = np.ones(count, bool)
-        self.positions = self.personal_positions = frozen(x)
-        self.velocities = frozen(self._starting_velocities())
+        self.positions = self.personal_positions = freeze_array(x)
+        self.velocities = freeze_array(self._starting_velocities())
         self.evaluate, self.restarted = np.ones(count, bool), np.zeros(count, bool)
-        self.personal_utilities = frozen(np.full(count, np.nan))
+        self.personal_utilities = freeze_array(np.full(count, np.nan))
         self.stale, self.cooling = np.zeros(count, int), np.zeros(count, int)
         self.best_position = self.worst_position = None
         self.best_utility = self.worst_utility = None
@@ -89,13 +89,13 @@ class ParticleSwarm(ParticleSwarmOptions):
         if self.told:
             self.iteration, self.told = self.iteration + 1, False
             before = self.positions, self.velocities, self.cooling
-            self._move()
-            turn = self._turn(self.iteration)
+            self._move_particles()
+            turn = self._moving_particles(self.iteration)
             self.restarted = self.restarted & turn
-            self.positions = frozen(np.where(turn[:, None], self.positions, before[0]))
-            self.velocities = frozen(np.where(turn[:, None], self.velocities, before[1]))
-            self.cooling = frozen(np.where(turn, self.cooling, before[2]))
-            self.evaluate = self._drop() & turn
+            self.positions = freeze_array(np.where(turn[:, None], self.positions, before[0]))
+            self.velocities = freeze_array(np.where(turn[:, None], self.velocities, before[1]))
+            self.cooling = freeze_array(np.where(turn, self.cooling, before[2]))
+            self.evaluate = self._evaluation_mask() & turn
             self._displacements = None
         return self.positions
 
@@ -104,15 +104,15 @@ class ParticleSwarm(ParticleSwarmOptions):
         """See `swarm.optimizers.Differentiating`."""
         return None if self.descent is None else self.descent.required
 
-    def descend(self, items: int) -> Generator[list[Wanted], list[Slope], None]:
+    def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
         """Find out the displacements of the particles that move next; see `Differentiating`."""
         if self.descent is None or not self.told:
             return
         if self.iteration == 0 and (most := self.most_active) is not None:
-            losses = yield from self.descent.look(self.positions, items)
+            losses = yield from self.descent.evaluate_losses(self.positions, items)
             self.moving = np.isin(np.arange(len(losses)), np.argsort(losses, kind="stable")[:most])
-        particles = [int(i) for i in np.flatnonzero(self._turn(self.iteration + 1))]
-        start = self._after_restarts(self._strays())[0][particles]
+        particles = [int(i) for i in np.flatnonzero(self._moving_particles(self.iteration + 1))]
+        start = self._apply_restarts(self._stray_particles())[0][particles]
         self._displacements = np.zeros_like(self.positions)
         try:
             ends = yield from self.descent.descend(start, particles, items)
@@ -139,34 +139,34 @@ class ParticleSwarm(ParticleSwarmOptions):
         short = np.zeros(u.shape, bool) if stopped is None else np.asarray(stopped, dtype=bool)
         if (short & (np.isfinite(u) | np.isnan(self.personal_utilities))).any():
             raise ValueError("a stopped particle has no utility, and a personal best")
-        self._take_personal(u, short)
-        self._take_swarm(u, short)
+        self._update_personal_bests(u, short)
+        self._update_swarm_bests(u, short)
         if self.iteration == 0:
             rank = np.argsort(np.where(np.isnan(u), np.inf, -u), kind="stable")
             self.moving = np.isin(np.arange(len(u)), rank[: self.most_active])
         if self.iteration:
-            decayed = self.current_step_length * self.step_length_factor ** self._share()
+            decayed = self.current_step_length * self.step_length_factor ** self._moving_share()
             self.current_step_length = float(max(decayed, self.minimum_step_length))
         elif self.starting_velocity == "best" and self.best_position is not None:
-            self.velocities = frozen(self.best_position - self.positions)
+            self.velocities = freeze_array(self.best_position - self.positions)
         self.told = True
 
-    def done(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """The paper's two ends: c stale iterations of the swarm, or K iterations."""
         # The original compares the last c entries of a history that holds the best itself, once
         # the history is longer than c: one stale iteration less, but for a start never beaten.
         stale = self.swarm_stale
         if self.stale_count == "including":
             stale += self.swarm_counted > stale
-        if stale * self._share() >= self.patience:
+        if stale * self._moving_share() >= self.patience:
             return f"no new global best in {self.swarm_stale} iterations"
         finished = self.iteration if self.told else self.iteration - 1
         words = f"{finished} iteration{'s' * (finished != 1)} done"
         return words if finished >= self.max_iterations else None
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Everything `load` needs; floats are exact, None stands for an unmeasured utility."""
-        single = {name: getattr(self, name) for name in SINGLES}
+        single = {name: getattr(self, name) for name in SCALARS}
         array = {name: getattr(self, name).tolist() for name in ARRAYS}
         array["personal_utilities"] = [
             None if np.isnan(u) else u for u in array["personal_utilities"]
@@ -174,28 +174,28 @@ class ParticleSwarm(ParticleSwarmOptions):
         for name in ("best_position", "worst_position"):
             position = getattr(self, name)
             single[name] = None if position is None else position.tolist()
-        descent = {} if self.descent is None else {"descent": self.descent.state()}
+        descent = {} if self.descent is None else {"descent": self.descent.state_dict()}
         return {"optimizer": self.NAME, **single, **array, **descent}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state()`, between ask and tell or after it.
 
         Raises:
             UserError: The state is another optimizer's, of another number of particles or groups.
         """
-        check_saved(state, self.NAME, self.particles, getattr(self, "groups", None))
-        for name in SINGLES:
+        check_saved_state(state, self.NAME, self.particles, getattr(self, "groups", None))
+        for name in SCALARS:
             setattr(self, name, state[name])
         for name, kind in ARRAYS.items():
-            setattr(self, name, frozen(np.array(state[name], dtype=kind)))
+            setattr(self, name, freeze_array(np.array(state[name], dtype=kind)))
         self._displacements = None
         if self.descent is not None:
-            self.descent.load(state["descent"], self.groups, self.seed)
+            self.descent.load_state_dict(state["descent"], self.groups, self.seed)
         for name in ("best_position", "worst_position"):
             position = state[name]
-            setattr(self, name, None if position is None else frozen(np.array(position, float)))
+            setattr(self, name, None if position is None else freeze_array(np.array(position, float)))
 
-    def consider(self, offer: Offer) -> None:
+    def set_resources(self, offer: SearchResources) -> None:
         """See `swarm.optimizers.Choosing`."""
         self._offer = offer
 
@@ -207,22 +207,22 @@ class ParticleSwarm(ParticleSwarmOptions):
         if self.descent is None or not self._offer.gradients:
             return None
         if self._offer.positions is None:
-            return MOST_ACTIVE
+            return MAX_ACTIVE
         left = self._offer.positions - len(self.positions)
-        return max(1, min(MOST_ACTIVE, left // ACTIVE_POSITIONS))
+        return max(1, min(MAX_ACTIVE, left // ACTIVE_POSITIONS))
 
-    def _turn(self, iteration: int) -> np.ndarray:
+    def _moving_particles(self, iteration: int) -> np.ndarray:
         """[N] bool: the particles that move in an iteration."""
         return self.moving
 
-    def _share(self) -> float:
+    def _moving_share(self) -> float:
         """The part of the swarm that moves in an iteration: the unit of patience and of decay."""
         return 1.0
 
     def _starting_positions(self, experts: int, count: int) -> np.ndarray:
         """[N, G x K]: the experts, then uniform soups, then crossover children."""
         crossover = self.crossover_maximum, self.crossover_parents
-        rows = draws.populate(experts, count, self.seed, *crossover, self.groups)
+        rows = draws.initial_population(experts, count, self.seed, *crossover, self.groups)
         for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
             row[:] = scale / experts
         return rows
@@ -232,46 +232,46 @@ class ParticleSwarm(ParticleSwarmOptions):
         if self.starting_velocity != "random":  # "best" has to wait for the first utilities
             return np.zeros_like(x)
         partner = [
-            draws.other_than(i, len(x), draws.generator(self.seed, 0, i, draws.PARTNER))
+            draws.sample_other(i, len(x), draws.counter_rng(self.seed, 0, i, draws.PARTNER))
             for i in range(len(x))
         ]
         return x[partner] - x
 
-    def _move(self) -> None:
+    def _move_particles(self) -> None:
         """v <- w_v v + w_p (p - x) + w_g (g - x) + w_w (x - g_w) [+ w_d d / l]; x <- x + l v."""
-        self.restarted = self._strays()
+        self.restarted = self._stray_particles()
         self.cooling = np.where(self.restarted, self.restart_cool_down, self.cooling)
-        x, v = self._after_restarts(self.restarted)
+        x, v = self._apply_restarts(self.restarted)
         # What was never measured neither draws nor repels.
         p = np.where(np.isnan(self.personal_utilities)[:, None], x, self.personal_positions)
         g = x if self.best_position is None else self.best_position
         g_w = x if self.worst_position is None else self.worst_position
-        w_v, w_p, w_g, w_w = self._weights()
+        w_v, w_p, w_g, w_w = self._draw_weights()
         v = w_v * v + w_p * (p - x) + w_g * (g - x) + w_w * (x - g_w)
         if self.descent is not None and self._displacements is not None:
             v = v + self.descent.weight * self._displacements / self.current_step_length
-        self.velocities = frozen(v)
-        self.positions = frozen(x + self.current_step_length * v)
+        self.velocities = freeze_array(v)
+        self.positions = freeze_array(x + self.current_step_length * v)
 
-    def _after_restarts(self, strays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _apply_restarts(self, strays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positions and velocities with the strays [N] back at their personal bests, at rest."""
         back = strays[:, None]
         x = np.where(back, self.personal_positions, self.positions)
         return x, np.where(back, 0.0, self.velocities)
 
-    def _strays(self) -> np.ndarray:
+    def _stray_particles(self) -> np.ndarray:
         """[N] bool: particles that go back to their personal best before they move."""
         unit = self.patience if self.restart_unit == "fraction" else 1
         stale = self.stale + (self.stale_count == "including")
         ready = (stale >= self.restart_patience * unit) & (self.cooling == 0)
         return self.restart & ready & ~np.isnan(self.personal_utilities)
 
-    def _weights(self) -> np.ndarray:
+    def _draw_weights(self) -> np.ndarray:
         """r * phi over their sum, [4, N, G x K] in the order v, p, g, w; alike within a group."""
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
         r = np.ones((len(self.evaluate), 4, self.groups))
         if self.weight_randomness:
-            each = [self._draw(i, draws.WEIGHTS).random(r.shape[1:]) for i in range(len(r))]
+            each = [self._particle_rng(i, draws.WEIGHTS).random(r.shape[1:]) for i in range(len(r))]
             r = 1.0 - np.array(each)  # (0, 1]: the sum can not vanish
         weights = r * phi[:, None]
         # All four may be 0 where a descent moves the particles.
@@ -279,34 +279,34 @@ class ParticleSwarm(ParticleSwarmOptions):
         weights = (weights / np.where(total == 0, 1.0, total)).swapaxes(0, 1)
         return weights.repeat(self.positions.shape[1] // self.groups, axis=2)
 
-    def _drop(self) -> np.ndarray:
+    def _evaluation_mask(self) -> np.ndarray:
         """[N] bool: which particles to evaluate; the others have moved all the same."""
         count = len(self.evaluate)
-        if self._draw(0, draws.DROP_ITERATION).random() < self.drop_iteration:
+        if self._particle_rng(0, draws.DROP_ITERATION).random() < self.drop_iteration:
             return np.zeros(count, bool)
         if self.drop_particle == 0:
             return np.ones(count, bool)
-        chance = [self._draw(i, draws.DROP_PARTICLE).random() for i in range(count)]
+        chance = [self._particle_rng(i, draws.DROP_PARTICLE).random() for i in range(count)]
         return np.array(chance) >= self.drop_particle
 
-    def _draw(self, particle: int, purpose: int) -> np.random.Generator:
-        return draws.generator(self.seed, self.iteration, particle, purpose)
+    def _particle_rng(self, particle: int, purpose: int) -> np.random.Generator:
+        return draws.counter_rng(self.seed, self.iteration, particle, purpose)
 
-    def _take_personal(self, u: np.ndarray, stopped: np.ndarray) -> None:
+    def _update_personal_bests(self, u: np.ndarray, stopped: np.ndarray) -> None:
         measured = np.isfinite(u)
         better = measured & ~(u <= self.personal_utilities)  # also where there was none yet
-        self.personal_utilities = frozen(np.where(better, u, self.personal_utilities))
+        self.personal_utilities = freeze_array(np.where(better, u, self.personal_utilities))
         x = np.where(better[:, None], self.positions, self.personal_positions)
-        self.personal_positions = frozen(x)
+        self.personal_positions = freeze_array(x)
         counts = (
             (measured | stopped | self.count_skipped)
-            & self._turn(self.iteration)
+            & self._moving_particles(self.iteration)
             & (self.iteration > 0)
         )
         self.stale = np.where(better, 0, self.stale + counts)
         self.cooling = np.maximum(self.cooling - counts, 0)
 
-    def _take_swarm(self, u: np.ndarray, stopped: np.ndarray) -> None:
+    def _update_swarm_bests(self, u: np.ndarray, stopped: np.ndarray) -> None:
         """Global best and worst: extremes of all that was ever measured, the first one of ties."""
         measured = bool(np.isfinite(u).any())
         counts = self.iteration > 0 and bool(measured or stopped.any() or self.count_skipped)
@@ -317,13 +317,13 @@ class ParticleSwarm(ParticleSwarmOptions):
         high, low = np.where(np.isfinite(u), u, -np.inf), np.where(np.isfinite(u), u, np.inf)
         if self.best_utility is None or high.max() > self.best_utility:
             self.best_utility, self.swarm_stale = float(high.max()), 0
-            self.best_position = frozen(self.positions[high.argmax()].copy())
+            self.best_position = freeze_array(self.positions[high.argmax()].copy())
         if self.worst_utility is None or low.min() < self.worst_utility:
             tied = np.flatnonzero(low == low.min())
             # The original takes the first of a tie at the start whatever it does later.
             chosen = tied[-1] if self.worst_tie == "last" and self.iteration else tied[0]
             self.worst_utility = float(low.min())
-            self.worst_position = frozen(self.positions[chosen].copy())
+            self.worst_position = freeze_array(self.positions[chosen].copy())
 
 
 @dataclass(kw_only=True, eq=False)
@@ -350,6 +350,6 @@ class GradientDescent(ParticleSwarm):
     descent: Descent | None = field(default_factory=partial(Descent, required=True))
 
 
-def frozen(array: np.ndarray) -> np.ndarray:
+def freeze_array(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array

@@ -50,11 +50,11 @@ class AsynchronousSwarm(ParticleSwarm):
             raise UserError(f"""optimizer.drop_iteration={self.drop_iteration}: must be 0, as only
                 a few particles move in an iteration; use optimizer.drop_particle""")
 
-    def _turn(self, iteration: int) -> np.ndarray:
+    def _moving_particles(self, iteration: int) -> np.ndarray:
         count = len(self.evaluate)
         step = min(self.batch, count)
         places = (step * (iteration - 1) + np.arange(step)) % count
         return np.isin(np.arange(count), places) & self.moving
 
-    def _share(self) -> float:
+    def _moving_share(self) -> float:
         return min(1.0, self.batch / len(self.evaluate))

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.ask_tell import AskTell, frozen
+from swarm.optimizers.ask_tell import BaseOptimizer, freeze_array
 from swarm.optimizers.checks import NOT_NEGATIVE, SWITCH, Rule
-from swarm.optimizers.draws import populate
+from swarm.optimizers.draws import initial_population
 
 
 @dataclass(kw_only=True, eq=False)
-class PSOMerging(AskTell):
+class PSOMerging(BaseOptimizer):
     """Global-best PSO whose first swarm is the experts, their sparsified copies and the base.
 
     Each particle follows v = w v + c1 r1 (p - x) + c2 r2 (g - x) and x = x + v, with its own best
@@ -60,37 +60,37 @@ class PSOMerging(AskTell):
     social: float = 2.0
     base: bool = True
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         return experts + self.base
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        rows = populate(experts, count, self.seed, groups=self.groups)
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        rows = initial_population(experts, count, self.seed, groups=self.groups)
         if self.base:
             rows[experts : experts + 1] = 0.0
         self.velocities, self.own_positions = np.zeros_like(rows), rows
         self.own_utilities = np.full(count, np.nan)
         return rows
 
-    def _next(self) -> np.ndarray:
-        x, best = self.positions, self._best()
-        r = self._random().random((2, len(x), self.groups)).repeat(self.experts, axis=2)
+    def _propose_positions(self) -> np.ndarray:
+        x, best = self.positions, self._best_positions()
+        r = self._iteration_rng().random((2, len(x), self.groups)).repeat(self.experts, axis=2)
         own = np.where(np.isnan(self.own_utilities)[:, None], x, self.own_positions)
         velocities = self.inertia * self.velocities
         velocities += self.cognitive * r[0] * (own - x) + self.social * r[1] * (best - x)
-        self.velocities = frozen(velocities)
-        return (x + velocities)[self._places(len(x))]
+        self.velocities = freeze_array(velocities)
+        return (x + velocities)[self._proposal_rows(len(x))]
 
-    def _places(self, count: int) -> np.ndarray:
+    def _proposal_rows(self, count: int) -> np.ndarray:
         moved = self.velocities.any(axis=1)
         return np.flatnonzero(moved | np.isnan(self.own_utilities))
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         better = np.isfinite(utilities) & ~(utilities <= self.own_utilities)
-        self.own_positions = frozen(np.where(better[:, None], self.positions, self.own_positions))
+        self.own_positions = freeze_array(np.where(better[:, None], self.positions, self.own_positions))
         best = np.where(better, utilities, self.own_utilities)
-        self.own_utilities = frozen(best)
+        self.own_utilities = freeze_array(best)
 
-    def _best(self) -> np.ndarray:
+    def _best_positions(self) -> np.ndarray:
         """The swarm's best, [G x K]; each particle's own position, [N, G x K], without one."""
         if np.isnan(self.own_utilities).all():
             return self.positions

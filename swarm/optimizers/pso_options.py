@@ -16,11 +16,11 @@ from swarm.optimizers.checks import (
     Rule,
     check_number,
     check_particles,
-    check_word,
+    check_choice,
 )
 from swarm.optimizers.descent import Descent
 
-SOUPS: Rule = (int, lambda value: 0 <= value <= 5, "a whole number from 0 to 5")
+SOUP_COUNT: Rule = (int, lambda value: 0 <= value <= 5, "a whole number from 0 to 5")
 
 NUMBERS: dict[str, tuple[Rule, str]] = {
     "inertia": (NOT_NEGATIVE, "the paper tried 0.1, 0.2 and 0.3"),
@@ -40,7 +40,7 @@ NUMBERS: dict[str, tuple[Rule, str]] = {
     "drop_iteration": (PROBABILITY, "it is the chance to skip an iteration's evaluation"),
     "drop_particle": (PROBABILITY, "it is the chance to skip a particle's evaluation"),
     "count_skipped": (SWITCH, "true is the original code's way"),
-    "soups": (SOUPS, "0 is the paper's"),
+    "soups": (SOUP_COUNT, "0 is the paper's"),
 }
 WORDS = {
     "starting_velocity": ("random", "zero", "best"),
@@ -120,15 +120,15 @@ class ParticleSwarmOptions:
     descent: Descent | None = field(default_factory=Descent)
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_options(self)
 
 
-def _check(options: ParticleSwarmOptions) -> None:
+def _check_options(options: ParticleSwarmOptions) -> None:
     for name, (rule, advice) in NUMBERS.items():
         check_number(name, getattr(options, name), rule, advice)
     check_particles(options.particles, 2, "null is one per expert")
     for name, allowed in WORDS.items():
-        check_word(name, getattr(options, name), allowed)
+        check_choice(name, getattr(options, name), allowed)
     if options.minimum_step_length > options.step_length:
         raise UserError(f"""optimizer.minimum_step_length={options.minimum_step_length}: must be at
             most optimizer.step_length={options.step_length}, lower it or raise that""")

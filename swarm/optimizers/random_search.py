@@ -6,12 +6,12 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import AskTell
+from swarm.optimizers.ask_tell import BaseOptimizer
 from swarm.optimizers.checks import POSITIVE, SWITCH, Rule
 
 
 @dataclass(kw_only=True, eq=False)
-class RandomSearch(AskTell):
+class RandomSearch(BaseOptimizer):
     """Draws from a Dirichlet distribution over the simplex of the experts, or of one blown up.
 
     Every group of modules draws its own.
@@ -37,19 +37,19 @@ class RandomSearch(AskTell):
     sum_to_one: bool = True
     greatest_sum: float = 2.0
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
-        return np.vstack([draws.corners(experts, self.groups), self._mixtures(count - experts)])
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        return np.vstack([draws.expert_positions(experts, self.groups), self._sample_mixtures(count - experts)])
 
-    def _next(self) -> np.ndarray:
-        return self._mixtures(len(self.positions))
+    def _propose_positions(self) -> np.ndarray:
+        return self._sample_mixtures(len(self.positions))
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         pass
 
-    def _mixtures(self, count: int) -> np.ndarray:
+    def _sample_mixtures(self, count: int) -> np.ndarray:
         size = count, self.experts, self.groups
-        draw = self._random()
-        rows = draws.mixtures(draw, *size, self.concentration)
+        draw = self._iteration_rng()
+        rows = draws.sample_mixtures(draw, *size, self.concentration)
         rows = 1 / self.experts + self.reach * (rows - 1 / self.experts)
         if self.sum_to_one:
             return rows

@@ -8,7 +8,7 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import AskTell, frozen
+from swarm.optimizers.ask_tell import BaseOptimizer, freeze_array
 from swarm.optimizers.checks import POSITIVE, Rule, check_number
 from swarm.optimizers.starts import weighted_soup
 
@@ -17,7 +17,7 @@ ARITHMETIC = "task arithmetic {:g}"
 
 
 @dataclass(kw_only=True, eq=False)
-class StaticRecipes(AskTell):
+class StaticMerges(BaseOptimizer):
     """Looks at the experts, then at what recipes make of them, and ends.
 
     - Best single: the experts themselves; all K rows of the pool are scored.
@@ -71,70 +71,70 @@ class StaticRecipes(AskTell):
                 2 to {experts}, or null for all""")
         super().start(experts, seed, groups)
 
-    def done(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """All recipes are through, or the iterations are."""
-        if self.told and not self._plan():
-            made, known = len(self._greedy()[0]), self._merged()
+        if self.told and not self._plan_merges():
+            made, known = len(self._greedy_soup()[0]), self._merged_count()
             return f"every recipe is scored; the greedy soup took {made} of {known}"
-        return super().done()
+        return super().stop_reason()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """As `AskTell.state`."""
-        return {**super().state(), "labels": self.labels}
+        return {**super().state_dict(), "labels": self.labels}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """As `AskTell.load`."""
-        super().load(state)
+        super().load_state_dict(state)
         self.labels = list(state["labels"])
 
-    def _size(self, experts: int) -> int:
+    def _population_size(self, experts: int) -> int:
         return experts + 1 + len(self.lambdas)
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
         self.utilities = np.empty(0)
         self.labels = [EXPERT] * experts
-        self.rows = draws.corners(experts, self.groups)
-        self._ask(self._plan()[: count - experts])
+        self.rows = draws.expert_positions(experts, self.groups)
+        self._add_merges(self._plan_merges()[: count - experts])
         self.evaluate[len(self.rows) :] = False
         idle = np.repeat(self.rows[:1], count - len(self.rows), axis=0)
         return np.vstack([self.rows, idle])
 
-    def _next(self) -> np.ndarray:
+    def _propose_positions(self) -> np.ndarray:
         known = len(self.rows)
-        self._ask(self._plan()[: len(self.positions)])
+        self._add_merges(self._plan_merges()[: len(self.positions)])
         return self.rows[known:]
 
-    def _take(self, utilities: np.ndarray) -> None:
-        self.utilities = frozen(np.append(self.utilities, utilities[self.evaluate]))
+    def _update_state(self, utilities: np.ndarray) -> None:
+        self.utilities = freeze_array(np.append(self.utilities, utilities[self.evaluate]))
 
-    def _ask(self, proposed: list[tuple[str, np.ndarray]]) -> None:
+    def _add_merges(self, proposed: list[tuple[str, np.ndarray]]) -> None:
         for label, mix in proposed:
             self.labels = [*self.labels, label]
-            self.rows = frozen(np.vstack([self.rows, np.tile(mix, self.groups)]))
+            self.rows = freeze_array(np.vstack([self.rows, np.tile(mix, self.groups)]))
 
-    def _plan(self) -> list[tuple[str, np.ndarray]]:
+    def _plan_merges(self) -> list[tuple[str, np.ndarray]]:
         """What is known now to come next: labels and coefficients [K], without what was asked."""
-        ones = self._indicator(range(self._merged()))
+        ones = self._indicator_vector(range(self._merged_count()))
         fixed = [(UNIFORM, ones / ones.sum())]
         fixed += [(ARITHMETIC.format(factor), factor * ones) for factor in self.lambdas]
-        scores = self.utilities[: self._merged()]
+        scores = self.utilities[: self._merged_count()]
         if np.isfinite(scores).any():
-            fixed.append((WEIGHTED, self._weighted(scores)))
+            fixed.append((WEIGHTED, self._weighted_soup(scores)))
         plan = [one for one in fixed if one[0] not in self.labels]
-        soup, candidate = self._greedy()
+        soup, candidate = self._greedy_soup()
         if candidate is not None:
-            members = self._indicator([*soup, candidate])
+            members = self._indicator_vector([*soup, candidate])
             plan.insert(0, (GREEDY, members / members.sum()))
         return plan
 
-    def _weighted(self, scores: np.ndarray) -> np.ndarray:
+    def _weighted_soup(self, scores: np.ndarray) -> np.ndarray:
         weights = np.zeros(self.experts)
         weights[: len(scores)] = weighted_soup(scores)
         return weights
 
-    def _greedy(self) -> tuple[list[int], int | None]:
+    def _greedy_soup(self) -> tuple[list[int], int | None]:
         """The members of the greedy soup so far, and the expert to try next, if there is one."""
-        scores = self.utilities[: self._merged()]
+        scores = self.utilities[: self._merged_count()]
         order = [int(j) for j in np.argsort(-scores, kind="stable") if np.isfinite(scores[j])]
         tried = iter(
             utility
@@ -151,10 +151,10 @@ class StaticRecipes(AskTell):
                 soup, best = [*soup, candidate], utility
         return soup, None
 
-    def _indicator(self, members: Sequence[int]) -> np.ndarray:
+    def _indicator_vector(self, members: Sequence[int]) -> np.ndarray:
         ones = np.zeros(self.experts)
         ones[list(members)] = 1.0
         return ones
 
-    def _merged(self) -> int:
+    def _merged_count(self) -> int:
         return self.among or self.experts

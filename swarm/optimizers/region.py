@@ -2,19 +2,19 @@
 
 import numpy as np
 
-from swarm.optimizers.checks import MOST, Rule
+from swarm.optimizers.checks import MAX_VALUE, Rule
 
-LOW: Rule = (float, lambda value: -MOST <= value <= 0, f"a number from -{MOST:g} to 0")
-HIGH: Rule = (float, lambda value: 1 <= value <= MOST, f"a number from 1 to {MOST:g}")
+LOW: Rule = (float, lambda value: -MAX_VALUE <= value <= 0, f"a number from -{MAX_VALUE:g} to 0")
+HIGH: Rule = (float, lambda value: 1 <= value <= MAX_VALUE, f"a number from 1 to {MAX_VALUE:g}")
 
-BOUNDS: dict[str, tuple[Rule, str]] = {
+BOUND_RULES: dict[str, tuple[Rule, str]] = {
     "low": (LOW, "experts have 0s"),
     "high": (HIGH, "experts have a 1"),
 }
 """What the two bounds of a coefficient may be."""
 
 
-class Region:
+class CoefficientBounds:
     """All c with low <= c_j <= high and, with `sum_to_one`, sum c = 1; the experts are in it.
 
     Where they sum to 1 there are K - 1 free coordinates y, with c = 1/K + B y and the columns of
@@ -35,22 +35,22 @@ class Region:
     ) -> None:
         self.low, self.high, self.sum_to_one, self.experts = low, high, sum_to_one, experts
         self._centre = np.full(groups * experts, 1 / experts if sum_to_one else 0.0)
-        basis = helmert(experts) if sum_to_one else np.eye(experts)
+        basis = helmert_basis(experts) if sum_to_one else np.eye(experts)
         self._basis = np.kron(np.eye(groups), basis)
 
-    def coordinates(self, rows: np.ndarray) -> np.ndarray:
+    def to_coordinates(self, rows: np.ndarray) -> np.ndarray:
         """[M, G x K] to [M, D]."""
         return (rows - self._centre) @ self._basis
 
-    def rows(self, coordinates: np.ndarray) -> np.ndarray:
+    def to_positions(self, coordinates: np.ndarray) -> np.ndarray:
         """The inverse of `coordinates`."""
         return self._centre + coordinates @ self._basis.T
 
-    def holds(self, row: np.ndarray) -> bool:
+    def contains(self, row: np.ndarray) -> bool:
         """Whether a row [G x K] is inside of the box."""
         return bool(((row >= self.low) & (row <= self.high)).all())
 
-    def nearest(self, rows: np.ndarray) -> np.ndarray:
+    def project(self, rows: np.ndarray) -> np.ndarray:
         """The nearest position of the region to each of [M, G x K] rows."""
         if not self.sum_to_one:
             return np.clip(rows, self.low, self.high)
@@ -65,7 +65,7 @@ class Region:
         return np.clip(rows - (below + above) / 2, self.low, self.high).reshape(shape)
 
 
-def helmert(experts: int) -> np.ndarray:
+def helmert_basis(experts: int) -> np.ndarray:
     """B [K, K - 1]: orthonormal columns, each orthogonal to (1, ..., 1)."""
     basis = np.zeros((experts, experts - 1))
     for column in range(1, experts):

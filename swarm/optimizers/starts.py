@@ -8,7 +8,7 @@ import numpy as np
 
 from swarm.errors import UserError
 from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import Remembering, frozen
+from swarm.optimizers.ask_tell import HistoryOptimizer, freeze_array
 from swarm.optimizers.checks import POSITIVE, SWITCH, check_number
 
 SCALES = (1.0, 1.5, 0.5, 2.0)
@@ -17,23 +17,23 @@ SCALES = (1.0, 1.5, 0.5, 2.0)
 FEW_SCALES = (1.0, 1.5)
 """Those that an optimizer with free sums tries if it is not told otherwise."""
 
-LAMBDAS = (0.3,)
+DEFAULT_LAMBDAS = (0.3,)
 """Of task arithmetic; scaled, it covers 0.15 to 0.6."""
 
-BEST = (2, 3)
+BEST_COUNTS = (2, 3)
 """Sizes of the soups of the best experts."""
 
-Starts = tuple[list[str], np.ndarray]
+StartPositions = tuple[list[str], np.ndarray]
 """Labels [M] and positions [M, G x K]."""
 
 
-def static_starts(
+def static_start_positions(
     experts: int,
     groups: int = 1,
     scales: Sequence[float] = SCALES,
-    lambdas: Sequence[float] = LAMBDAS,
+    lambdas: Sequence[float] = DEFAULT_LAMBDAS,
     among: int | None = None,
-) -> Starts:
+) -> StartPositions:
     """Recipes that need no utility, times each scale; the coefficients of all groups are the same.
 
     They are the uniform soup (Wortsman et al. 2022, arXiv 2203.05482), 1/K of every expert, and
@@ -51,20 +51,20 @@ def static_starts(
     Returns:
         Labels [M] and positions [M, G x K], all recipes at the first scale first.
     """
-    ones = _members(range(among or experts), experts)
+    ones = _membership_vector(range(among or experts), experts)
     recipes = [("uniform soup", ones / ones.sum())]
     recipes += [(f"task arithmetic {factor:g}", factor * ones) for factor in lambdas]
-    return _scaled(recipes, scales, groups, experts)
+    return _scale_merges(recipes, scales, groups, experts)
 
 
-def utility_starts(
+def utility_start_positions(
     utilities: np.ndarray,
     experts: int,
     groups: int = 1,
     scales: Sequence[float] = SCALES,
-    best: Sequence[int] = BEST,
+    best: Sequence[int] = BEST_COUNTS,
     among: int | None = None,
-) -> Starts:
+) -> StartPositions:
     """Recipes that need the utilities of the experts, times each scale.
 
     They are the weighted soup (`weighted_soup`) and the means of the best m experts, which are the
@@ -90,9 +90,9 @@ def utility_starts(
     recipes = [("weighted soup", np.pad(weighted_soup(scores), (0, experts - len(scores))))]
     for count in best:
         if count < len(order):
-            mean = _members(order[:count], experts) / count
+            mean = _membership_vector(order[:count], experts) / count
             recipes.append((f"soup of the best {count}", mean))
-    return _scaled(recipes, scales, groups, experts)
+    return _scale_merges(recipes, scales, groups, experts)
 
 
 def weighted_soup(utilities: np.ndarray) -> np.ndarray:
@@ -118,15 +118,15 @@ def check_scales(name: str, scales: Any) -> None:
         check_number(name, scale, POSITIVE, "each; [] is none")
 
 
-def _members(places: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
+def _membership_vector(places: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
     ones = np.zeros(experts)
     ones[list(places)] = 1.0
     return ones
 
 
-def _scaled(
+def _scale_merges(
     recipes: Sequence[tuple[str, np.ndarray]], scales: Sequence[float], groups: int, experts: int
-) -> Starts:
+) -> StartPositions:
     found: dict[tuple[float, ...], tuple[str, np.ndarray]] = {}
     for scale in scales:
         for label, mix in recipes:
@@ -139,7 +139,7 @@ def _scaled(
 
 
 @dataclass(kw_only=True, eq=False)
-class Starting(Remembering):
+class WarmStartOptimizer(HistoryOptimizer):
     """Evaluates the experts and, if there are scales, static recipes before it proposes anything.
 
     The first ask has the K experts and the static recipes as far as N rows go, later asks the rest
@@ -172,7 +172,7 @@ class Starting(Remembering):
                     not sum to 1; set optimizer.sum_to_one=false, or start_scales=null""")
 
     @property
-    def scales(self) -> Sequence[float]:
+    def active_scales(self) -> Sequence[float]:
         """The factors that apply; none: the search does not begin with recipes."""
         if self.begin_at is not None:
             return ()
@@ -185,78 +185,78 @@ class Starting(Remembering):
         self.expert_utilities, self.begun = np.full(experts, np.nan), 0
         super().start(experts, seed, groups)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """As `AskTell.state`; with a start of its own also what that depends on."""
-        if not self._starts:
-            return super().state()
+        if not self._has_start:
+            return super().state_dict()
         known = [None if np.isnan(u) else u for u in self.expert_utilities.tolist()]
-        return {**super().state(), "begun": self.begun, "expert_utilities": known}
+        return {**super().state_dict(), "begun": self.begun, "expert_utilities": known}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """As `AskTell.load`."""
         self.begun = state.get("begun", 0)
         self.expert_utilities = np.array(state.get("expert_utilities", []), float)
-        super().load(state)
+        super().load_state_dict(state)
 
     @property
-    def _starts(self) -> bool:
+    def _has_start(self) -> bool:
         """Whether the first asks are a start, to be told from what the subclass proposes."""
-        return self.begin_at is not None or bool(self.scales)
+        return self.begin_at is not None or bool(self.active_scales)
 
-    def _begin(self, experts: int, count: int) -> np.ndarray:
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
         if self.begin_at is not None:
             self.evaluate[experts:] = False
-            known = draws.corners(experts, self.groups)
+            known = draws.expert_positions(experts, self.groups)
             return np.vstack([known, np.repeat(known[:1], count - experts, axis=0)])
-        if not self.scales:
-            return self._first_rows(experts, count)
-        rows = np.vstack([draws.corners(experts, self.groups), self._static()])[:count]
-        draw = self._random()
-        more = draws.mixtures(draw, count - len(rows), experts, self.groups)
-        return np.vstack([rows, draw.choice(self.scales, size=(len(more), 1)) * more])
+        if not self.active_scales:
+            return self._initial_positions(experts, count)
+        rows = np.vstack([draws.expert_positions(experts, self.groups), self._static_positions()])[:count]
+        draw = self._iteration_rng()
+        more = draws.sample_mixtures(draw, count - len(rows), experts, self.groups)
+        return np.vstack([rows, draw.choice(self.active_scales, size=(len(more), 1)) * more])
 
-    def _next(self) -> np.ndarray:
-        rows = self._start_rows()
-        return rows if len(rows) else self._propose()
+    def _propose_positions(self) -> np.ndarray:
+        rows = self._start_positions()
+        return rows if len(rows) else self._propose_after_start()
 
-    def _take(self, utilities: np.ndarray) -> None:
+    def _update_state(self, utilities: np.ndarray) -> None:
         if self.iteration == 0:
-            self.expert_utilities = frozen(utilities[: self.experts].copy())
-        super()._take(utilities)
-        if self.starting:
+            self.expert_utilities = freeze_array(utilities[: self.experts].copy())
+        super()._update_state(utilities)
+        if self.is_starting:
             self.begun = len(self.rows)
 
     @property
-    def starting(self) -> bool:
+    def is_starting(self) -> bool:
         """Whether the last ask belongs to the start."""
-        return self._starts and (self.iteration == 0 or len(self._start_rows()) > 0)
+        return self._has_start and (self.iteration == 0 or len(self._start_positions()) > 0)
 
     @property
-    def centre(self) -> np.ndarray:
+    def best_start(self) -> np.ndarray:
         """The best position of the start, [G x K]; the uniform soup if none was measured."""
         if self.begin_at is not None:
-            return draws.corners(self.experts, self.groups)[self.begin_at]
+            return draws.expert_positions(self.experts, self.groups)[self.begin_at]
         if not self.begun:
             return np.full(self.groups * self.experts, 1 / self.experts)
         return self.rows[np.argmax(self.utilities[: self.begun])]
 
-    def _static(self) -> np.ndarray:
-        return static_starts(self.experts, self.groups, self.scales)[1]
+    def _static_positions(self) -> np.ndarray:
+        return static_start_positions(self.experts, self.groups, self.active_scales)[1]
 
-    def _start_rows(self) -> np.ndarray:
+    def _start_positions(self) -> np.ndarray:
         """The recipes of this iteration, the second or a later one, [M, G x K]."""
-        count, static = len(self.evaluate), self._static()
-        if not self.scales:
+        count, static = len(self.evaluate), self._static_positions()
+        if not self.active_scales:
             return np.empty((0, static.shape[1]))
         known = self.expert_utilities
-        learnt = utility_starts(known, self.experts, self.groups, self.scales)[1]
+        learnt = utility_start_positions(known, self.experts, self.groups, self.active_scales)[1]
         first = min(count - self.experts, len(static)) + (self.iteration - 1) * count
         return np.vstack([static, learnt])[first : first + count]
 
-    def _first_rows(self, experts: int, count: int) -> np.ndarray:
+    def _initial_positions(self, experts: int, count: int) -> np.ndarray:
         """The first ask without recipes, [N, G x K], the experts first."""
-        return draws.populate(experts, count, self.seed, groups=self.groups)
+        return draws.initial_population(experts, count, self.seed, groups=self.groups)
 
-    def _propose(self) -> np.ndarray:
+    def _propose_after_start(self) -> np.ndarray:
         """Rows to look at next, at most N of them, [M, G x K]; the start is through."""
         raise NotImplementedError

@@ -17,35 +17,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm import mixing
-from swarm.adapters import CONFIG, WEIGHTS, Adapter, read_adapter
+from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE, Adapter, read_adapter
 from swarm.errors import UserError
-from swarm.folders import NOTE, write_adapter
-from swarm.places import find
+from swarm.folders import NOTE_FILE, write_adapter
+from swarm.places import find_path
 from swarm.pool.agreement import (
     NamedModel,
-    check_bases,
-    check_names,
+    check_base_models,
+    check_module_names,
     combined_config,
     common_shapes,
     name_of,
     shared_scaling,
 )
 from swarm.pool.basis import Basis, check_space
-from swarm.pool.elites import Elites
-from swarm.pool.experts import check_row_names, expert_names, find_experts
-from swarm.pool.groups import ALL, AUTO, check_kind, parents
-from swarm.pool.rows import Made, Row
+from swarm.pool.elites import EliteExperts
+from swarm.pool.experts import check_row_names, parse_expert_names, find_experts
+from swarm.pool.groups import ALL_MODULES, AUTO, parse_group_kind, find_parent_groups
+from swarm.pool.rows import SyntheticRowConfig, PoolRow
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-FILES = (CONFIG, WEIGHTS, NOTE)
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, NOTE_FILE)
 Coefficients = Iterable[float] | Mapping[str, float]
 """G * K numbers, group by group; or those of some rows by name, the same in all groups."""
 
-ELITES = ".elites"
+ELITES_FOLDER = ".elites"
 """Where `Pool.moved` looks for the elites; no expert is looked for in a hidden folder."""
 
 
@@ -84,19 +84,19 @@ class Pool:
         """
         if not isinstance(folder, str | Path) or not str(folder).strip():
             raise UserError(f"pool.folder must be the path of a folder, not {folder!r}")
-        self.folder = find(folder)
-        self.experts = None if experts is None else expert_names(self.folder, experts)
+        self.folder = find_path(folder)
+        self.experts = None if experts is None else parse_expert_names(self.folder, experts)
         self.space, self.export_rank = space, export_rank
         check_space(space, export_rank)
         if base not in ("check", "ignore"):
             raise UserError(f"pool.base={base!r}: must be check or ignore")
         self._base_check = base
-        self._division = check_kind(groups)
+        self._division = parse_group_kind(groups)
         made = (base_row, noise_rows, noise_scale, noise_seed, recipes, density, sparse_rows)
-        self._made = Made(*made)
-        self._elites = Elites(elites, elite_count)
+        self._made = SyntheticRowConfig(*made)
+        self._elites = EliteExperts(elites, elite_count)
         self.names: list[str] = []
-        self.groups: Sequence[str] = [ALL]
+        self.groups: Sequence[str] = [ALL_MODULES]
         self.modules: dict[str, tuple[int, int, int]] = {}
         self.rank = 0
         self.shared: tuple[int, float, bool] | None = None
@@ -158,23 +158,23 @@ class Pool:
         """
         names = find_experts(self.folder, self.experts)
         experts = [read_adapter(self.folder / name) for name in names]
-        elites = self._elites.read(names)
+        elites = self._elites.load_adapters(names)
         self._files, self._experts = [*experts, *elites], len(experts)
         if self._base_check == "check":
-            check_bases(self._files, base)
-        check_names(self._files)
-        before, after = self._made.before(experts), self._made.after(experts, self.space)
-        rows: list[Row] = [*experts, *before, *elites, *after]
+            check_base_models(self._files, base)
+        check_module_names(self._files)
+        before, after = self._made.rows_before_elites(experts), self._made.rows_after_elites(experts, self.space)
+        rows: list[PoolRow] = [*experts, *before, *elites, *after]
         check_row_names(self.folder, [row.name for row in rows])
         self._basis = Basis(rows, common_shapes(self._files), self.space, self._division)
         self.names, self.groups = self._basis.names, self._basis.groups
         self.modules = self._basis.modules
         self.rank = max(rank for _, _, rank in self.modules.values())
-        self.shared = None if self._made.weighted else shared_scaling(self._files)
+        self.shared = None if self._made.has_weights else shared_scaling(self._files)
         self._base_name = name_of(base)
         return self
 
-    def _opened(self) -> Basis:
+    def _require_basis(self) -> Basis:
         if self._basis is None:
             raise RuntimeError("the pool has to be opened first: Pool.open(base_name)")
         return self._basis
@@ -185,10 +185,10 @@ class Pool:
         Experts that are equal in all weights are warned of, by their names: they are one dimension
         of the search too many. Costs one pass over the files, about a second a gigabyte.
         """
-        self._opened()
+        self._require_basis()
         equal: dict[bytes, list[str]] = {}
         for adapter in self._files:
-            equal.setdefault(adapter.content(), []).append(adapter.name)
+            equal.setdefault(adapter.content_digest(), []).append(adapter.name)
         for names in equal.values():
             if len(names) > 1:
                 log.warning("%s: %s have equal weights; leave all but one out by pool.experts",
@@ -200,11 +200,11 @@ class Pool:
         The scaling is folded into B, so that row j changes the base weight by B[j] @ A[j]; one that
         lacks the module has zeros. Raises UserError where a weight is not finite.
         """
-        return self._opened().experts(module)
+        return self._require_basis().stack_experts(module)
 
-    def held(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
+    def expert_factors(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
         """What an engine keeps of `module`; see `swarm.pool.basis.Basis.held`."""
-        return self._opened().held(module)
+        return self._require_basis().expert_factors(module)
 
     def combine(self, coefficients: Coefficients) -> dict[str, tuple["Tensor", "Tensor"]]:
         """The adapter at a position [G * K]: module -> A [rank, in], B [out, rank], float32, CPU.
@@ -215,12 +215,12 @@ class Pool:
         ranks whose coefficient is not 0. Raises UserError for a vector that is not G * K finite
         numbers.
         """
-        basis, vector = self._opened(), self._vector(coefficients)
-        pairs = ((module, basis.at(module, vector)) for module in self.modules)
+        basis, vector = self._require_basis(), self._to_vector(coefficients)
+        pairs = ((module, basis.combine_module(module, vector)) for module in self.modules)
         return {module: (a.float(), b.float()) for module, (a, b) in pairs}
 
-    def _vector(self, coefficients: Coefficients) -> list[float]:
-        self._opened()
+    def _to_vector(self, coefficients: Coefficients) -> list[float]:
+        self._require_basis()
         if isinstance(coefficients, Mapping):
             if strange := [name for name in coefficients if name not in self.names]:
                 raise UserError(f"{self.folder}: there is no {strange[0]!r}; it has: "
@@ -250,13 +250,13 @@ class Pool:
         (`swarm.mixing.exported`). An adapter that was saved there before is replaced.
         Raises UserError if the folder cannot be written or holds anything else.
         """
-        folder, vector = Path(folder), self._vector(coefficients)
+        folder, vector = Path(folder), self._to_vector(coefficients)
         if any(folder.resolve() == one.folder.resolve() for one in self._files):
             raise UserError(f"{folder}: this is an expert of the pool and is not overwritten")
         note = {"experts": self.names, "coefficients": vector, "space": self.space}
         if len(self.groups) > 1:
             note["groups"] = self.groups
-        pairs, scaling, facts = self._exported(vector)
+        pairs, scaling, facts = self._export_weights(vector)
         weights = {
             f"base_model.model.{module}.lora_{side}.weight": weight
             for module, pair in pairs.items()
@@ -265,14 +265,14 @@ class Pool:
         config = combined_config(self._files, list(self.modules), scaling, self._base_name)
         write_adapter(folder, config, weights, {**(extra or {}), **note, **facts})
 
-    def _exported(
+    def _export_weights(
         self, vector: list[float]
-    ) -> tuple[dict[str, mixing.Pair], tuple[int, float, bool], dict[str, Any]]:
+    ) -> tuple[dict[str, mixing.FactorPair], tuple[int, float, bool], dict[str, Any]]:
         """The weights of all modules in float32, their scaling and more to say of them."""
         folded = self.space == "delta" or self.shared is None
-        mixed = ((name, self._opened().at(name, vector, folded)) for name in self.modules)
+        mixed = ((name, self._require_basis().combine_module(name, vector, folded)) for name in self.modules)
         if self.space == "delta":
-            pairs, rank, errors = mixing.exported(mixed, self.export_rank)
+            pairs, rank, errors = mixing.compress_modules(mixed, self.export_rank)
             return pairs, (rank, float(rank), False), {"reconstruction_error": errors}
         pairs = {name: (a.float(), b.float()) for name, (a, b) in mixed}
         return pairs, self.shared or (self.rank, float(self.rank), False), {}
@@ -282,8 +282,8 @@ class Pool:
 
         See `swarm.pool.groups.parents`.
         """
-        self._opened()
-        return parents(list(self.modules), check_kind(coarse), self._division)
+        self._require_basis()
+        return find_parent_groups(list(self.modules), parse_group_kind(coarse), self._division)
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of what the search runs on: names, order, scaling and every weight.
@@ -292,8 +292,8 @@ class Pool:
         same coefficients. Reads every file once, about a second a gigabyte.
         """
         digest = hashlib.sha256(self.space.encode())
-        for row in self._opened().rows:
-            digest.update(row.identity())
+        for row in self._require_basis().rows:
+            digest.update(row.identity_bytes())
         if len(self.groups) > 1:
             digest.update(json.dumps(self.groups).encode())
         return digest.hexdigest()[:16]
@@ -301,13 +301,13 @@ class Pool:
     def parts(self) -> dict[str, list[Path]]:
         """The files that the open pool reads, by the folder where `moved` looks for them."""
         places = [one.name for one in self._files[: self._experts]]
-        places += ["/".join((ELITES, *one.folder.parts[-2:])) for one in self._files[len(places) :]]
+        places += ["/".join((ELITES_FOLDER, *one.folder.parts[-2:])) for one in self._files[len(places) :]]
         return {
-            place: [one.folder / name for name in FILES if (one.folder / name).is_file()]
+            place: [one.folder / name for name in ADAPTER_FILES if (one.folder / name).is_file()]
             for place, one in zip(places, self._files, strict=True)
         }
 
-    def moved(self, folder: Path) -> "Pool":
+    def with_folder(self, folder: Path) -> "Pool":
         """The same pool, closed, with its parts below `folder`."""
-        elites = str(folder / ELITES) if self._elites.elites else None
+        elites = str(folder / ELITES_FOLDER) if self._elites.elites else None
         return Pool(**{**self.settings, "folder": str(folder), "elites": elites})

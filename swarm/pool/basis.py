@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from swarm import mixing
 from swarm.errors import UserError
-from swarm.pool.groups import divide
-from swarm.pool.rows import Row
+from swarm.pool.groups import divide_modules
+from swarm.pool.rows import PoolRow
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swarm.mixing import Pair, Term
+    from swarm.mixing import FactorPair, WeightedFactors
 
 
 SPACES = ("factor", "delta")
@@ -56,7 +56,7 @@ class Basis:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[PoolRow],
         shapes: Mapping[str, tuple[int, int]],
         space: str,
         division: int | str,
@@ -72,26 +72,26 @@ class Basis:
             name: (*shapes[name], highest if space == "factor" else sum(found))
             for name, found in ranks.items()
         }
-        self.groups, self._group = divide(list(self.modules), division)
+        self.groups, self._group = divide_modules(list(self.modules), division)
 
-    def at(self, module: str, vector: Sequence[float], folded: bool = True) -> "Pair":
+    def combine_module(self, module: str, vector: Sequence[float], folded: bool = True) -> "FactorPair":
         """A and B of `module` at a position [G * K], float64; the scaling is in B if `folded`.
 
         Summed in the order of the rows, so the result does not depend on threads or machines.
         """
         start = self._group[module] * len(self.rows)
-        return self._combined(module, vector[start : start + len(self.rows)], folded)
+        return self._combine_group(module, vector[start : start + len(self.rows)], folded)
 
-    def experts(self, module: str) -> "Pair":
+    def stack_experts(self, module: str) -> "FactorPair":
         """A [K, rank, in] and B [K, out, rank] of `module`, float32, padded and scaled."""
         import torch
 
-        pairs = [self._combined(module, row) for row in torch.eye(len(self.rows)).tolist()]
+        pairs = [self._combine_group(module, row) for row in torch.eye(len(self.rows)).tolist()]
         rank = max(len(a) for a, _ in pairs)
-        wide = [mixing.padded(pair, rank) for pair in pairs]
+        wide = [mixing.pad_rank(pair, rank) for pair in pairs]
         return torch.stack([a.float() for a, _ in wide]), torch.stack([b.float() for _, b in wide])
 
-    def held(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
+    def expert_factors(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
         """What an engine keeps of `module`, float32: A, B and, for each entry of A's first axis,
         the place in a position [G * K] of the coefficient that belongs to it.
 
@@ -102,23 +102,23 @@ class Basis:
 
         start = self._group[module] * len(self.rows)
         if self.space == "factor":
-            return *self.experts(module), torch.arange(start, start + len(self.rows))
+            return *self.stack_experts(module), torch.arange(start, start + len(self.rows))
         ranks = [row.shapes[module][2] if module in row.shapes else 0 for row in self.rows]
-        a, b = self._combined(module, [1.0] * len(self.rows))
+        a, b = self._combine_group(module, [1.0] * len(self.rows))
         places = torch.arange(start, start + len(self.rows)).repeat_interleave(torch.tensor(ranks))
         return a.float(), b.float(), places
 
-    def _combined(self, module: str, part: Sequence[float], folded: bool = True) -> "Pair":
+    def _combine_group(self, module: str, part: Sequence[float], folded: bool = True) -> "FactorPair":
         """A and B of one module with the K coefficients of its group."""
         inputs, outputs, rank = self.modules[module]
-        terms = self._terms(module, part, folded)
+        terms = self._expert_terms(module, part, folded)
         if self.space == "factor":
-            return mixing.summed(terms, inputs, outputs, rank)
-        return mixing.concatenated(terms, inputs, outputs)
+            return mixing.sum_factors(terms, inputs, outputs, rank)
+        return mixing.concatenate_factors(terms, inputs, outputs)
 
-    def _terms(self, module: str, part: Sequence[float], folded: bool) -> "Iterator[Term]":
+    def _expert_terms(self, module: str, part: Sequence[float], folded: bool) -> "Iterator[WeightedFactors]":
         for coefficient, row in zip(part, self.rows, strict=True):
             if coefficient != 0.0 and module in row.shapes:
-                a, b = row.factors(module)
-                scale = row.scaling(module) if folded else 1.0
+                a, b = row.load_factors(module)
+                scale = row.lora_scaling(module) if folded else 1.0
                 yield coefficient, a.double(), b.double() * scale

@@ -9,12 +9,12 @@ from typing import Any
 
 from swarm.adapters import Adapter, read_adapter
 from swarm.errors import UserError
-from swarm.manifest import verify
-from swarm.places import find
+from swarm.manifest import verify_run_file
+from swarm.places import find_path
 
 
 @dataclass(frozen=True)
-class Elites:
+class EliteExperts:
     """The personal bests of the run in the folder `elites`, at most `elite_count` of them."""
 
     elites: str | None = None
@@ -32,7 +32,7 @@ class Elites:
                 f"pool.elite_count must be a whole number above 0, not {self.elite_count!r}"
             )
 
-    def read(self, experts: Sequence[str]) -> list[Adapter]:
+    def load_adapters(self, experts: Sequence[str]) -> list[Adapter]:
         """The adapters, best first, named elite_0 and so on.
 
         Of equal positions the first particle's counts; one that is one of `experts` alone does
@@ -40,12 +40,12 @@ class Elites:
         """
         if self.elites is None:
             return []
-        run = find(self.elites)
-        found = [_facts(folder) for folder in _personal_bests(run)]
+        run = find_path(self.elites)
+        found = [_load_facts(folder) for folder in _find_personal_bests(run)]
         ranked = sorted(found, key=lambda one: (-one["validation_utility"], one["particle"]))
         chosen: dict[str, Path] = {}
         for facts in ranked:
-            if not _is_expert(facts, experts):
+            if not _is_single_expert(facts, experts):
                 chosen.setdefault(json.dumps(facts["coefficients"]), facts["folder"])
         if not chosen:
             raise UserError(
@@ -54,11 +54,11 @@ class Elites:
             )
         folders = list(chosen.values())[: self.elite_count]
         for folder in folders:
-            verify(folder)
+            verify_run_file(folder)
         return [replace(read_adapter(one), name=f"elite_{i}") for i, one in enumerate(folders)]
 
 
-def _personal_bests(run: Path) -> list[Path]:
+def _find_personal_bests(run: Path) -> list[Path]:
     found = [path.parent for path in run.glob("particle_*/personal_best/swarm.json")]
     if not found:
         raise UserError(
@@ -68,7 +68,7 @@ def _personal_bests(run: Path) -> list[Path]:
     return found
 
 
-def _facts(folder: Path) -> dict[str, Any]:
+def _load_facts(folder: Path) -> dict[str, Any]:
     """What a personal best's swarm.json says, with its folder and its particle's number."""
     path = folder / "swarm.json"
     try:
@@ -84,7 +84,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise UserError(f"pool.elites: {path} does not say what a search found ({error})") from None
 
 
-def _is_expert(facts: dict[str, Any], experts: Sequence[str]) -> bool:
+def _is_single_expert(facts: dict[str, Any], experts: Sequence[str]) -> bool:
     """Whether a position is one of `experts` alone, in each of its groups."""
     names, values = facts["experts"], facts["coefficients"]
     used = {names[i % len(names)] for i, value in enumerate(values) if value}

@@ -5,12 +5,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from swarm.adapters import CONFIG, WEIGHTS
+from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE
 from swarm.errors import UserError
 from swarm.files import name_fault
 
 
-def expert_names(folder: Path, experts: Any) -> list[str]:
+def parse_expert_names(folder: Path, experts: Any) -> list[str]:
     """The value of pool.experts as a list; raises UserError for one that can never work."""
     if isinstance(experts, str) or not isinstance(experts, Sequence):
         raise UserError(f"pool.experts must be a list of sub-folders of {folder}, not {experts!r}")
@@ -24,7 +24,7 @@ def expert_names(folder: Path, experts: Any) -> list[str]:
         find_experts(folder, names)  # a name that is wrong comes first
         raise UserError(
             f"pool.experts must name at least two experts of {folder}, not {names}; "
-            f"it has: {_list(_adapters(folder))}"
+            f"it has: {_format_names(_list_adapters(folder))}"
         )
     return names
 
@@ -36,11 +36,11 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
     """
     if not folder.is_dir():
         raise UserError(f"pool.folder: there is no folder {folder}")
-    found = _adapters(folder)
+    found = _list_adapters(folder)
     if experts is None:
-        _check_halves(folder)
+        _check_incomplete_experts(folder)
         if len(found) < 2:
-            have = f"{folder} holds {len(found)} with an {CONFIG}"
+            have = f"{folder} holds {len(found)} with an {CONFIG_FILE}"
             raise UserError(f"pool.folder: a pool needs at least two experts, and {have}")
         return found
     for name in experts:
@@ -48,19 +48,19 @@ def find_experts(folder: Path, experts: list[str] | None) -> list[str]:
             near = get_close_matches(name, found, 1)
             meant = f"did you mean {near[0]!r}? " if near else ""
             raise UserError(
-                f"pool.experts: {folder} has no {name!r}; {meant}it has: {_list(found)}"
+                f"pool.experts: {folder} has no {name!r}; {meant}it has: {_format_names(found)}"
             )
     return experts
 
 
-def _adapters(folder: Path) -> list[str]:
+def _list_adapters(folder: Path) -> list[str]:
     """The sub-folders that hold an adapter.
 
     Raises UserError where one has a name that cannot be written or shown.
     """
     found = sorted(
         path.parent.name
-        for path in folder.glob(f"*/{CONFIG}")
+        for path in folder.glob(f"*/{CONFIG_FILE}")
         if not path.parent.name.startswith(".")
     )
     for name in found:
@@ -71,7 +71,7 @@ def _adapters(folder: Path) -> list[str]:
     return found
 
 
-def _check_halves(folder: Path) -> None:
+def _check_incomplete_experts(folder: Path) -> None:
     """Raise UserError where a sub-folder is an expert of which a part is missing.
 
     One with weights and no configuration, and a link that leads nowhere or to itself: looked for
@@ -82,14 +82,14 @@ def _check_halves(folder: Path) -> None:
     except OSError as error:
         raise UserError(f"pool.folder: {folder} cannot be read: {error.strerror}") from None
     for place in places:
-        config = place / CONFIG
+        config = place / CONFIG_FILE
         wrong = ""
-        if any(one.is_symlink() and not one.exists() for one in (place, config, place / WEIGHTS)):
+        if any(one.is_symlink() and not one.exists() for one in (place, config, place / WEIGHTS_FILE)):
             wrong = "is, or holds, a symbolic link that leads nowhere or to itself"
         elif place.is_dir() and not config.is_file():
-            halves = [WEIGHTS, "adapter_model.bin", f"{WEIGHTS}.index.json"]
+            halves = [WEIGHTS_FILE, "adapter_model.bin", f"{WEIGHTS_FILE}.index.json"]
             if held := [name for name in halves if (place / name).exists()]:
-                wrong = f"holds {held[0]} and no {CONFIG}: it was fetched by half"
+                wrong = f"holds {held[0]} and no {CONFIG_FILE}: it was fetched by half"
         if wrong:
             raise UserError(
                 f"pool.folder: {place} {wrong}; mend or remove it, or name the others in "
@@ -97,7 +97,7 @@ def _check_halves(folder: Path) -> None:
             )
 
 
-def _list(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 

@@ -6,26 +6,26 @@ from collections.abc import Callable, Sequence
 
 from swarm.errors import UserError
 
-ALL = "all"
+ALL_MODULES = "all"
 AUTO = "auto"
 """One group, until a search that takes gradients asks for one each module (`Pool.divide`)."""
 
-KINDS = (AUTO, "1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
-LAYERED = ("thirds", "per_layer")
+GROUP_KINDS = (AUTO, "1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
+LAYER_KINDS = ("thirds", "per_layer")
 
 
-def check_kind(kind: object) -> int | str:
+def parse_group_kind(kind: object) -> int | str:
     """The value of pool.groups, with `global` as 1.
 
     Raises:
         UserError: It is none of KINDS.
     """
-    if isinstance(kind, bool) or str(kind) not in KINDS:
-        raise UserError(f"pool.groups is {kind!r}; allowed: {', '.join(KINDS)}")
+    if isinstance(kind, bool) or str(kind) not in GROUP_KINDS:
+        raise UserError(f"pool.groups is {kind!r}; allowed: {', '.join(GROUP_KINDS)}")
     return 1 if str(kind) in ("1", "global") else str(kind)
 
 
-def divide(modules: Sequence[str], kind: int | str) -> tuple[list[str], dict[str, int]]:
+def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], dict[str, int]]:
     """Divide modules into G groups.
 
     - 1 (`global`): one group.
@@ -48,18 +48,18 @@ def divide(modules: Sequence[str], kind: int | str) -> tuple[list[str], dict[str
     Raises:
         UserError: A module's name has no number of a layer where layers are divided.
     """
-    kind = check_kind(kind)
+    kind = parse_group_kind(kind)
     if kind in (1, AUTO):
-        return [ALL], dict.fromkeys(modules, 0)
-    ordered, group = _DIVISIONS[str(kind)](modules)
+        return [ALL_MODULES], dict.fromkeys(modules, 0)
+    ordered, group = _DIVIDERS[str(kind)](modules)
     own = {module: group(module) for module in modules}
     names = [name for name in ordered if name in own.values()]
     numbers = {name: number for number, name in enumerate(names)}
     places = {module: numbers[name] for module, name in own.items()}
-    return (names if len(names) > 1 else [ALL]), places
+    return (names if len(names) > 1 else [ALL_MODULES]), places
 
 
-def parents(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[int]:
+def find_parent_groups(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[int]:
     """For each group of a fine division, the number of the coarse group that contains it.
 
     A coarse position [G_coarse * K] becomes the fine one that stands for the same adapter by
@@ -72,8 +72,8 @@ def parents(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[
     Raises:
         UserError: The modules of a fine group lie in more than one coarse group.
     """
-    names, inner = divide(modules, fine)
-    above, outer = divide(modules, coarse)
+    names, inner = divide_modules(modules, fine)
+    above, outer = divide_modules(modules, coarse)
     found: list[int | None] = [None] * len(names)
     for module in modules:
         group, parent = inner[module], outer[module]
@@ -87,34 +87,34 @@ def parents(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[
     return [parent or 0 for parent in found]
 
 
-Division = tuple[list[str], Callable[[str], str]]
+GroupDivision = tuple[list[str], Callable[[str], str]]
 """Names of groups in order, some of them perhaps without modules, and the group of a module."""
 
 
-def _attention(modules: Sequence[str]) -> Division:
+def _divide_attention_mlp(modules: Sequence[str]) -> GroupDivision:
     """`self_attn.q_proj` of Llama, Gemma and Qwen2, `attention.query_key_value` of GPT-NeoX."""
 
-    def group(module: str) -> str:
+    def group_of(module: str) -> str:
         return "attention" if re.search("attn|attention", module) else "mlp"
 
-    return ["attention", "mlp"], group
+    return ["attention", "mlp"], group_of
 
 
-def _kinds(modules: Sequence[str]) -> Division:
-    def group(module: str) -> str:
+def _divide_by_kind(modules: Sequence[str]) -> GroupDivision:
+    def group_of(module: str) -> str:
         return module.rpartition(".")[2]
 
-    return list(dict.fromkeys(map(group, sorted(modules, key=_natural)))), group
+    return list(dict.fromkeys(map(group_of, sorted(modules, key=_natural_sort_key)))), group_of
 
 
-def _per_layer(modules: Sequence[str]) -> Division:
-    layer = {module: _layer(module, "per_layer") for module in modules}
+def _divide_per_layer(modules: Sequence[str]) -> GroupDivision:
+    layer = {module: _require_layer_number(module, "per_layer") for module in modules}
     names = [f"layer_{number}" for number in sorted(set(layer.values()))]
     return names, lambda module: f"layer_{layer[module]}"
 
 
-def _thirds(modules: Sequence[str]) -> Division:
-    layer = {module: _layer(module, "thirds") for module in modules}
+def _divide_thirds(modules: Sequence[str]) -> GroupDivision:
+    layer = {module: _require_layer_number(module, "thirds") for module in modules}
     numbers = sorted(set(layer.values()))
     names = ["first", "middle", "last"]
     # By the middle of a layer, so that two layers are the first and the last.
@@ -122,47 +122,47 @@ def _thirds(modules: Sequence[str]) -> Division:
     return names, lambda module: third[layer[module]]
 
 
-def _per_module(modules: Sequence[str]) -> Division:
-    ordered = sorted(modules, key=_natural)
-    labels = {module: _label(module, 1) for module in ordered}
+def _divide_per_module(modules: Sequence[str]) -> GroupDivision:
+    ordered = sorted(modules, key=_natural_sort_key)
+    labels = {module: _module_label(module, 1) for module in ordered}
     for parts in range(2, 2 + max(module.count(".") for module in ordered)):
         count = Counter(labels.values())
-        labels = {m: _label(m, parts) if count[name] > 1 else name for m, name in labels.items()}
+        labels = {m: _module_label(m, parts) if count[name] > 1 else name for m, name in labels.items()}
     return list(labels.values()), labels.__getitem__
 
 
-_DIVISIONS: dict[str, Callable[[Sequence[str]], Division]] = {
-    "attention_mlp": _attention,
-    "kind": _kinds,
-    "thirds": _thirds,
-    "per_layer": _per_layer,
-    "per_module": _per_module,
+_DIVIDERS: dict[str, Callable[[Sequence[str]], GroupDivision]] = {
+    "attention_mlp": _divide_attention_mlp,
+    "kind": _divide_by_kind,
+    "thirds": _divide_thirds,
+    "per_layer": _divide_per_layer,
+    "per_module": _divide_per_module,
 }
 
 
-def _label(module: str, parts: int) -> str:
+def _module_label(module: str, parts: int) -> str:
     """The layer, if there is one, and the last parts of a module's name."""
     end = ".".join(module.split(".")[-parts:])
-    number = _number(module)
+    number = _layer_number(module)
     return end if number is None else f"layer {number} {end}"
 
 
-def _natural(module: str) -> list[tuple[bool, int, str]]:
+def _natural_sort_key(module: str) -> list[tuple[bool, int, str]]:
     """A key that sorts layer 2 before layer 10."""
     parts = module.split(".")
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def _number(module: str) -> int | None:
+def _layer_number(module: str) -> int | None:
     """The number of a module's layer: the first number in its name."""
     found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", module)
     return None if found is None else int(found[1])
 
 
-def _layer(module: str, kind: str) -> int:
-    number = _number(module)
+def _require_layer_number(module: str, kind: str) -> int:
+    number = _layer_number(module)
     if number is None:
-        others = ", ".join(one for one in KINDS[1:] if one not in LAYERED)
+        others = ", ".join(one for one in GROUP_KINDS[1:] if one not in LAYER_KINDS)
         raise UserError(
             f"pool.groups={kind}: the name of the adapted module {module} has no number of a "
             f"layer; choose one of {others}"

@@ -9,21 +9,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swarm.errors import UserError
-from swarm.mixing import norm
+from swarm.mixing import update_norm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Shape = tuple[int, int, int]
+FactorShape = tuple[int, int, int]
 
 MOST_NOISE_ROWS = 1_000
 """The most pool.noise_rows: each is as large as an expert."""
 
-MOST_NOISE = 1000
+MAX_NOISE_ROWS = 1000
 """The highest pool.noise_scale: of such an update the model's own weights are no part any more."""
 
 
-class Row(Protocol):
+class PoolRow(Protocol):
     """What one coefficient of a position multiplies; an expert on disk is one (`Adapter`).
 
     Attributes:
@@ -35,40 +35,40 @@ class Row(Protocol):
     def name(self) -> str: ...
 
     @property
-    def shapes(self) -> Mapping[str, Shape]: ...
+    def shapes(self) -> Mapping[str, FactorShape]: ...
 
-    def scaling(self, module: str) -> float:
+    def lora_scaling(self, module: str) -> float:
         """The factor s of delta W = s B A at `module`."""
         ...
 
-    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+    def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
         """A [rank, in] and B [out, rank] of `module` before the scaling; the same at each call."""
         ...
 
-    def identity(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         """What changes with the weights, for a fingerprint."""
         ...
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseRow:
     """The base model itself: it changes nothing, and its coefficient takes what others leave."""
 
     name: str = "base"
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    shapes: Mapping[str, FactorShape] = field(default_factory=dict)
 
-    def scaling(self, module: str) -> float:
+    def lora_scaling(self, module: str) -> float:
         raise KeyError(module)
 
-    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+    def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
         raise KeyError(module)
 
-    def identity(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         return self.name.encode()
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseRow:
     """A random update of the experts' modules and ranks.
 
     At every module A is as long as the mean of the experts' and the update `scale` times as long
@@ -76,77 +76,77 @@ class Noise:
     """
 
     name: str
-    experts: Sequence[Row]
+    experts: Sequence[PoolRow]
     scale: float
     seed: int
 
     @cached_property
-    def shapes(self) -> Mapping[str, Shape]:
+    def shapes(self) -> Mapping[str, FactorShape]:
         """The highest rank of the experts at each module."""
-        return _shapes(self.experts)
+        return _max_rank_shapes(self.experts)
 
-    def scaling(self, module: str) -> float:
+    def lora_scaling(self, module: str) -> float:
         return 1.0
 
-    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+    def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
         import numpy as np
         import torch
 
         inputs, outputs, rank = self.shapes[module]
-        seed = _seed(self.seed, self.name, module)
+        seed = _hash_seed(self.seed, self.name, module)
         # Philox, as all randomness of a search: the same numbers on every machine.
         draw = np.random.Generator(np.random.Philox(seed)).standard_normal
         a, b = (torch.from_numpy(draw(size)) for size in ((rank, inputs), (outputs, rank)))
-        lengths, norms = zip(*_lengths(self.experts, module), strict=True)
+        lengths, norms = zip(*_factor_norms(self.experts, module), strict=True)
         a *= sum(lengths) / len(lengths) / float(a.norm())
         # An expert may be zero here, and so may all of them be.
-        b *= self.scale * sum(norms) / len(norms) / (norm(a, b) or 1.0)
+        b *= self.scale * sum(norms) / len(norms) / (update_norm(a, b) or 1.0)
         return a.float(), b.float()
 
-    def identity(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         return json.dumps([self.name, self.scale, self.seed]).encode()
 
 
 @dataclass(frozen=True)
-class Recipe:
+class MergedRow:
     """A static merge of the experts (`swarm.recipes`), made once a module and kept in memory."""
 
     name: str
-    experts: Sequence[Row]
+    experts: Sequence[PoolRow]
     density: float
     space: str
     rank: int
     _made: dict[str, tuple["Tensor", "Tensor"]] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def shapes(self) -> Mapping[str, Shape]:
+    def shapes(self) -> Mapping[str, FactorShape]:
         """Of every module at the rank that the merge is cut to."""
-        return {name: (*shape[:2], self.rank) for name, shape in _shapes(self.experts).items()}
+        return {name: (*shape[:2], self.rank) for name, shape in _max_rank_shapes(self.experts).items()}
 
-    def scaling(self, module: str) -> float:
+    def lora_scaling(self, module: str) -> float:
         return 1.0
 
-    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+    def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
         import torch
 
-        from swarm.recipes import merge
+        from swarm.recipes import merge_factors
 
         if module not in self._made:
             inputs, outputs, _ = self.shapes[module]
             nothing = torch.zeros(1, inputs), torch.zeros(outputs, 1)
             pairs = [
-                _folded(one, module) if module in one.shapes else nothing for one in self.experts
+                _scaled_factors(one, module) if module in one.shapes else nothing for one in self.experts
             ]
-            seed = _seed("recipes", module)
-            self._made[module] = merge(self.name, pairs, self.density, seed, self.space, self.rank)
+            seed = _hash_seed("recipes", module)
+            self._made[module] = merge_factors(self.name, pairs, self.density, seed, self.space, self.rank)
         return self._made[module]
 
-    def identity(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         return json.dumps([self.name, self.density]).encode()
 
 
 @dataclass(frozen=True)
-class Sparse:
+class SparseRow:
     """A sparsified expert: a share of its entries is dropped, the rest rescaled.
 
     As in DARE (Yu et al. 2023, arXiv 2311.03099) each entry is 0 with the probability `drop` and
@@ -156,39 +156,39 @@ class Sparse:
     """
 
     name: str
-    expert: Row
+    expert: PoolRow
     drop: float
     space: str
     rank: int
     _made: dict[str, tuple["Tensor", "Tensor"]] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def shapes(self) -> Mapping[str, Shape]:
+    def shapes(self) -> Mapping[str, FactorShape]:
         """Of the expert's modules at the rank of the row."""
         return {
             name: (ins, outs, self.rank if self.space == "factor" else min(self.rank, ins, outs))
             for name, (ins, outs, _) in self.expert.shapes.items()
         }
 
-    def scaling(self, module: str) -> float:
+    def lora_scaling(self, module: str) -> float:
         return 1.0
 
-    def factors(self, module: str) -> tuple["Tensor", "Tensor"]:
-        from swarm.recipes import merge
+    def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+        from swarm.recipes import merge_factors
 
         if module not in self._made:
-            pair, rank = [_folded(self.expert, module)], self.shapes[module][2]
-            seed = _seed("sparse", self.name, module)
-            merged = merge("dare_linear", pair, 1 - self.drop, seed, self.space, rank)
+            pair, rank = [_scaled_factors(self.expert, module)], self.shapes[module][2]
+            seed = _hash_seed("sparse", self.name, module)
+            merged = merge_factors("dare_linear", pair, 1 - self.drop, seed, self.space, rank)
             self._made[module] = merged
         return self._made[module]
 
-    def identity(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         return json.dumps([self.name, self.drop]).encode()
 
 
 @dataclass(frozen=True)
-class Made:
+class SyntheticRowConfig:
     """Which rows a pool makes itself (config keys pool.base_row and so on)."""
 
     base_row: bool = False
@@ -211,9 +211,9 @@ class Made:
             raise UserError(
                 f"pool.noise_rows must be at most {MOST_NOISE_ROWS:,}, not {self.noise_rows}"
             )
-        if not (_is_number(self.noise_scale) and 0 < self.noise_scale <= MOST_NOISE):
+        if not (_is_number(self.noise_scale) and 0 < self.noise_scale <= MAX_NOISE_ROWS):
             raise UserError(
-                f"pool.noise_scale must be a number above 0 and at most {MOST_NOISE}, "
+                f"pool.noise_scale must be a number above 0 and at most {MAX_NOISE_ROWS}, "
                 f"not {self.noise_scale!r}"
             )
         if not (_is_number(self.density) and 0 < self.density <= 1):
@@ -231,63 +231,63 @@ class Made:
             raise UserError(f"pool.recipes must be a list of recipes, not {self.recipes!r}")
         if not self.recipes:
             return
-        from swarm.recipes import NAMES
+        from swarm.recipes import MERGE_NAMES
 
         for name in self.recipes:
-            if name not in NAMES:
-                raise UserError(f"pool.recipes has {name!r}; allowed: {', '.join(NAMES)}")
+            if name not in MERGE_NAMES:
+                raise UserError(f"pool.recipes has {name!r}; allowed: {', '.join(MERGE_NAMES)}")
             if list(self.recipes).count(name) > 1:
                 raise UserError(f"pool.recipes names {name!r} more than once")
 
     @property
-    def weighted(self) -> bool:
+    def has_weights(self) -> bool:
         """Whether a made row has weights."""
         return bool(self.noise_rows or self.recipes or self.sparse_rows)
 
-    def before(self, experts: Sequence[Row]) -> list[Row]:
+    def rows_before_elites(self, experts: Sequence[PoolRow]) -> list[PoolRow]:
         """The rows between the experts and the elites: base and noise."""
-        rows: list[Row] = [Base()] if self.base_row else []
+        rows: list[PoolRow] = [BaseRow()] if self.base_row else []
         for number in range(self.noise_rows):
-            rows.append(Noise(f"noise_{number}", experts, self.noise_scale, self.noise_seed))
+            rows.append(NoiseRow(f"noise_{number}", experts, self.noise_scale, self.noise_seed))
         return rows
 
-    def after(self, experts: Sequence[Row], space: str) -> list[Row]:
+    def rows_after_elites(self, experts: Sequence[PoolRow], space: str) -> list[PoolRow]:
         """The rows after the elites: sparsified experts and recipes.
 
         They have a rank that holds a sum of all experts.
         """
         ranks = [max(rank for _, _, rank in one.shapes.values()) for one in experts]
         rank = sum(ranks) if space == "delta" else max(ranks)
-        rows: list[Row] = []
+        rows: list[PoolRow] = []
         if self.sparse_rows is not None:
             for one in experts:
-                rows.append(Sparse(f"sparse_{one.name}", one, self.sparse_rows, space, rank))
-        rows += [Recipe(name, experts, self.density, space, rank) for name in self.recipes]
+                rows.append(SparseRow(f"sparse_{one.name}", one, self.sparse_rows, space, rank))
+        rows += [MergedRow(name, experts, self.density, space, rank) for name in self.recipes]
         return rows
 
 
-def _shapes(experts: Sequence[Row]) -> dict[str, Shape]:
+def _max_rank_shapes(experts: Sequence[PoolRow]) -> dict[str, FactorShape]:
     """(in, out, highest rank) of every module that any of the experts changes."""
-    found: dict[str, Shape] = {}
+    found: dict[str, FactorShape] = {}
     for one in experts:
         for module, (inputs, outputs, rank) in one.shapes.items():
             found[module] = (inputs, outputs, max(rank, found.get(module, (0, 0, 0))[2]))
     return found
 
 
-def _folded(row: Row, module: str) -> tuple["Tensor", "Tensor"]:
+def _scaled_factors(row: PoolRow, module: str) -> tuple["Tensor", "Tensor"]:
     """A and B in float32 with the scaling in B."""
-    a, b = row.factors(module)
-    return a.float(), (b.double() * row.scaling(module)).float()
+    a, b = row.load_factors(module)
+    return a.float(), (b.double() * row.lora_scaling(module)).float()
 
 
-def _lengths(experts: Sequence[Row], module: str) -> list[tuple[float, float]]:
+def _factor_norms(experts: Sequence[PoolRow], module: str) -> list[tuple[float, float]]:
     """The Frobenius norms of A and of the update of each expert that adapts `module`."""
-    pairs = [_folded(one, module) for one in experts if module in one.shapes]
-    return [(float(a.norm()), norm(a.double(), b.double())) for a, b in pairs]
+    pairs = [_scaled_factors(one, module) for one in experts if module in one.shapes]
+    return [(float(a.norm()), update_norm(a.double(), b.double())) for a, b in pairs]
 
 
-def _seed(*parts: Any) -> int:
+def _hash_seed(*parts: Any) -> int:
     """A whole number below 2^32 that depends on every part."""
     return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:4], "big")
 

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Generator, Tensor
 
-    Pair = tuple[Tensor, Tensor]
+    FactorPair = tuple[Tensor, Tensor]
 
-LINEAR = {"slerp": spherical.coefficients, "model_stock": stock.coefficients}
+LINEAR_MERGES = {"slerp": spherical.slerp_coefficients, "model_stock": stock.model_stock_coefficients}
 """Sums of the task vectors with coefficients that depend on their angles at each module."""
 
-SPARSE = {"ties": ties.merged, "dare_linear": dare.linear, "dare_ties": dare.with_ties}
+SPARSE_MERGES = {"ties": ties.ties_merge, "dare_linear": dare.dare_linear, "dare_ties": dare.dare_ties}
 """Merges entry by entry."""
 
-NAMES = (*LINEAR, *SPARSE)
+MERGE_NAMES = (*LINEAR_MERGES, *SPARSE_MERGES)
 
 
-def merge(
+def merge_factors(
     recipe: str,
-    factors: "Sequence[Pair]",
+    factors: "Sequence[FactorPair]",
     density: float,
     seed: int,
     space: str,
     rank: int,
-) -> "Pair":
+) -> "FactorPair":
     """The factors of one module, merged.
 
     The order of the experts matters to slerp alone, and to what DARE drops. An expert that leaves
@@ -59,40 +59,40 @@ def merge(
     """
     import torch
 
-    if recipe not in NAMES or space not in ("factor", "delta") or not 0 < density <= 1:
+    if recipe not in MERGE_NAMES or space not in ("factor", "delta") or not 0 < density <= 1:
         raise ValueError(f"recipe {recipe!r}, space {space!r}, density {density}: see merge")
     draw = torch.Generator().manual_seed(seed)
     inputs, outputs = factors[0][0].shape[1], factors[0][1].shape[0]
     if space == "factor":
         most = max(len(a) for a, _ in factors)
-        down = _merged(recipe, [a for a, _ in factors], (most, inputs), density, draw)
-        up = _merged(recipe, [b for _, b in factors], (outputs, most), density, draw)
+        down = _merge_matrices(recipe, [a for a, _ in factors], (most, inputs), density, draw)
+        up = _merge_matrices(recipe, [b for _, b in factors], (outputs, most), density, draw)
         pair = down, up
-    elif recipe in LINEAR:
-        pair = _exact_sum(LINEAR[recipe](low_rank.gram(factors)), factors, rank)
+    elif recipe in LINEAR_MERGES:
+        pair = _exact_sum(LINEAR_MERGES[recipe](low_rank.gram_matrix(factors)), factors, rank)
     else:
         updates = (b @ a for a, b in factors)
-        matrix = SPARSE[recipe](updates, (outputs, inputs), density, draw)
-        pair = low_rank.compressed(matrix, rank, draw)
-    a, b = mixing.padded(pair, rank)
+        matrix = SPARSE_MERGES[recipe](updates, (outputs, inputs), density, draw)
+        pair = low_rank.factorize_matrix(matrix, rank, draw)
+    a, b = mixing.pad_rank(pair, rank)
     return a.float(), b.float()
 
 
-def _merged(
-    recipe: str, vectors: "Sequence[Tensor]", shape: ties.Shape, density: float, draw: "Generator"
+def _merge_matrices(
+    recipe: str, vectors: "Sequence[Tensor]", shape: ties.MatrixShape, density: float, draw: "Generator"
 ) -> "Tensor":
     """Matrices of ranks that may differ, merged as they are."""
     import torch
 
-    if recipe in SPARSE:
-        return SPARSE[recipe](vectors, shape, density, draw)
-    stacked = torch.stack([ties.widened(one, shape) for one in vectors]).double()
+    if recipe in SPARSE_MERGES:
+        return SPARSE_MERGES[recipe](vectors, shape, density, draw)
+    stacked = torch.stack([ties.pad_to_shape(one, shape) for one in vectors]).double()
     flat = stacked.flatten(1)
-    weights = LINEAR[recipe]((flat @ flat.T).numpy())
+    weights = LINEAR_MERGES[recipe]((flat @ flat.T).numpy())
     return torch.tensordot(torch.from_numpy(weights), stacked, 1)
 
 
-def _exact_sum(weights: "np.ndarray", factors: "Sequence[Pair]", rank: int) -> "Pair":
+def _exact_sum(weights: "np.ndarray", factors: "Sequence[FactorPair]", rank: int) -> "FactorPair":
     """The sum of the weighted updates; the nearest one of `rank` where it has a higher rank."""
-    pair = low_rank.side_by_side(factors, weights)
-    return pair if len(pair[0]) <= rank else mixing.truncated(*pair, rank)[0]
+    pair = low_rank.concatenate_weighted(factors, weights)
+    return pair if len(pair[0]) <= rank else mixing.truncate_rank(*pair, rank)[0]

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from swarm.recipes.ties import Shape, elected, widened
+from swarm.recipes.ties import MatrixShape, elect_and_average, pad_to_shape
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
-def linear(
-    vectors: "Iterable[Tensor]", shape: Shape, density: float, draw: "Generator"
+def dare_linear(
+    vectors: "Iterable[Tensor]", shape: MatrixShape, density: float, draw: "Generator"
 ) -> "Tensor":
     """The mean of the task vectors after dropping: on average over seeds, their mean.
 
@@ -19,20 +19,20 @@ def linear(
     import torch
 
     total, count = torch.zeros(shape), 0
-    for one in dropped(vectors, density, draw):
-        total += widened(one, shape)
+    for one in drop_entries(vectors, density, draw):
+        total += pad_to_shape(one, shape)
         count += 1
     return total / count
 
 
-def with_ties(
-    vectors: "Iterable[Tensor]", shape: Shape, density: float, draw: "Generator"
+def dare_ties(
+    vectors: "Iterable[Tensor]", shape: MatrixShape, density: float, draw: "Generator"
 ) -> "Tensor":
     """The election and the mean of TIES, where dropping takes the place of trimming."""
-    return elected(dropped(vectors, density, draw), shape)
+    return elect_and_average(drop_entries(vectors, density, draw), shape)
 
 
-def dropped(vectors: "Iterable[Tensor]", density: float, draw: "Generator") -> "Iterator[Tensor]":
+def drop_entries(vectors: "Iterable[Tensor]", density: float, draw: "Generator") -> "Iterator[Tensor]":
     """Each entry with the probability `density`, divided by it, else 0; one vector at a time.
 
     The masks are PEFT's, from the same state of a generator.

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def coefficients(gram: np.ndarray) -> np.ndarray:
+def model_stock_coefficients(gram: np.ndarray) -> np.ndarray:
     """What each task vector is multiplied by, [K], from their inner products [K, K].
 
     All by t / k: the merge lies at t = k cos / (1 + (k - 1) cos) between the base, whose task
@@ -19,9 +19,9 @@ def coefficients(gram: np.ndarray) -> np.ndarray:
     cosines = gram[np.ix_(there, there)] / np.outer(lengths, lengths)
     pairs = cosines[np.triu_indices(k, 1)]
     cosine = max(0.0, float(pairs.mean())) if k > 1 else 1.0
-    return there / k * share(cosine, k)
+    return there / k * interpolation_ratio(cosine, k)
 
 
-def share(cosine: float, k: int) -> float:
+def interpolation_ratio(cosine: float, k: int) -> float:
     """t of the paper, for k models whose task vectors enclose an angle of this cosine, 0 to 1."""
     return k * cosine / (1 + (k - 1) * cosine)

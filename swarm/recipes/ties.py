@@ -8,21 +8,21 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-Shape = tuple[int, int]
+MatrixShape = tuple[int, int]
 
 
-def merged(
-    vectors: "Iterable[Tensor]", shape: Shape, density: float, draw: "Generator"
+def ties_merge(
+    vectors: "Iterable[Tensor]", shape: MatrixShape, density: float, draw: "Generator"
 ) -> "Tensor":
     """The mean, entry by entry, of the trimmed task vectors that have the elected sign.
 
     Each task vector keeps the share `density` of its entries, the largest by magnitude (the paper:
     20 %). The paper's lambda is 1: a coefficient of the merge takes its place. `draw` is not used.
     """
-    return elected((trimmed(one, density) for one in vectors), shape)
+    return elect_and_average((trim_entries(one, density) for one in vectors), shape)
 
 
-def trimmed(vector: "Tensor", density: float) -> "Tensor":
+def trim_entries(vector: "Tensor", density: float) -> "Tensor":
     """The int(density * size) entries of largest magnitude, and those equal to the least of them.
 
     Zeros elsewhere. PEFT keeps some of the equal ones only.
@@ -35,7 +35,7 @@ def trimmed(vector: "Tensor", density: float) -> "Tensor":
     return vector * (magnitudes >= float(least))
 
 
-def elected(vectors: "Iterable[Tensor]", shape: Shape) -> "Tensor":
+def elect_and_average(vectors: "Iterable[Tensor]", shape: MatrixShape) -> "Tensor":
     """Elect the sign of each entry and average those that have it.
 
     It is the sign of the sum over all vectors, + where that is 0. Zeros do not count. One vector
@@ -45,7 +45,7 @@ def elected(vectors: "Iterable[Tensor]", shape: Shape) -> "Tensor":
 
     above, below, ups, downs = torch.zeros(4, *shape)
     for one in vectors:
-        wide = widened(one, shape)
+        wide = pad_to_shape(one, shape)
         above += wide.clamp(min=0)
         below += wide.clamp(max=0)
         ups += wide > 0
@@ -54,7 +54,7 @@ def elected(vectors: "Iterable[Tensor]", shape: Shape) -> "Tensor":
     return torch.where(up, above, below) / torch.where(up, ups, downs).clamp(min=1)
 
 
-def widened(one: "Tensor", shape: Shape) -> "Tensor":
+def pad_to_shape(one: "Tensor", shape: MatrixShape) -> "Tensor":
     """A matrix with zeros below and to the right of it."""
     from torch.nn.functional import pad
 

@@ -7,34 +7,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.examples import Parser
+from swarm.examples import CommandParser
 
 EPILOG = """python -m swarm.report search/NAME is short for python -m swarm.report page search/NAME.
 It writes report.html (one file, opens offline), report.md and, with matplotlib, report/*.png."""
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The command line: one sub-command a kind of report."""
-    made = Parser(prog="python -m swarm.report", description=__doc__, epilog=EPILOG)
+    made = CommandParser(prog="python -m swarm.report", description=__doc__, epilog=EPILOG)
     commands = made.add_subparsers(dest="command", required=True)
     page = commands.add_parser("page", help="write a run's report into its folder")
     page.add_argument("folders", nargs="+", metavar="search/NAME", help="finished or running")
-    page.set_defaults(run=_page)
+    page.set_defaults(run=_run_page)
     one = commands.add_parser("analyse", help="the paper's analyses of one or several runs")
     one.add_argument("folders", nargs="+", metavar="search/NAME", help="finished or running")
     one.add_argument("--json", action="store_true", help="numbers for programs in place of text")
     one.add_argument("--plots", type=Path, metavar="FOLDER", help="write pictures (SVG) there")
-    one.set_defaults(run=_analyse)
+    one.set_defaults(run=_run_analyse)
     return made
 
 
-def _page(given: argparse.Namespace) -> int:
+def _run_page(given: argparse.Namespace) -> int:
     from swarm.report import png, write
 
     code = 0
     for folder in given.folders:
         try:
-            paths = write.write(folder)
+            paths = write.write_report(folder)
         except UserError as error:  # the other folders have their reports all the same
             print(f"error: {error}", file=sys.stderr)
             code = error.code
@@ -43,19 +43,19 @@ def _page(given: argparse.Namespace) -> int:
         pictures = len(paths) - len(texts)
         more = f" and {pictures} pictures in {folder}/report/" if pictures else ""
         print(f"wrote {', '.join(map(str, texts))}{more}")
-    if not png.available():
+    if not png.is_available():
         print('no PNGs: matplotlib is not installed; pip install "model-swarms[report]"',
               file=sys.stderr)  # fmt: skip
     return code
 
 
-def _analyse(given: argparse.Namespace) -> int:
+def _run_analyse(given: argparse.Namespace) -> int:
     from swarm.report import analyse
 
-    found = analyse.analyse(given.folders)
+    found = analyse.analyse_runs(given.folders)
     print(analyse.as_json(found) if given.json else analyse.as_text(found))
     if given.plots:
-        for path in analyse.draw(found, given.plots):
+        for path in analyse.draw_charts(found, given.plots):
             print(f"wrote {path}", file=sys.stderr)
     return 0
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in ("page", "analyse", "-h", "--help"):
         words.insert(0, "page")
-    given = parser().parse_args(words)
+    given = build_parser().parse_args(words)
     # What a data file's reader warns of was said when the search began.
     logging.getLogger("swarm").addHandler(logging.NullHandler())
     try:

@@ -11,31 +11,31 @@ from swarm.errors import UserError
 from swarm.report import economy, emergence, origins, trajectories
 from swarm.report.folder import RunFolder
 from swarm.report.pictures import Chart, Series
-from swarm.report.svg import alone
+from swarm.report.svg import render_standalone
 
 
-def analyse(folders: Sequence[str | Path]) -> dict[str, Any]:
+def analyse_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
     """Every analysis of every folder.
 
     Raises:
         UserError: A folder holds no search, or one without an iteration.
     """
     runs = [RunFolder(folder) for folder in folders]
-    started = [origins.origin(run) for run in runs]
+    started = [origins.rank_of_origin(run) for run in runs]
     return {
         "runs": [
             {
                 "run": str(run.path),
                 "iterations": len(run.rounds) - 1,
                 "finished": run.finished,
-                "emergence": emergence.emergence(run),
+                "emergence": emergence.measure_emergence(run),
                 "origin": begun,
-                "trajectory": trajectories.trajectory(run),
-                "economy": economy.economy(run),
+                "trajectory": trajectories.measure_trajectory(run),
+                "economy": economy.measure_economy(run),
             }
             for run, begun in zip(runs, started, strict=True)
         ],
-        "origins": origins.distribution(started),
+        "origins": origins.summarize_origins(started),
     }
 
 
@@ -45,21 +45,21 @@ def as_text(found: dict[str, Any]) -> str:
     for one in found["runs"]:
         state = one["finished"] or "still running"
         told += [f"# {one['run']}: {one['iterations']} iterations, {state}", ""]
-        told += ["## Correctness emergence", "", *emergence.lines(one["emergence"]), ""]
-        told += ["## Trajectories", "", *trajectories.lines(one["trajectory"]), ""]
+        told += ["## Correctness emergence", "", *emergence.format_emergence(one["emergence"]), ""]
+        told += ["## Trajectories", "", *trajectories.format_trajectory(one["trajectory"]), ""]
     if len(found["runs"]) > 1:
         told += [f"# All {len(found['runs'])} runs", ""]
-    told += ["## Rank of origin", "", *origins.lines([one["origin"] for one in found["runs"]]), ""]
-    told += ["## Economy", "", *economy.lines([one["economy"] for one in found["runs"]])]
+    told += ["## Rank of origin", "", *origins.format_origins([one["origin"] for one in found["runs"]]), ""]
+    told += ["## Economy", "", *economy.format_economy([one["economy"] for one in found["runs"]])]
     return "\n".join(told)
 
 
 def as_json(found: Any) -> str:
     """What `analyse` found, for programs; what is not a number there is null."""
-    return json.dumps(_plain(found), indent=1, allow_nan=False, ensure_ascii=False)
+    return json.dumps(_to_plain_json(found), indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):
@@ -67,23 +67,23 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _to_plain_json(one) for key, one in value.items()}
+    return [_to_plain_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw_charts(found: dict[str, Any], folder: Path) -> list[Path]:
     """Write the pictures to a folder: economy.svg, and two of every run.
 
     Raises:
         UserError: The folder cannot be written.
     """
-    pictures = {"economy": _bought([one["economy"] for one in found["runs"]])}
+    pictures = {"economy": _economy_chart([one["economy"] for one in found["runs"]])}
     names = [Path(one["run"]).name for one in found["runs"]]
     for number, (name, one) in enumerate(zip(names, found["runs"], strict=True), 1):
         if names.count(name) > 1:
             name = f"{number}_{name}"
-        pictures[f"{name}_coefficients"] = _coefficients(one["trajectory"])
-        pictures[f"{name}_principal"] = _principal(one["trajectory"])
+        pictures[f"{name}_coefficients"] = _coefficient_chart(one["trajectory"])
+        pictures[f"{name}_principal"] = _component_chart(one["trajectory"])
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,12 +95,12 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
-def _bought(runs: Sequence[dict[str, Any]]) -> str:
+def _economy_chart(runs: Sequence[dict[str, Any]]) -> str:
     series = [Series(one["run"], one["prompts"], one["best"], "steps") for one in runs]
-    return alone(Chart("economy", "What prompts bought", "prompts on dev", "best so far", series))
+    return render_standalone(Chart("economy", "What prompts bought", "prompts on dev", "best so far", series))
 
 
-def _coefficients(found: dict[str, Any]) -> str:
+def _coefficient_chart(found: dict[str, Any]) -> str:
     """Steps: the best holds until there is a better one."""
     bests, last = found["best"], len(found["utility"]) - 1
     x = [*(one["iteration"] for one in bests), last]
@@ -108,14 +108,14 @@ def _coefficients(found: dict[str, Any]) -> str:
         Series(name, x, [one["position"][k] for one in [*bests, bests[-1]]], "steps")
         for k, name in enumerate(found["experts"])
     ]
-    return alone(Chart("coefficients", "The best's coefficients", "iteration", "coefficient",
+    return render_standalone(Chart("coefficients", "The best's coefficients", "iteration", "coefficient",
                        series, whole=True))  # fmt: skip
 
 
-def _principal(found: dict[str, Any]) -> str:
+def _component_chart(found: dict[str, Any]) -> str:
     points = found["points"]
     series = [
         Series(f"particle {i}", points[:, i, 0], points[:, i, -1]) for i in range(points.shape[1])
     ]
     names = [f"component {n + 1} ({share:.0%})" for n, share in enumerate(found["explained"])]
-    return alone(Chart("principal", "Every particle's way", names[0], names[-1], series))
+    return render_standalone(Chart("principal", "Every particle's way", names[0], names[-1], series))

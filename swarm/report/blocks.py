@@ -7,21 +7,21 @@ from typing import NamedTuple
 from swarm.report.pictures import Chart
 
 
-class Words(NamedTuple):
+class TextBlock(NamedTuple):
     """Paragraphs, or with `listed` one list."""
 
     lines: Sequence[str]
     listed: bool = False
 
 
-class Spark(NamedTuple):
+class Sparkline(NamedTuple):
     """A cell that shows how a number went, NaN where it was not measured."""
 
     values: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableBlock:
     """Rows of cells; the first column names the row.
 
     Attributes:
@@ -30,12 +30,12 @@ class Table:
 
     caption: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str | Spark]]
+    rows: Sequence[Sequence[str | Sparkline]]
     sortable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChartChoice:
     """Charts of which one is shown, by name; the first one at first."""
 
     label: str
@@ -43,7 +43,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
+class ChangedItem:
     """An item that two models answered with different value.
 
     Attributes:
@@ -63,7 +63,7 @@ class Flip:
 
 
 @dataclass(frozen=True, slots=True)
-class Flips:
+class ChangedItems:
     """Items that went one way.
 
     Attributes:
@@ -74,14 +74,14 @@ class Flips:
     title: str
     total: int
     names: tuple[str, str]
-    flips: Sequence[Flip]
+    flips: Sequence[ChangedItem]
 
 
-Block = Words | Table | Chart | Choice | Flips
+ReportBlock = TextBlock | TableBlock | Chart | ChartChoice | ChangedItems
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A part of the report.
 
     Attributes:
@@ -93,8 +93,8 @@ class Section:
     key: str
     title: str
     how: str
-    blocks: Sequence[Block]
-    folded: dict[str, Sequence[Block]] = field(default_factory=dict)
+    blocks: Sequence[ReportBlock]
+    folded: dict[str, Sequence[ReportBlock]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +116,4 @@ class Report:
     verdict: str
     result: str
     figures: Sequence[tuple[str, str]]
-    sections: Sequence[Section]
+    sections: Sequence[ReportSection]

@@ -4,43 +4,43 @@ import math
 
 import numpy as np
 
-from swarm.report.blocks import Choice, Section, Spark, Table, Words
-from swarm.report.compared import Compared
+from swarm.report.blocks import ChartChoice, ReportSection, Sparkline, TableBlock, TextBlock
+from swarm.report.compared import TestComparison
 from swarm.report.folder import RunFolder
-from swarm.report.numbers import counted, number, percent, signed
-from swarm.report.origins import origin
+from swarm.report.numbers import pluralize, format_number, format_percent, format_signed
+from swarm.report.origins import rank_of_origin
 from swarm.report.pictures import COLOURS, Chart, Series
-from swarm.report.trajectories import trajectory
+from swarm.report.trajectories import measure_trajectory
 
-BETWEEN = 1_000
+POINTS_BETWEEN = 1_000
 """About so many positions are shown of those that the particles passed through."""
 
-PANELS = 3
+MAX_PANELS = 3
 """Groups of modules that are shown one beside the other; of more, one is chosen."""
 
-CHOICES = 12
+MAX_CHOICES = 12
 """Groups of modules that have a chart; of more, a table has the coefficients at the end."""
 
 
-def signal(run: RunFolder) -> str:
+def search_signal(run: RunFolder) -> str:
     """The signal that the search climbed; empty where that is the task's own measure."""
     found = run.metrics.get("signal") or run.identity.get("task.signal") or "accuracy"
     return "" if found == "accuracy" else str(found)
 
 
-def measure(run: RunFolder) -> str:
+def objective_label(run: RunFolder) -> str:
     """What the search climbed, as axes call it."""
-    climbed = signal(run)
+    climbed = search_signal(run)
     return f"signal ({climbed}) on dev" if climbed else "utility on dev"
 
 
-def by_signal(run: RunFolder) -> str:
+def signal_suffix(run: RunFolder) -> str:
     """What the numbers of a sentence are by, if not by the task's own measure."""
-    climbed = signal(run)
+    climbed = search_signal(run)
     return f", by the signal ({climbed})" if climbed else ""
 
 
-def progress(models: Compared) -> Section:
+def progress_section(models: TestComparison) -> ReportSection:
     """The best so far, and every particle."""
     run = models.run
     best = run.best_so_far()
@@ -49,37 +49,37 @@ def progress(models: Compared) -> Section:
     last = f"last at iteration {rises[-1]}" if len(rises) else "never after the start"
     start = run.utilities[models.places["starting"]]
     chart = Chart(
-        "best", "Best so far", "iteration", measure(run),
+        "best", "Best so far", "iteration", objective_label(run),
         [Series("best so far", x, best, "steps", "strong")],
-        f"It goes from {number(best[0])} to {number(best[-1])} in "
-        f"{counted(len(best) - 1, 'iteration')} and rises {counted(len(rises), 'time')}, {last}"
-        f"{by_signal(run)}",
+        f"It goes from {format_number(best[0])} to {format_number(best[-1])} in "
+        f"{pluralize(len(best) - 1, 'iteration')} and rises {pluralize(len(rises), 'time')}, {last}"
+        f"{signal_suffix(run)}",
         [("best initial expert", float(start))] if np.isfinite(start) else [],
         whole=True,
     )  # fmt: skip
-    began = origin(run) if np.isfinite(run.utilities[run.best()]) else None
-    told = Words([
+    began = rank_of_origin(run) if np.isfinite(run.utilities[run.find_best()]) else None
+    told = TextBlock([
         f"The particle that ends best, number {began['particle']}, began as {began['began_as']} "
         f"at rank {began['rank']:g} of {began['of']}."
     ] if began else [])  # fmt: skip
-    climbed = signal(run)
+    climbed = search_signal(run)
     other = (
         f" These numbers are the signal ({climbed}) that the search climbed; those of the result "
         "and of Start and end are the task's own measure."
         if climbed
         else ""
     )
-    return Section(
+    return ReportSection(
         "progress",
         "Progress of the search",
         "The best so far cannot fall; beside it is what every particle came to in each iteration. "
         f"All of it is on dev, where the highest of many flatters itself.{other}",
-        [chart, _particles(models), told],
+        [chart, _particle_chart(models), told],
         {"Every particle": [_particle_table(run)]},
     )
 
 
-def _particles(models: Compared) -> Chart:
+def _particle_chart(models: TestComparison) -> Chart:
     run = models.run
     x = np.arange(len(run.utilities))
     best, expert = models.places["ending"][1], models.places["starting"][1]
@@ -91,26 +91,26 @@ def _particles(models: Compared) -> Chart:
     ]  # fmt: skip
     known = run.utilities[~np.isnan(run.utilities)]
     return Chart(
-        "particles", f"All {run.particles} particles", "iteration", measure(run), series,
-        f"They lie between {number(known.min())} and {number(known.max())}{by_signal(run)}"
+        "particles", f"All {run.particles} particles", "iteration", objective_label(run), series,
+        f"They lie between {format_number(known.min())} and {format_number(known.max())}{signal_suffix(run)}"
         if len(known) else "None is measured",
         whole=True,
     )  # fmt: skip
 
 
-def _particle_table(run: RunFolder) -> Table:
-    rows: list[list[str | Spark]] = []
+def _particle_table(run: RunFolder) -> TableBlock:
+    rows: list[list[str | Sparkline]] = []
     for i in range(run.particles):
-        iteration, _ = run.best(i)
+        iteration, _ = run.find_best(i)
         mine = run.utilities[:, i]
         began = run.experts[i] if i < len(run.experts) else "drawn"
-        rows.append([str(i), began, number(mine[0]), number(mine[iteration]), str(iteration),
-                     number(mine[-1]), Spark(mine.tolist())])  # fmt: skip
+        rows.append([str(i), began, format_number(mine[0]), format_number(mine[iteration]), str(iteration),
+                     format_number(mine[-1]), Sparkline(mine.tolist())])  # fmt: skip
     header = ["particle", "began as", "start", "best", "at iteration", "last", "course"]
-    return Table(f"Every particle's {measure(run)}", header, rows, sortable=True)
+    return TableBlock(f"Every particle's {objective_label(run)}", header, rows, sortable=True)
 
 
-def coefficients(models: Compared) -> Section:
+def coefficient_section(models: TestComparison) -> ReportSection:
     """Who contributes: the best so far and the mean of the swarm, expert by expert."""
     run = models.run
     trail = best_positions(run)
@@ -125,27 +125,27 @@ def coefficients(models: Compared) -> Section:
     # One order for all charts, so that an expert has one colour.
     order = np.argsort(-np.abs(groups).max(axis=(0, 1)) - 1e-3 * np.abs(swarm).max(axis=0))
     charts = [
-        _coefficients(run, "coefficients", mean, groups.mean(axis=1), order),
-        _coefficients(run, "swarm", "Coefficients, mean of the swarm", swarm, order),
+        _coefficient_chart(run, "coefficients", mean, groups.mean(axis=1), order),
+        _coefficient_chart(run, "swarm", "Coefficients, mean of the swarm", swarm, order),
     ]
-    blocks: list[Chart | Choice | Table] = [*charts]
+    blocks: list[Chart | ChartChoice | TableBlock] = [*charts]
     panels = {
-        name: _coefficients(run, f"group_{g}", f"{best}, {name}", groups[:, g], order)
-        for g, name in enumerate(() if alike or len(run.groups) > CHOICES else run.groups)
+        name: _coefficient_chart(run, f"group_{g}", f"{best}, {name}", groups[:, g], order)
+        for g, name in enumerate(() if alike or len(run.groups) > MAX_CHOICES else run.groups)
     }
     if not alike and not panels:
         blocks.append(_group_table(run, groups[-1], order))
-    elif len(panels) <= PANELS:
+    elif len(panels) <= MAX_PANELS:
         blocks += panels.values()
     else:
-        blocks.append(Choice("Group of modules", panels))
+        blocks.append(ChartChoice("Group of modules", panels))
     blocks.append(_expert_table(run, groups.mean(axis=1)))
     shown = (
         f" The {len(COLOURS)} largest in the best have a colour."
         if len(run.experts) > len(COLOURS)
         else ""
     )
-    return Section(
+    return ReportSection(
         "coefficients",
         "Who contributes",
         "Each expert's mixing coefficient; 1 is that expert alone, and below 0 its change is "
@@ -154,11 +154,11 @@ def coefficients(models: Compared) -> Section:
     )
 
 
-def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> Table:
+def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> TableBlock:
     """The coefficients [G, K] of the best found, a row for each group of modules."""
-    rows = [[name, *(signed(best[g, k], 2) for k in order)] for g, name in enumerate(run.groups)]
+    rows = [[name, *(format_signed(best[g, k], 2) for k in order)] for g, name in enumerate(run.groups)]
     header = ["group", *(run.experts[k] for k in order)]
-    return Table("Coefficients of the best found, by group of modules", header, rows, sortable=True)
+    return TableBlock("Coefficients of the best found, by group of modules", header, rows, sortable=True)
 
 
 def best_positions(run: RunFolder) -> np.ndarray:
@@ -172,7 +172,7 @@ def best_positions(run: RunFolder) -> np.ndarray:
     return np.array(found)
 
 
-def _coefficients(
+def _coefficient_chart(
     run: RunFolder, key: str, title: str, values: np.ndarray, order: np.ndarray
 ) -> Chart:
     """Of values [T, K]; the first experts of an order have a colour."""
@@ -186,46 +186,46 @@ def _coefficients(
         for rank, k in enumerate(order)
     ]  # fmt: skip
     last = values[-1, order]
-    told = ", ".join(f"{run.experts[k]} {signed(c, 2)}"
+    told = ", ".join(f"{run.experts[k]} {format_signed(c, 2)}"
                      for k, c in list(zip(order, last, strict=True))[:5])  # fmt: skip
     return Chart(key, title, "iteration", "coefficient", series, f"At the end {told}",
                  [("", 0.0)], whole=True)  # fmt: skip
 
 
-def _expert_table(run: RunFolder, best: np.ndarray) -> Table:
+def _expert_table(run: RunFolder, best: np.ndarray) -> TableBlock:
     swarm = run.means[-1].mean(axis=0)
-    rows: list[list[str | Spark]] = [
-        [name, number(run.utilities[0, k]), signed(best[-1, k]), signed(swarm[k]),
-         signed(run.means[-1, :, k].min()), signed(run.means[-1, :, k].max()),
-         Spark(best[:, k].tolist())]
+    rows: list[list[str | Sparkline]] = [
+        [name, format_number(run.utilities[0, k]), format_signed(best[-1, k]), format_signed(swarm[k]),
+         format_signed(run.means[-1, :, k].min()), format_signed(run.means[-1, :, k].max()),
+         Sparkline(best[:, k].tolist())]
         for k, name in enumerate(run.experts)
     ]  # fmt: skip
-    alone = f"alone, {measure(run)}" if signal(run) else "alone on dev"
+    alone = f"alone, {objective_label(run)}" if search_signal(run) else "alone on dev"
     header = ["expert", alone, "in the best", "swarm mean", "lowest", "highest",
               "in the best, over time"]  # fmt: skip
-    return Table("Experts, alone and in the swarm's last iteration", header, rows, sortable=True)
+    return TableBlock("Experts, alone and in the swarm's last iteration", header, rows, sortable=True)
 
 
-def diversity(models: Compared) -> Section:
+def diversity_section(models: TestComparison) -> ReportSection:
     """How far apart the particles are, and where they went."""
-    run, found = models.run, trajectory(models.run)
+    run, found = models.run, measure_trajectory(models.run)
     apart, outside = found["diversity"], found["outside"]
     x = np.arange(len(apart))
     spread = Chart(
         "diversity", "Distance from the swarm's middle", "iteration", "mean distance",
         [Series("mean distance", x, apart, weight="strong")],
-        f"It goes from {number(apart[0])} to {number(apart[-1])}; {percent(outside[-1])} of the "
+        f"It goes from {format_number(apart[0])} to {format_number(apart[-1])}; {format_percent(outside[-1])} of the "
         "particles end outside the experts' hull",
         whole=True,
     )  # fmt: skip
-    blocks: list[Chart | Words] = [spread]
+    blocks: list[Chart | TextBlock] = [spread]
     if len(found["explained"]) > 1:
-        blocks.append(_map(run, found))
-    blocks.append(Words([
-        f"Outside the experts' hull (a coefficient below 0) were {percent(outside[0])} of the "
-        f"particles at the start and {percent(outside[-1])} at the end."
+        blocks.append(_component_chart(run, found))
+    blocks.append(TextBlock([
+        f"Outside the experts' hull (a coefficient below 0) were {format_percent(outside[0])} of the "
+        f"particles at the start and {format_percent(outside[-1])} at the end."
     ]))  # fmt: skip
-    return Section(
+    return ReportSection(
         "diversity",
         "Diversity of the swarm",
         "The mean Euclidean distance of the particles from their mean, in coefficients: two "
@@ -234,15 +234,15 @@ def diversity(models: Compared) -> Section:
     )
 
 
-def _map(run: RunFolder, found: dict[str, np.ndarray]) -> Chart:
+def _component_chart(run: RunFolder, found: dict[str, np.ndarray]) -> Chart:
     """The first two principal components of all positions."""
     points, explained = found["points"], found["explained"]
     rounds, particles = points.shape[:2]
     flat = points.reshape(-1, points.shape[2])
     labels = [f"particle {i}, iteration {t}" for t in range(rounds) for i in range(particles)]
     experts, end = len(run.experts), points[-1]
-    best = points[run.best()]
-    every = math.ceil(rounds * particles / BETWEEN)
+    best = points[run.find_best()]
+    every = math.ceil(rounds * particles / POINTS_BETWEEN)
     between = [t * particles + i for t in range(every, rounds - 1, every) for i in range(particles)]
     passed = "between" + f", each {every} iterations" * (every > 1)
     series = [
@@ -255,7 +255,7 @@ def _map(run: RunFolder, found: dict[str, np.ndarray]) -> Chart:
                labels=run.experts),
     ]  # fmt: skip
     names = [
-        f"component {n} ({percent(share)} of variance)" for n, share in enumerate(explained, 1)
+        f"component {n} ({format_percent(share)} of variance)" for n, share in enumerate(explained, 1)
     ]
     return Chart("map", "Where the particles were", names[0], names[1], series,
                  "Experts, particles at the end and the best found in the plane of the first two "

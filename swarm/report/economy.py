@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from swarm.report.folder import RunFolder
-from swarm.report.text import table
+from swarm.report.text import format_table
 
-BUDGETS = 5
+MAX_BUDGETS = 5
 """At how many equal budgets several runs are compared."""
 
 
-def economy(run: RunFolder) -> dict[str, Any]:
+def measure_economy(run: RunFolder) -> dict[str, Any]:
     """Prompts on dev, iteration by iteration, and the best so far that they bought.
 
     Returns:
@@ -20,12 +20,12 @@ def economy(run: RunFolder) -> dict[str, Any]:
         being evaluated (drop-K, drop-N); `beyond_budget`: of particles that no budget was left for;
         `raced`: prompts that racing did not put.
     """
-    items = len(run.answers((0, 0)))
-    scored = [entry.get("items_scored") or _by_utility(entry, items) for entry in run.rounds]
+    items = len(run.load_answers((0, 0)))
+    scored = [entry.get("items_scored") or _items_by_utility(entry, items) for entry in run.rounds]
     skipped = sum(one is None for entry in scored for one in entry)
     beyond = sum(entry.get("beyond_budget", 0) for entry in run.rounds)
     best = run.best_so_far()
-    asked = [entry.get("prompts_asked", _sum(s)) for entry, s in zip(run.rounds, scored,
+    asked = [entry.get("prompts_asked", _sum_known(s)) for entry, s in zip(run.rounds, scored,
                                                                     strict=True)]  # fmt: skip
     improvements = int((np.diff(best[~np.isnan(best)]) > 0).sum())
     return {
@@ -44,15 +44,15 @@ def economy(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _by_utility(entry: dict[str, Any], items: int) -> list[int | None]:
+def _items_by_utility(entry: dict[str, Any], items: int) -> list[int | None]:
     return [None if utility is None else items for utility in entry["utilities"]]
 
 
-def _sum(scored: Sequence[int | None]) -> int:
+def _sum_known(scored: Sequence[int | None]) -> int:
     return sum(one or 0 for one in scored)
 
 
-def at_equal_prompts(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def compare_at_equal_prompts(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The best so far of several runs after the same numbers of prompts.
 
     The last budget is the total of the cheapest run; before its own start is paid for, a run has
@@ -64,7 +64,7 @@ def at_equal_prompts(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     least = min(int(one["prompts"][-1]) for one in found)
     first = max(int(one["prompts"][0]) for one in found)
     low = min(first, least)
-    budgets = np.unique(np.linspace(low, least, BUDGETS).round().astype(int))
+    budgets = np.unique(np.linspace(low, least, MAX_BUDGETS).round().astype(int))
     best = [
         [float(one["best"][at - 1]) if (at := np.searchsorted(one["prompts"], b, "right")) else
          float("nan") for b in budgets]
@@ -73,7 +73,7 @@ def at_equal_prompts(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"budgets": budgets, "best": np.array(best)}
 
 
-def lines(found: Sequence[dict[str, Any]]) -> list[str]:
+def format_economy(found: Sequence[dict[str, Any]]) -> list[str]:
     """One row a run and, of several, the best at equal numbers of prompts."""
     rows = [
         [one["run"][:22], str(one["prompts"][-1]), str(one["dropped"]), str(one["raced"]),
@@ -84,7 +84,7 @@ def lines(found: Sequence[dict[str, Any]]) -> list[str]:
     ]  # fmt: skip
     header = ["run", "prompts", "dropped", "raced", "better", "each", "dev"]
     told = [
-        *table(header, rows),
+        *format_table(header, rows),
         "",
         "Prompts put on dev; prompts that dropping (drop-K, drop-N) and racing saved;",
         "how often the best got better, and the prompts after the start that each took.",
@@ -93,10 +93,10 @@ def lines(found: Sequence[dict[str, Any]]) -> list[str]:
         return told
     if len({(one["task_items"], one["items"]) for one in found}) > 1:
         return [*told, "", "The runs have different dev items: no comparison at equal prompts."]
-    equal = at_equal_prompts(found)
+    equal = compare_at_equal_prompts(found)
     rows = [
         [one["run"][:22], *("-" if np.isnan(b) else f"{b:.3f}" for b in best)]
         for one, best in zip(found, equal["best"], strict=True)
     ]
     header = ["best dev after prompts", *(str(b) for b in equal["budgets"])]
-    return [*told, "", *table(header, rows)]
+    return [*told, "", *format_table(header, rows)]

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from swarm.report.folder import RunFolder
-from swarm.report.statistics import Paired, mean_interval, paired_test
-from swarm.report.text import share, span, table
+from swarm.report.statistics import PairedTest, mean_interval, paired_test
+from swarm.report.text import format_share, format_span, format_table
 
-DRAWS = 1_000
+CONTROL_DRAWS = 1_000
 """Shuffles of the control."""
 
 
-def emergence(run: RunFolder) -> dict[str, Any]:
+def measure_emergence(run: RunFolder) -> dict[str, Any]:
     """C-surge, C-emerge and what the best found alone gains, on dev.
 
     Ending particles are the personal bests; starting ones those asked in iteration 0, crossover
@@ -27,21 +27,21 @@ def emergence(run: RunFolder) -> dict[str, Any]:
         `applies`, and if it does not, `reason`; else the numbers that `lines` prints.
     """
     asked = np.flatnonzero(~np.isnan(run.utilities[0])).tolist()
-    start = np.stack([run.values((0, i)) for i in asked])
-    end = np.stack([run.values(run.best(i)) for i in asked])
+    start = np.stack([run.load_answer_values((0, i)) for i in asked])
+    end = np.stack([run.load_answer_values(run.find_best(i)) for i in asked])
     if not np.isin([start, end], (0.0, 1.0)).all():
         reason = "the answers' values are not all 0 or 1, so that no item is right or wrong"
         return {"applies": False, "reason": reason}
-    found = compared(start.astype(bool), end.astype(bool), _place(asked, run.best()[1]))
-    return {"applies": True, **found, "best_alone": best_alone(run)}
+    found = compare_with_controls(start.astype(bool), end.astype(bool), _start_row(asked, run.find_best()[1]))
+    return {"applies": True, **found, "best_alone": compare_best_alone(run)}
 
 
-def _place(asked: list[int], particle: int) -> int:
+def _start_row(asked: list[int], particle: int) -> int:
     """The row of a particle among those asked at the start; the first, if it began later."""
     return asked.index(particle) if particle in asked else 0
 
 
-def compared(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:
+def compare_with_controls(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:
     """The shares with their controls.
 
     Args:
@@ -49,9 +49,9 @@ def compared(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:
         best: The particle that ends best.
     """
     hard = np.logical_not(start.any(axis=0))
-    drawn = {name: np.empty(DRAWS) for name in _marks(start, end, best)}
-    for draw, guess in enumerate(_guessers(start, end)):
-        for name, marks in _marks(start, guess, best).items():
+    drawn = {name: np.empty(CONTROL_DRAWS) for name in _mark_items(start, end, best)}
+    for draw, guess in enumerate(_draw_guessers(start, end)):
+        for name, marks in _mark_items(start, guess, best).items():
             drawn[name][draw] = marks.mean() if len(marks) else np.nan
     rise: np.ndarray = end.sum(axis=0) - start.sum(axis=0, dtype=int)
     solved = end.any(axis=0)
@@ -59,9 +59,9 @@ def compared(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:
         "items": start.shape[1],
         "particles": len(start),
         "hard_items": int(hard.sum()),
-        "guessers_drawn": DRAWS,
+        "guessers_drawn": CONTROL_DRAWS,
         "shares": {
-            name: _share(marks, drawn[name]) for name, marks in _marks(start, end, best).items()
+            name: _share_with_control(marks, drawn[name]) for name, marks in _mark_items(start, end, best).items()
         },
         "mirror": {
             "more_right": int((rise > 0).sum()),
@@ -72,7 +72,7 @@ def compared(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:
     }
 
 
-def _marks(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, np.ndarray]:
+def _mark_items(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, np.ndarray]:
     """What each share is the mean of: over all items, or over those that all got wrong."""
     unsolved = end[:, ~start.any(axis=0)]
     return {
@@ -82,7 +82,7 @@ def _marks(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, np.ndarra
     }
 
 
-def _share(marks: np.ndarray, drawn: np.ndarray) -> dict[str, Any] | None:
+def _share_with_control(marks: np.ndarray, drawn: np.ndarray) -> dict[str, Any] | None:
     """A share with Wilson's interval and its control's mean, central 95 % and p (more by chance).
 
     `None` where there is no item to speak of.
@@ -99,7 +99,7 @@ def _share(marks: np.ndarray, drawn: np.ndarray) -> dict[str, Any] | None:
     }
 
 
-def _guessers(start: np.ndarray, end: np.ndarray) -> Any:
+def _draw_guessers(start: np.ndarray, end: np.ndarray) -> Any:
     """Ending particles as good as the real ones that know nothing of the items.
 
     Each keeps the number of its right answers, which fall on items at random. Particles that
@@ -109,22 +109,22 @@ def _guessers(start: np.ndarray, end: np.ndarray) -> Any:
     generator = np.random.Generator(np.random.Philox(key=3))
     rows, which = np.unique(end, axis=0, return_inverse=True)
     moved = np.array([not (start == row).all(axis=1).any() for row in rows])
-    for _ in range(DRAWS):
+    for _ in range(CONTROL_DRAWS):
         guess = rows.copy()
         guess[moved] = generator.permuted(rows[moved], axis=1)
         yield guess[which.ravel()]
 
 
-def best_alone(run: RunFolder) -> dict[str, Any]:
+def compare_best_alone(run: RunFolder) -> dict[str, Any]:
     """The best found against the best initial expert, item by item, on dev and on test.
 
     A split is missing where it was not asked.
     """
-    before, after = run.best_expert(), run.best()
+    before, after = run.best_expert(), run.find_best()
     found: dict[str, Any] = {"expert": run.experts[before[1]]}
     pairs = {
-        "dev": (run.answers(before), run.answers(after)),
-        "test": (run.test_answers(before), run.test_answers(after)),
+        "dev": (run.load_answers(before), run.load_answers(after)),
+        "test": (run.load_test_answers(before), run.load_test_answers(after)),
     }
     for split, (old, new) in pairs.items():
         if old and new:
@@ -138,14 +138,14 @@ def best_alone(run: RunFolder) -> dict[str, Any]:
     return found
 
 
-MEANING = """C-surge: items that more particles get right at the end than at the start.
+DEFINITIONS = """C-surge: items that more particles get right at the end than at the start.
 C-emerge: of the items that every starting particle got wrong, those that any
 ending one gets right; "best alone": that the best found gets right by itself.
 By chance: ending particles with as many right answers, on random items.
 p: of chance reaching as much."""
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def format_emergence(found: dict[str, Any]) -> list[str]:
     """The numbers of `emergence` as text."""
     if not found["applies"]:
         return [f"Does not apply: {found['reason']}."]
@@ -154,30 +154,30 @@ def lines(found: dict[str, Any]) -> list[str]:
         cells = ["no such item", "", ""]
         if one:
             p = one["p_above_chance"]
-            cells = [share(one["observed"]), span(*one["chance"]), f"{p:.3f}"]
+            cells = [format_share(one["observed"]), format_span(*one["chance"]), f"{p:.3f}"]
         rows.append([name, *cells])
     mirror = found["mirror"]
     return [
         f"{found['items']} dev items, {found['particles']} particles, "
         f"{found['guessers_drawn']} swarms of guessers",
         "",
-        *table(("", "observed, 95 %", "by chance, 95 %", "p"), rows),
+        *format_table(("", "observed, 95 %", "by chance, 95 %", "p"), rows),
         "",
-        *MEANING.splitlines(),
+        *DEFINITIONS.splitlines(),
         "",
         f"The same the other way round: {mirror['more_right']} items more often right, "
         f"{mirror['fewer_right']} less often;",
         f"{mirror['emerged']} emerged, {mirror['vanished']} that some got right and now none does.",
-        *_alone(found["best_alone"]),
+        *_format_best_alone(found["best_alone"]),
     ]
 
 
-def _alone(found: dict[str, Any]) -> list[str]:
+def _format_best_alone(found: dict[str, Any]) -> list[str]:
     told = []
     for split in ("dev", "test"):
         if split in found:
             one = found[split]
-            paired: Paired = one["paired"]
+            paired: PairedTest = one["paired"]
             chosen = ", on which it was chosen" if split == "dev" else ""
             told.append(f"- {split}{chosen}: {one['gained']} items won, {one['lost']} lost of "
                         f"{paired.n}, p = {paired.p:.3g}")  # fmt: skip

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.files import read_packed
-from swarm.front import Front
-from swarm.manifest import MEND, read_state, verify
+from swarm.files import read_gzip_json
+from swarm.front import ParetoFront
+from swarm.manifest import REPAIR_HINT, read_state, verify_run_file
 from swarm.places import as_path
 from swarm.secrets import clean, read_config
-from swarm.words import label
+from swarm.words import position_label
 
-Place = tuple[int, int]
+PositionIndex = tuple[int, int]
 """(iteration, particle)."""
 
-HOME = "search"
+RUNS_FOLDER = "search"
 """Where runs lie if nobody says otherwise (conf/search.yaml)."""
 
-SHOWN = 4
+MAX_RUNS_SHOWN = 4
 """Runs that an error names."""
 
 
@@ -54,8 +54,8 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = as_path(path)
         self._verified: set[Path] = set()
-        state = _state(self.path)
-        verify(self.path / "config.json")
+        state = _load_state(self.path)
+        verify_run_file(self.path / "config.json")
         self.experts: list[str] = state["experts"]
         self.own: int = state.get("own", len(self.experts))
         self.groups: list[str] = state.get("groups", ["all"])
@@ -66,7 +66,7 @@ class RunFolder:
         self.identity: dict[str, Any] = clean(state["identity"])
         self.scale: dict[str, Any] | None = state.get("scale")
         self.optimizer: dict[str, Any] = state.get("optimizer") or {}
-        self.front = Front.of(state)
+        self.front = ParetoFront.from_state(state)
         if not self.rounds:
             raise UserError(f"{self.path}: no iteration is done yet; wait for the first")
         try:
@@ -85,7 +85,7 @@ class RunFolder:
         path = self.path / "config.json"
         if not path.is_file():
             raise UserError(f"{path} is missing: this run was not begun by python -m swarm.search")
-        verify(path)
+        verify_run_file(path)
         try:
             config: Any = json.loads(path.read_text())
         except (OSError, ValueError):
@@ -102,16 +102,16 @@ class RunFolder:
         found: np.ndarray = self.positions.reshape(shape).mean(axis=2)
         return found
 
-    def label(self, place: Place) -> str | None:
+    def position_label(self, place: PositionIndex) -> str | None:
         """What the optimizer calls a position, such as "uniform soup"; `None`: it has no names."""
-        return label(self.optimizer, self.positions[place].tolist())
+        return position_label(self.optimizer, self.positions[place].tolist())
 
     @property
     def particles(self) -> int:
         """N, the number of particles."""
         return int(self.positions.shape[1])
 
-    def best(self, particle: int | None = None) -> Place:
+    def find_best(self, particle: int | None = None) -> PositionIndex:
         """The first highest utility, of one particle or of all; of all, as `chosen`."""
         if particle is None and self.chosen:
             return self.chosen["ending"][0], self.chosen["ending"][1]
@@ -121,7 +121,7 @@ class RunFolder:
         number, found = np.unravel_index(known.argmax(), known.shape)
         return int(number), int(found)
 
-    def best_expert(self) -> Place:
+    def best_expert(self) -> PositionIndex:
         """The first best of the experts, which are the first K particles of the start."""
         if self.chosen:
             return self.chosen["starting"][0], self.chosen["starting"][1]
@@ -134,73 +134,73 @@ class RunFolder:
         found: np.ndarray = np.maximum.accumulate(highest)
         return np.where(np.isinf(found), np.nan, found)
 
-    def answers(self, place: Place) -> list[dict[str, Any]]:
+    def load_answers(self, place: PositionIndex) -> list[dict[str, Any]]:
         """What a particle answered in an iteration to the dev items it was asked."""
         path = self.path / "answers" / f"iteration_{place[0]:04d}.json.gz"
         try:
-            found: list[dict[str, Any]] = self.packed(path)[str(place[1])]
+            found: list[dict[str, Any]] = self.load_packed(path)[str(place[1])]
         except (KeyError, TypeError):
             raise UserError(f"{path} has no answers of particle {place[1]}") from None
         return found
 
-    def packed(self, path: Path) -> Any:
+    def load_packed(self, path: Path) -> Any:
         """The content of a file of answers.
 
         Raises:
             UserError: It is damaged or missing.
         """
         if path not in self._verified:
-            verify(path)
+            verify_run_file(path)
             self._verified.add(path)
         try:
-            return read_packed(path)
+            return read_gzip_json(path)
         except (OSError, ValueError, EOFError, zlib.error):
-            raise UserError(f"{path} is damaged or missing; {MEND}") from None
+            raise UserError(f"{path} is damaged or missing; {REPAIR_HINT}") from None
 
-    def values(self, place: Place) -> np.ndarray:
+    def load_answer_values(self, place: PositionIndex) -> np.ndarray:
         """[items] what those answers were worth."""
-        return np.array([row["value"] for row in self.answers(place)], dtype=float)
+        return np.array([row["value"] for row in self.load_answers(place)], dtype=float)
 
-    def test_answers(self, place: Place) -> list[dict[str, Any]] | None:
+    def load_test_answers(self, place: PositionIndex) -> list[dict[str, Any]] | None:
         """What a position answered to the test items; `None` if it was not asked them."""
         items = self.metrics.get("asked", {}).get("test_items")
         position = " ".join(float(c).hex() for c in self.positions[place])
         name = hashlib.sha256(f"{items} {position}".encode()).hexdigest()[:16]
         path = self.path / "answers" / f"test_{name}.json.gz"
         if items:
-            verify(path)
-        return self.packed(path) if items and path.is_file() else None
+            verify_run_file(path)
+        return self.load_packed(path) if items and path.is_file() else None
 
 
-def _state(folder: Path) -> dict[str, Any]:
+def _load_state(folder: Path) -> dict[str, Any]:
     state = read_state(folder)
     if state is None or not {"experts", "rounds", "finished"} <= set(state):
-        raise UserError(f"{folder} {_what_it_is(folder)}")
+        raise UserError(f"{folder} {_describe_folder(folder)}")
     return state
 
 
-def _what_it_is(folder: Path) -> str:
+def _describe_folder(folder: Path) -> str:
     """Of a folder that is no run's: what it is instead, and what to do."""
     if (folder / "tuning.json").is_file():
         adapter = f", its adapter is {folder}/tuned" if (folder / "tuned").is_dir() else ""
         return (f"holds no search, but a fine-tuning: its numbers are in {folder}/tuning.json"
                 f"{adapter}")  # fmt: skip
-    if runs := _runs(folder):
+    if runs := _find_runs(folder):
         kind = "is a comparison" if (folder / "methods.json").is_file() else "holds no search"
-        more = ", ..." * (len(runs) > SHOWN)
-        return f"{kind}: its runs are {', '.join(map(str, runs[:SHOWN]))}{more}; name one of them"
+        more = ", ..." * (len(runs) > MAX_RUNS_SHOWN)
+        return f"{kind}: its runs are {', '.join(map(str, runs[:MAX_RUNS_SHOWN]))}{more}; name one of them"
     if (folder / "state.json").is_file():
         return (
             "has a state.json that is not the state of a search, or is damaged; name another folder"
         )
     if (folder.parent / "state.json").is_file():
         return f"holds no search; did you mean {folder.parent}?"
-    near = {run.name: run for home in (Path(HOME), folder.parent) for run in _runs(home)}
+    near = {run.name: run for home in (Path(RUNS_FOLDER), folder.parent) for run in _find_runs(home)}
     if found := get_close_matches(folder.name, near, 1):
         return f"holds no search; did you mean {near[found[0]]}?"
-    return f"holds no search; allowed: a folder of {HOME}/ with a state.json"
+    return f"holds no search; allowed: a folder of {RUNS_FOLDER}/ with a state.json"
 
 
-def _runs(folder: Path) -> list[Path]:
+def _find_runs(folder: Path) -> list[Path]:
     """The run folders in a folder."""
     return sorted(path.parent for path in folder.glob("*/state.json"))

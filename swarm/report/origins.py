@@ -12,10 +12,10 @@ import numpy as np
 
 from swarm.report.folder import RunFolder
 from swarm.report.statistics import mean_interval
-from swarm.report.text import share, table
+from swarm.report.text import format_share, format_table
 
 
-def origin(run: RunFolder) -> dict[str, Any]:
+def rank_of_origin(run: RunFolder) -> dict[str, Any]:
     """Where the particle that ends best began.
 
     Returns:
@@ -23,7 +23,7 @@ def origin(run: RunFolder) -> dict[str, Any]:
         `started_best`: nobody was strictly better. `bottom_half`: the rank is beyond the middle.
         With `_blindly`, the share of all particles of which this holds.
     """
-    place = run.best()
+    place = run.find_best()
     own = place[1]
     start = np.where(np.isnan(run.utilities[0]), -np.inf, run.utilities[0])
     better = (start > start[:, None]).sum(axis=1)
@@ -47,7 +47,7 @@ def origin(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def distribution(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize_origins(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The shares over several runs, and what a particle picked blindly would give."""
     found: dict[str, Any] = {"runs": len(origins)}
     for name in ("started_best", "bottom_half"):
@@ -56,22 +56,22 @@ def distribution(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def lines(origins: Sequence[dict[str, Any]]) -> list[str]:
+def format_origins(origins: Sequence[dict[str, Any]]) -> list[str]:
     """One row a run and, of several, their shares."""
     rows = [
         [one["run"][:24], one["began_as"][:16], f"{one['start']:.3f}", f"{one['best']:.3f}",
          f"{one['rank']:g} of {one['of']}" + (f", {one['equals']} equal" * bool(one["equals"]))]
         for one in origins
     ]  # fmt: skip
-    found = table(("ends best in", "began as", "start", "best", "rank of origin"), rows)
+    found = format_table(("ends best in", "began as", "start", "best", "rank of origin"), rows)
     if len(origins) < 2:
         return [*found, "", "One run says little: name several folders for a distribution."]
-    shares = distribution(origins)
+    shares = summarize_origins(origins)
     return [
         *found,
         "",
-        f"Started best: {share(shares['started_best'])}; "
+        f"Started best: {format_share(shares['started_best'])}; "
         f"picked blindly {shares['started_best_blindly']:.2f}; the paper .10",
-        f"From the bottom half: {share(shares['bottom_half'])}; "
+        f"From the bottom half: {format_share(shares['bottom_half'])}; "
         f"picked blindly {shares['bottom_half_blindly']:.2f}; the paper .57",
     ]

@@ -15,13 +15,13 @@ too light for a line on paper, darkened, and no black, which is the axes' and th
 
 GREY = "#9aa1a9"
 
-SHAPES = ("o", "s", "^", "D", "v", "P", "X")
+MARKER_SHAPES = ("o", "s", "^", "D", "v", "P", "X")
 """The marker that goes with each colour, in matplotlib's letters: colour alone tells nothing."""
 
-DASHES = ("", "7 3", "2 3")
+DASH_PATTERNS = ("", "7 3", "2 3")
 """How lines are drawn when all colours are taken once, twice, and three times."""
 
-MARKERS = 12
+MAX_MARKERS = 12
 """About as many of a line's points have a marker."""
 
 
@@ -44,10 +44,10 @@ class Series(NamedTuple):
     spans: Sequence[tuple[float, float]] = ()
 
 
-def look(style: int) -> tuple[int, str]:
+def style_of_series(style: int) -> tuple[int, str]:
     """The place in COLOURS and SHAPES of a series with a `Chart.style`, and its dashes."""
     rounds, place = divmod(style, len(COLOURS))
-    return place, DASHES[rounds % len(DASHES)]
+    return place, DASH_PATTERNS[rounds % len(DASH_PATTERNS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Chart:
     whole: bool = False
     log: bool = False
 
-    def style(self, number: int) -> int | None:
+    def series_style(self, number: int) -> int | None:
         """The number of a series among those that are not faint; `None` for a faint one."""
         if self.series[number].weight == "faint":
             return None
@@ -84,15 +84,15 @@ class Chart:
     def x_range(self) -> tuple[float, float]:
         """The lowest and the highest x, the ends of intervals too."""
         ends = [end for one in self.series for span in one.spans for end in span]
-        return _range([*(v for one in self.series for v in one.x), *ends])
+        return _padded_range([*(v for one in self.series for v in one.x), *ends])
 
     def y_range(self) -> tuple[float, float]:
         """The lowest and the highest y, the marks too."""
         marks = [value for _, value in self.marks]
-        return _range([*(v for one in self.series for v in one.y), *marks])
+        return _padded_range([*(v for one in self.series for v in one.y), *marks])
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
+def _padded_range(values: Sequence[float]) -> tuple[float, float]:
     known = [float(v) for v in values if math.isfinite(v)] or [0.0]
     low, high = min(known), max(known)
     # What differs by rounding alone is one value.
@@ -102,7 +102,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
+def axis_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
     """Round numbers from at or below `low` to at or above `high`, `most` of them or fewer.
 
     Args:
@@ -120,7 +120,7 @@ def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[f
     return [float(f"{n * step * factor:.12g}") for n in range(first, last + 1)]
 
 
-def label(value: float, among: Sequence[float]) -> str:
+def tick_label(value: float, among: Sequence[float]) -> str:
     """A tick with as many decimals as tell it from its neighbours."""
     step = among[1] - among[0] if len(among) > 1 else abs(value) or 1.0
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -9,16 +9,16 @@ import numpy as np
 Z95 = 1.959963984540054
 """Half the width of the central 95 % of a standard normal distribution, in standard deviations."""
 
-RESAMPLES, FLIPS_AT_ONCE = 10_000, 500
+RESAMPLES, SIGN_FLIPS_PER_BATCH = 10_000, 500
 
-LATTICE = 200
+MAX_LATTICE_SCALE = 200
 """The finest step to which an exact sign-flip test rounds differences, per unit or per largest."""
 
-SAMPLES_OF_UTILITY = 1_000
+UTILITY_RESAMPLES = 1_000
 """Fewer: each is a call of a task's own utility."""
 
 
-class Interval(NamedTuple):
+class MeanInterval(NamedTuple):
     """A mean with its 95 % confidence interval, in the scores' unit, from n scores."""
 
     mean: float
@@ -30,7 +30,7 @@ class Interval(NamedTuple):
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] n={self.n}"
 
 
-def mean_interval(values: Sequence[float], signed: bool = False) -> Interval:
+def mean_interval(values: Sequence[float], signed: bool = False) -> MeanInterval:
     """The mean and its 95 % interval: Wilson's for right or wrong, else the bootstrap's.
 
     Args:
@@ -46,12 +46,12 @@ def mean_interval(values: Sequence[float], signed: bool = False) -> Interval:
         raise ValueError("a mean needs at least one value")
     mean = float(scores.mean())
     if not signed and np.isin(scores, (0.0, 1.0)).all():
-        return Interval(mean, *_wilson(mean, n), n)
+        return MeanInterval(mean, *_wilson_interval(mean, n), n)
     low, high = np.quantile(_bootstrap_means(scores), (0.025, 0.975))
-    return Interval(mean, float(low), float(high), n)
+    return MeanInterval(mean, float(low), float(high), n)
 
 
-def _wilson(share: float, n: int) -> tuple[float, float]:
+def _wilson_interval(share: float, n: int) -> tuple[float, float]:
     """Wilson's score interval (1927, JASA 22:209)."""
     scale = 1 + Z95**2 / n
     middle = (share + Z95**2 / (2 * n)) / scale
@@ -67,7 +67,7 @@ def _bootstrap_means(scores: np.ndarray) -> np.ndarray:
     return means
 
 
-class Paired(NamedTuple):
+class PairedTest(NamedTuple):
     """A difference on the same items: its mean, 95 % interval, and two-sided p-value."""
 
     difference: float
@@ -77,7 +77,7 @@ class Paired(NamedTuple):
     n: int
 
 
-def paired_test(after: Sequence[float], before: Sequence[float]) -> Paired:
+def paired_test(after: Sequence[float], before: Sequence[float]) -> PairedTest:
     """Compare two models on the same items.
 
     The p-value is McNemar's exact one where every score is 0 or 1, else that of 10,000 random
@@ -95,84 +95,84 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> Paired:
     if len(gains) == 0:
         raise ValueError("a paired test needs at least one item")
     if np.isin([*after, *before], (0.0, 1.0)).all():
-        low, high, p = _mcnemar(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
+        low, high, p = _mcnemar_test(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
         ends = np.quantile(_bootstrap_means(gains), (0.025, 0.975))
         wide = min(low, float(ends[0])), max(high, float(ends[1]))
         if not wide[0] <= 0 <= wide[1] or p >= 0.05:
             low, high = wide
     else:
-        low, high, p = _sign_flips(gains)
-    return Paired(float(gains.mean()), low, high, p, len(gains))
+        low, high, p = _sign_flip_test(gains)
+    return PairedTest(float(gains.mean()), low, high, p, len(gains))
 
 
-def _mcnemar(won: int, lost: int, n: int) -> tuple[float, float, float]:
+def _mcnemar_test(won: int, lost: int, n: int) -> tuple[float, float, float]:
     """Interval and p: the items won and lost are a fair coin if nothing changed."""
     differ = won + lost
     if differ == 0:
         return 0.0, 0.0, 1.0
     tail = sum(math.comb(differ, k) for k in range(min(won, lost) + 1)) / 2**differ
-    low, high = _clopper_pearson(won, differ)
+    low, high = _clopper_pearson_interval(won, differ)
     scale = differ / n
     return (2 * low - 1) * scale, (2 * high - 1) * scale, min(1.0, 2 * tail)
 
 
-def _clopper_pearson(successes: int, n: int) -> tuple[float, float]:
+def _clopper_pearson_interval(successes: int, n: int) -> tuple[float, float]:
     """The shares that neither tail of the exact binomial test rejects at .025."""
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
     counts = np.arange(n + 1)
     ways = factorials[n] - factorials[counts] - factorials[n - counts]
 
-    def tail(share: float, ks: slice) -> float:
+    def tail_probability(share: float, ks: slice) -> float:
         """The probability of these counts."""
         k = counts[ks]
         logs = ways[ks] + k * math.log(share) + (n - k) * math.log1p(-share)
         return float(np.exp(logs).sum())
 
-    def bisect(ks: slice, rising: bool) -> float:
+    def bisect_share(ks: slice, rising: bool) -> float:
         low, high = 0.0, 1.0
         for _ in range(50):
             middle = (low + high) / 2
-            if (tail(middle, ks) < 0.025) == rising:
+            if (tail_probability(middle, ks) < 0.025) == rising:
                 low = middle
             else:
                 high = middle
         return (low + high) / 2
 
-    lower = bisect(slice(successes, None), rising=True) if successes else 0.0
-    upper = bisect(slice(successes + 1), rising=False) if successes < n else 1.0
+    lower = bisect_share(slice(successes, None), rising=True) if successes else 0.0
+    upper = bisect_share(slice(successes + 1), rising=False) if successes < n else 1.0
     return lower, upper
 
 
-def _sign_flips(gains: np.ndarray) -> tuple[float, float, float]:
+def _sign_flip_test(gains: np.ndarray) -> tuple[float, float, float]:
     """Interval and p of random sign flips."""
     generator = np.random.Generator(np.random.Philox(key=1))
     count = len(gains)
     flipped, balance = np.empty(RESAMPLES), np.empty(RESAMPLES)
-    for start in range(0, RESAMPLES, FLIPS_AT_ONCE):
-        rows = slice(start, min(RESAMPLES, start + FLIPS_AT_ONCE))
+    for start in range(0, RESAMPLES, SIGN_FLIPS_PER_BATCH):
+        rows = slice(start, min(RESAMPLES, start + SIGN_FLIPS_PER_BATCH))
         signs = generator.choice((-1.0, 1.0), size=(rows.stop - rows.start, count))
         flipped[rows], balance[rows] = (signs * gains).mean(axis=1), signs.mean(axis=1)
     mean = gains.mean()
 
-    def p(shift: float) -> float:
+    def p_at_shift(shift: float) -> float:
         # Rounding must not tell a flip of every sign from none.
         extreme = np.abs(flipped - shift * balance) >= abs(mean - shift) - 1e-12
         return float((extreme.sum() + 1) / (RESAMPLES + 1))
 
-    def end(direction: int) -> float:
+    def interval_end(direction: int) -> float:
         # The farther a shift from the mean, the fewer flips are as extreme: p falls both ways.
         near, far = mean, mean + direction * 2 * np.abs(gains).max()
-        if p(far) >= 0.05:
+        if p_at_shift(far) >= 0.05:
             return float(far)
         for _ in range(60):
             middle = (near + far) / 2
-            near, far = (middle, far) if p(middle) >= 0.05 else (near, middle)
+            near, far = (middle, far) if p_at_shift(middle) >= 0.05 else (near, middle)
         return float(near)
 
-    return end(-1), end(1), p(0.0)
+    return interval_end(-1), interval_end(1), p_at_shift(0.0)
 
 
-def exact_flips(gains: np.ndarray) -> float:
+def exact_sign_flip_p(gains: np.ndarray) -> float:
     """The two-sided p value of the exact sign-flip test (Fisher's randomisation test).
 
     Under the null hypothesis each of the n differences had either sign with probability 1/2; p is
@@ -188,8 +188,8 @@ def exact_flips(gains: np.ndarray) -> float:
     largest = float(np.abs(gains).max(initial=0.0))
     if largest == 0:
         return 1.0
-    scales = (k for k in range(1, LATTICE + 1) if np.allclose(gains * k, np.round(gains * k)))
-    steps = np.round(gains * next(scales, LATTICE / largest)).astype(int)
+    scales = (k for k in range(1, MAX_LATTICE_SCALE + 1) if np.allclose(gains * k, np.round(gains * k)))
+    steps = np.round(gains * next(scales, MAX_LATTICE_SCALE / largest)).astype(int)
     observed, total = abs(int(steps.sum())), int(np.abs(steps).sum())
     chances = np.zeros(2 * total + 1)
     chances[total] = 1.0
@@ -205,7 +205,7 @@ def exact_flips(gains: np.ndarray) -> float:
     return min(1.0, float(chances[sums >= observed].sum()))
 
 
-def holm(p: Sequence[float]) -> list[float]:
+def holm_correction(p: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979, Scand. J. Statist. 6:65) of p values; NaN stays NaN."""
     tested = sorted((value, i) for i, value in enumerate(p) if not math.isnan(value))
     corrected, largest = [math.nan] * len(p), 0.0
@@ -215,7 +215,7 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-def resampled(utility: Callable[[Sequence[int]], float], groups: Sequence[object]) -> np.ndarray:
+def resample_utilities(utility: Callable[[Sequence[int]], float], groups: Sequence[object]) -> np.ndarray:
     """Utilities of 1,000 bootstrap samples of the items, each group keeping its size.
 
     Args:
@@ -227,30 +227,30 @@ def resampled(utility: Callable[[Sequence[int]], float], groups: Sequence[object
     members = [np.array([i for i, g in enumerate(groups) if g == name]) for name in names]
     draws = (
         np.concatenate([generator.choice(places, len(places)) for places in members]).tolist()
-        for _ in range(SAMPLES_OF_UTILITY)
+        for _ in range(UTILITY_RESAMPLES)
     )
     return np.array([utility(places) for places in draws])
 
 
 def utility_interval(
     utility: Callable[[Sequence[int]], float], groups: Sequence[object]
-) -> Interval:
+) -> MeanInterval:
     """A utility that is no mean of its items' values, with its bootstrap 95 % interval."""
-    low, high = np.quantile(resampled(utility, groups), (0.025, 0.975))
+    low, high = np.quantile(resample_utilities(utility, groups), (0.025, 0.975))
     n = len(groups)
-    return Interval(utility(range(n)), float(low), float(high), n)
+    return MeanInterval(utility(range(n)), float(low), float(high), n)
 
 
-def utility_test(gain: Callable[[Sequence[int]], float], groups: Sequence[object]) -> Paired:
+def utility_test(gain: Callable[[Sequence[int]], float], groups: Sequence[object]) -> PairedTest:
     """A difference of two utilities on the same items; the p-value is the bootstrap's."""
-    draws = resampled(gain, groups)
+    draws = resample_utilities(gain, groups)
     low, high = np.quantile(draws, (0.025, 0.975))
     tail = min((draws <= 0).sum(), (draws >= 0).sum())
     p = min(1.0, 2 * (int(tail) + 1) / (len(draws) + 1))
-    return Paired(gain(range(len(groups))), float(low), float(high), p, len(groups))
+    return PairedTest(gain(range(len(groups))), float(low), float(high), p, len(groups))
 
 
-def vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
+def plurality_vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
     """The answer most voters gave; of equally frequent ones that of the largest summed weight.
 
     Voters without an answer do not vote; the first of still equal answers wins.
@@ -264,7 +264,7 @@ def vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
     return max(count, key=lambda a: (count[a], weight[a]), default=None)
 
 
-def over_seeds(values: np.ndarray) -> tuple[float, float]:
+def interval_over_seeds(values: np.ndarray) -> tuple[float, float]:
     """The 95 % interval of a mean over seeds and items, by the bootstrap of both.
 
     Few seeds say little of others: with one, it is the interval over items alone.

@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from swarm.report.markup import text
-from swarm.report.pictures import COLOURS, GREY, MARKERS, Chart, Series, label, look, ticks
+from swarm.report.markup import escape_text
+from swarm.report.pictures import COLOURS, GREY, MAX_MARKERS, Chart, Series, tick_label, style_of_series, axis_ticks
 
-LETTER = 6.4
+LETTER_WIDTH = 6.4
 """The width of a letter of the small print, about."""
 
-ALONE = (
+STANDALONE_STYLE = (
     "text{fill:#222;font:12px sans-serif}.title{font-size:14px}.grid{stroke:#e2e5e9}"
     f".axis{{stroke:#777}}.faint{{stroke:{GREY};color:{GREY}}}.mark{{stroke:#555}}"
     "path{fill:none;stroke:currentColor}.dot{fill:currentColor}"
@@ -19,21 +19,21 @@ ALONE = (
 """The style of a file of its own, which is read on white."""
 
 
-class Size(NamedTuple):
+class ChartSize(NamedTuple):
     """Of a chart, in the units of its text, which is 12 high."""
 
     width: int
     height: int
 
 
-ROW = 70
+ROW_HEIGHT = 70
 """The height of a row, where a chart has rows."""
 
-WIDE, NARROW = Size(500, 310), Size(350, 280)
+WIDE_SIZE, NARROW_SIZE = ChartSize(500, 310), ChartSize(350, 280)
 """For a page, and for a telephone."""
 
 
-class Scale:
+class LinearScale:
     """Maps values to places; both are given by their ends."""
 
     def __init__(self, values: tuple[float, float], places: tuple[float, float]) -> None:
@@ -45,7 +45,7 @@ class Scale:
         return round(start + (value - low) / (high - low) * (end - start), 1)
 
 
-class LogScale(Scale):
+class LogScale(LinearScale):
     """Maps values above 0 to places by their logarithm."""
 
     def __call__(self, value: float) -> float:
@@ -54,7 +54,7 @@ class LogScale(Scale):
         return round(start + (math.log(value) - low) / (high - low) * (end - start), 1)
 
 
-class Frame:
+class ChartFrame:
     """Where a chart's axes are.
 
     Attributes:
@@ -62,177 +62,177 @@ class Frame:
         x_ticks, y_ticks: Their ticks, as value and words.
     """
 
-    def __init__(self, chart: Chart, size: Size) -> None:
+    def __init__(self, chart: Chart, size: ChartSize) -> None:
         if chart.rows:
-            size = Size(size.width, 66 + ROW * len(chart.rows))
+            size = ChartSize(size.width, 66 + ROW_HEIGHT * len(chart.rows))
         self.size, self.top, self.bottom = size, 12, size.height - 46
-        self.y_ticks = _rows(chart, size) if chart.rows else _numbers(*chart.y_range())
+        self.y_ticks = _row_ticks(chart, size) if chart.rows else _number_ticks(*chart.y_range())
         widest = max(len(words) for _, words in self.y_ticks)
-        self.left = 30 + LETTER * widest
+        self.left = 30 + LETTER_WIDTH * widest
         low, high = chart.x_range()
         most = 7 if size.width > 400 else 5
-        marks = _numbers(low, high, most, chart.whole)
+        marks = _number_ticks(low, high, most, chart.whole)
         if chart.log:
             marks = [(x, f"{x:g}") for x in sorted({float(x) for s in chart.series for x in s.x})]
         # Time starts and ends where it does; other axes end at a tick.
         ends = (low, high) if chart.whole else (marks[0][0], marks[-1][0])
-        self.right = size.width - max(14, 2 + LETTER / 2 * len(marks[-1][1]))
+        self.right = size.width - max(14, 2 + LETTER_WIDTH / 2 * len(marks[-1][1]))
         self.x_ticks = [one for one in marks if ends[0] <= one[0] <= ends[1]]
         pad = 8 if chart.whole else 0
-        scale = LogScale if chart.log and ends[0] < ends[1] else Scale
+        scale = LogScale if chart.log and ends[0] < ends[1] else LinearScale
         self.x = scale(ends, (self.left + pad, self.right - pad))
         y_ends = (self.y_ticks[0][0], self.y_ticks[-1][0])
         if chart.rows:
             y_ends = (len(chart.rows) - 0.5, -0.5)
-        self.y = Scale(y_ends, (self.bottom, self.top))
+        self.y = LinearScale(y_ends, (self.bottom, self.top))
 
 
-def _numbers(
+def _number_ticks(
     low: float, high: float, most: int = 6, whole: bool = False
 ) -> list[tuple[float, str]]:
-    found = ticks(low, high, most, whole)
-    return [(value, label(value, found)) for value in found]
+    found = axis_ticks(low, high, most, whole)
+    return [(value, tick_label(value, found)) for value in found]
 
 
-def _rows(chart: Chart, size: Size) -> list[tuple[float, str]]:
+def _row_ticks(chart: Chart, size: ChartSize) -> list[tuple[float, str]]:
     most = 30 if size.width > 400 else 17
-    return [(float(n), shortened(name, most)) for n, name in enumerate(chart.rows)]
+    return [(float(n), shorten_text(name, most)) for n, name in enumerate(chart.rows)]
 
 
-def shortened(words: str, most: int) -> str:
+def shorten_text(words: str, most: int) -> str:
     """Words that have at most so many letters."""
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def svg(chart: Chart, size: Size = WIDE) -> str:
+def render_svg(chart: Chart, size: ChartSize = WIDE_SIZE) -> str:
     """A chart for a page, whose style sheet colours the classes c0, c1, ...; without a legend."""
-    frame = Frame(chart, size)
+    frame = ChartFrame(chart, size)
     head = (
-        f'<svg class="{"wide" if size == WIDE else "narrow"}" viewBox="0 0 {size.width} '
-        f'{frame.size.height}" role="img" aria-label="{text(f"{chart.title}. {chart.told}")}" '
-        f'data-x="{_ends(frame.x)}" data-y="{_ends(frame.y)}">'
+        f'<svg class="{"wide" if size == WIDE_SIZE else "narrow"}" viewBox="0 0 {size.width} '
+        f'{frame.size.height}" role="img" aria-label="{escape_text(f"{chart.title}. {chart.told}")}" '
+        f'data-x="{_format_scale(frame.x)}" data-y="{_format_scale(frame.y)}">'
     )
-    return "\n".join([head, *_inside(chart, frame), "</svg>"])
+    return "\n".join([head, *_render_content(chart, frame), "</svg>"])
 
 
-def _inside(chart: Chart, frame: Frame) -> list[str]:
-    return [*axes(chart, frame), *_marks(chart, frame), *_drawn(chart, frame)]
+def _render_content(chart: Chart, frame: ChartFrame) -> list[str]:
+    return [*render_axes(chart, frame), *_render_marks(chart, frame), *_render_series(chart, frame)]
 
 
-def alone(chart: Chart) -> str:
+def render_standalone(chart: Chart) -> str:
     """A chart as a file of its own, on white, with title and legend."""
-    named = [n for n in range(len(chart.series)) if chart.style(n) is not None]
-    frame = Frame(chart, WIDE)
+    named = [n for n in range(len(chart.series)) if chart.series_style(n) is not None]
+    frame = ChartFrame(chart, WIDE_SIZE)
     width, bottom = frame.size
     height = bottom + 40 + 18 * math.ceil(len(named) / 2)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -30 {width} {height}">',
-        f'<style>{ALONE}</style><rect y="-30" width="{width}" height="{height}" fill="#fff"/>',
-        f'<text class="title" x="14" y="-10">{text(chart.title)}</text>',
-        *_inside(chart, frame),
+        f'<style>{STANDALONE_STYLE}</style><rect y="-30" width="{width}" height="{height}" fill="#fff"/>',
+        f'<text class="title" x="14" y="-10">{escape_text(chart.title)}</text>',
+        *_render_content(chart, frame),
     ]
     for place, number in enumerate(named):
         x, y = 14 + place % 2 * 240, bottom + 12 + place // 2 * 18
-        parts.append(f'<g class="{kind(chart, number)}" transform="translate({x} {y})">'
-                     f"{key(chart, number)}</g>")  # fmt: skip
-        name = text(shortened(chart.series[number].name, 26))
+        parts.append(f'<g class="{series_classes(chart, number)}" transform="translate({x} {y})">'
+                     f"{legend_key(chart, number)}</g>")  # fmt: skip
+        name = escape_text(shorten_text(chart.series[number].name, 26))
         parts.append(f'<text x="{x + 30}" y="{y + 4}">{name}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def key(chart: Chart, number: int) -> str:
+def legend_key(chart: Chart, number: int) -> str:
     """What stands for a series in a legend: 24 wide, around y = 0."""
-    style = chart.style(number)
-    line = "" if chart.series[number].kind == "points" else _path("M0 0H24", style)
-    return line + f'<path class="dot" d="{_marker(style or 0, 12, 0)}"/>'
+    style = chart.series_style(number)
+    line = "" if chart.series[number].kind == "points" else _line_path("M0 0H24", style)
+    return line + f'<path class="dot" d="{_marker_outline(style or 0, 12, 0)}"/>'
 
 
-def kind(chart: Chart, number: int) -> str:
+def series_classes(chart: Chart, number: int) -> str:
     """The classes of a series."""
-    style = chart.style(number)
-    colour = "faint" if style is None else f"c{look(style)[0]}"
+    style = chart.series_style(number)
+    colour = "faint" if style is None else f"c{style_of_series(style)[0]}"
     return f"{colour} {chart.series[number].weight}"
 
 
-def _path(line: str, style: int | None) -> str:
-    dashes = look(style)[1] if style is not None else ""
+def _line_path(line: str, style: int | None) -> str:
+    dashes = style_of_series(style)[1] if style is not None else ""
     drawn = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<path class="line"{drawn} d="{line}"/>'
 
 
-def _ends(scale: Scale) -> str:
+def _format_scale(scale: LinearScale) -> str:
     return " ".join(f"{end:.6g}" for end in (*scale.values, *scale.places))
 
 
-def axes(chart: Chart, frame: Frame) -> list[str]:
+def render_axes(chart: Chart, frame: ChartFrame) -> list[str]:
     """Both axes with their ticks and names."""
     left, right, bottom = round(frame.left, 1), frame.right, frame.bottom
     parts = []
     for value, words in frame.y_ticks:
         parts.append(f'<path class="grid" d="M{left} {frame.y(value)}H{right}"/>')
-        parts.append(_text(left - 8, frame.y(value) + 4, words, "end"))
+        parts.append(_text_element(left - 8, frame.y(value) + 4, words, "end"))
     for value, words in frame.x_ticks:
         parts.append(f'<path class="axis" d="M{frame.x(value)} {bottom}v5"/>')
-        parts.append(_text(frame.x(value), bottom + 19, words, "middle"))
+        parts.append(_text_element(frame.x(value), bottom + 19, words, "middle"))
     parts.append(f'<path class="axis" d="M{left} {frame.top}V{bottom}H{right}"/>')
-    parts.append(_text((left + right) / 2, frame.size.height - 8, chart.x_name, "middle"))
+    parts.append(_text_element((left + right) / 2, frame.size.height - 8, chart.x_name, "middle"))
     if chart.y_name:
         middle = (frame.top + bottom) / 2
         parts.append(f'<g transform="rotate(-90 12 {middle})">'
-                     f"{_text(12, middle, chart.y_name, 'middle')}</g>")  # fmt: skip
+                     f"{_text_element(12, middle, chart.y_name, 'middle')}</g>")  # fmt: skip
     return parts
 
 
-def _marks(chart: Chart, frame: Frame) -> list[str]:
+def _render_marks(chart: Chart, frame: ChartFrame) -> list[str]:
     parts = []
     for name, value in chart.marks:
         y = frame.y(value)
         parts.append(f'<path class="mark" stroke-dasharray="5 4" d="M{frame.left:.1f} {y}'
                      f'H{frame.right}"/>')  # fmt: skip
-        parts.append(_text(frame.right, y - 5, name, "end"))
+        parts.append(_text_element(frame.right, y - 5, name, "end"))
     return parts
 
 
-def _drawn(chart: Chart, frame: Frame) -> list[str]:
+def _render_series(chart: Chart, frame: ChartFrame) -> list[str]:
     """Every series as a group; the faint ones first, the strong ones on top."""
     order = {"faint": 0, "normal": 1, "strong": 2}
     places = sorted(range(len(chart.series)), key=lambda n: order[chart.series[n].weight])
     parts = []
     for number in places:
-        one, style = chart.series[number], chart.style(number)
-        parts.append(f'<g class="{kind(chart, number)}" data-n="{number}">'
-                     + _line(one, frame, style) + _dots(one, frame, style) + "</g>")  # fmt: skip
+        one, style = chart.series[number], chart.series_style(number)
+        parts.append(f'<g class="{series_classes(chart, number)}" data-n="{number}">'
+                     + _series_path(one, frame, style) + _render_dots(one, frame, style) + "</g>")  # fmt: skip
     return parts
 
 
-def _line(one: Series, frame: Frame, style: int | None) -> str:
+def _series_path(one: Series, frame: ChartFrame, style: int | None) -> str:
     parts = [f"M{frame.x(low)} {frame.y(y)}H{frame.x(high)}"
              for (low, high), y in zip(one.spans, one.y, strict=False)]  # fmt: skip
     pen = "M"
-    for x, y in [] if one.kind == "points" else _known(one):
+    for x, y in [] if one.kind == "points" else _finite_points(one):
         corner = f"H{frame.x(x)}V" if pen == "L" and one.kind == "steps" else f"{pen}{frame.x(x)} "
         parts.append(f"{corner}{frame.y(y)}")
         pen = "L"
-    return _path("".join(parts), style) if parts else ""
+    return _line_path("".join(parts), style) if parts else ""
 
 
-def _known(one: Series) -> list[tuple[float, float]]:
+def _finite_points(one: Series) -> list[tuple[float, float]]:
     points = [(float(x), float(y)) for x, y in zip(one.x, one.y, strict=True)]
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-def _dots(one: Series, frame: Frame, style: int | None) -> str:
-    points = _known(one)
+def _render_dots(one: Series, frame: ChartFrame, style: int | None) -> str:
+    points = _finite_points(one)
     if one.kind != "points":
         lone = len(points) == 1
-        every = max(1, math.ceil(len(points) / MARKERS))
+        every = max(1, math.ceil(len(points) / MAX_MARKERS))
         points = points[::every] if style is not None or lone else []
-    drawn = "".join(_marker(style or 0, frame.x(x), frame.y(y), 2 if style is None else 4)
+    drawn = "".join(_marker_outline(style or 0, frame.x(x), frame.y(y), 2 if style is None else 4)
                     for x, y in points)  # fmt: skip
     return f'<path class="dot" d="{drawn}"/>' if drawn else ""
 
 
-def _marker(style: int, x: float, y: float, r: float = 4) -> str:
+def _marker_outline(style: int, x: float, y: float, r: float = 4) -> str:
     """The outline of the marker that goes with a colour, around a point."""
     x, y = round(x, 1), round(y, 1)
     h, w = round(r * 0.8, 1), round(r * 1.2, 1)
@@ -247,8 +247,8 @@ def _marker(style: int, x: float, y: float, r: float = 4) -> str:
         f"M{x - r:g} {y - r:g}h3l{r - 3:g} {r - 2:g}l{r - 3:g} {2 - r:g}h3l{-r + 1:g} {r}"
         f"l{r - 1:g} {r}h-3l{3 - r:g} {2 - r:g}l{3 - r:g} {r - 2:g}h-3l{r - 1:g} {-r}z",
     )
-    return shapes[look(style)[0]]
+    return shapes[style_of_series(style)[0]]
 
 
-def _text(x: float, y: float, words: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(words)}</text>'
+def _text_element(x: float, y: float, words: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape_text(words)}</text>'

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 
 from swarm.report.folder import RunFolder
-from swarm.report.text import sparkline, table
+from swarm.report.text import format_sparkline, format_table
 
-COLUMNS = 6
+MAX_COLUMNS = 6
 """Bests that have a column of their own in 80 characters."""
 
-WIDTH = 24
+NAME_WIDTH = 24
 """Of an expert's name there."""
 
 
-def trajectory(run: RunFolder) -> dict[str, Any]:
+def measure_trajectory(run: RunFolder) -> dict[str, Any]:
     """The best's coefficients, the spread of the swarm and its principal components.
 
     Of groups of modules with coefficients of their own it tells the mean.
@@ -26,12 +26,12 @@ def trajectory(run: RunFolder) -> dict[str, Any]:
         of all positions, by the SVD of the centred [T * N, K].
     """
     x = run.means
-    explained, axes, points = components(x)
+    explained, axes, points = principal_components(x)
     return {
         "experts": run.experts,
         "utility": run.best_so_far(),
-        "best": _bests(run),
-        "diversity": diversity(x),
+        "best": _list_bests(run),
+        "diversity": swarm_diversity(x),
         "outside": (x < -1e-12).any(axis=2).mean(axis=1),
         "explained": explained,
         "axes": axes,
@@ -39,14 +39,14 @@ def trajectory(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def diversity(positions: np.ndarray) -> np.ndarray:
+def swarm_diversity(positions: np.ndarray) -> np.ndarray:
     """[T] mean Euclidean distance of the particles of positions [T, N, K] from their mean."""
     distances = np.linalg.norm(positions - positions.mean(axis=1, keepdims=True), axis=2)
     found: np.ndarray = distances.mean(axis=1)
     return found
 
 
-def components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def principal_components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The first two principal components of positions [T, N, K].
 
     Returns:
@@ -62,7 +62,7 @@ def components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return values[:2] ** 2 / total, axes, (rows @ axes.T).reshape(*positions.shape[:2], 2)
 
 
-def _bests(run: RunFolder) -> list[dict[str, Any]]:
+def _list_bests(run: RunFolder) -> list[dict[str, Any]]:
     """Each new best: iteration, utility, coefficients and how far it lies from the experts' hull.
 
     `negative` is the sum of the negative coefficients, 0 for a mixture; `absolute` the sum of
@@ -85,24 +85,24 @@ def _bests(run: RunFolder) -> list[dict[str, Any]]:
     return found
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def format_trajectory(found: dict[str, Any]) -> list[str]:
     """The numbers of `trajectory` as text."""
     diversity, outside = found["diversity"], found["outside"]
-    names = [name[:WIDTH] for name in found["experts"]]
+    names = [name[:NAME_WIDTH] for name in found["experts"]]
     return [
         "Coefficients of each new best of the swarm, by iteration; their absolute values",
         "sum to 1 inside the experts' hull and to more beyond it",
         "",
         *_best_table(found["best"], names),
         "",
-        f"best so far     {sparkline(found['utility'])}  "
+        f"best so far     {format_sparkline(found['utility'])}  "
         f"{found['utility'][0]:.3f} to {found['utility'][-1]:.3f}",
-        f"swarm diversity {sparkline(diversity)}  {diversity[0]:.3f} to {diversity[-1]:.3f}",
-        f"outside hull    {sparkline(outside)}  {outside[0]:.0%} to {outside[-1]:.0%} of particles",
+        f"swarm diversity {format_sparkline(diversity)}  {diversity[0]:.3f} to {diversity[-1]:.3f}",
+        f"outside hull    {format_sparkline(outside)}  {outside[0]:.0%} to {outside[-1]:.0%} of particles",
         "",
         "Principal components of all positions, and each expert's entry in them",
         "",
-        *table(("axis", *(f"{share:.0%} of variance" for share in found["explained"])),
+        *format_table(("axis", *(f"{share:.0%} of variance" for share in found["explained"])),
                [[name, *(f"{axis[k]:+.2f}" for axis in found["axes"])]
                 for k, name in enumerate(names)]),
     ]  # fmt: skip
@@ -110,11 +110,11 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 def _best_table(bests: list[dict[str, Any]], names: list[str]) -> list[str]:
     """A column each for the first and the last few bests."""
-    shown = bests if len(bests) <= COLUMNS else [bests[0], *bests[1 - COLUMNS :]]
+    shown = bests if len(bests) <= MAX_COLUMNS else [bests[0], *bests[1 - MAX_COLUMNS :]]
     rows = [["dev", *(f"{one['utility']:.3f}" for one in shown)]]
     rows += [
         [name, *(f"{one['position'][k]:+.2f}" for one in shown)] for k, name in enumerate(names)
     ]
     rows.append(["absolute", *(f"{one['absolute']:.2f}" for one in shown)])
     left_out = f" ({len(bests) - len(shown)} left out)" * (len(shown) < len(bests))
-    return table((f"iteration{left_out}", *(str(one["iteration"]) for one in shown)), rows)
+    return format_table((f"iteration{left_out}", *(str(one["iteration"]) for one in shown)), rows)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from swarm.errors import UserError
 from swarm.models import Model
 from swarm.models.cache import Cache
-from swarm.models.cached import Cached
-from swarm.models.counts import counted
-from swarm.models.function import Function
+from swarm.models.cached import CachedModel
+from swarm.models.counts import split_sample_count
+from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers
-from swarm.roster.bare import Bare
+from swarm.roster.bare import NameResolver
 from swarm.roster.names import default_provider
 
 if TYPE_CHECKING:
-    from swarm.engine.base import Base
-    from swarm.roster.local import Locals
+    from swarm.engine.base import BaseModel
+    from swarm.roster.local import LocalModels
 
-__all__ = ["Roster", "counted"]
+__all__ = ["Roster", "split_sample_count"]
 
 
 class Roster:
@@ -48,7 +48,7 @@ class Roster:
     def __init__(
         self,
         providers: Providers | None = None,
-        base: "str | Base | None" = None,
+        base: "str | BaseModel | None" = None,
         pool: str | Path = "initial_experts",
         device: str | None = None,
         cache: Cache | Literal["default"] | None = "default",
@@ -81,7 +81,7 @@ class Roster:
         Raises:
             UserError: There is none, or the name does not say which.
         """
-        return self._model(name)
+        return self._get_model(name)
 
     def member(self, name: str) -> Model:
         """The model of a name in a consortium, wherever that is asked.
@@ -92,19 +92,19 @@ class Roster:
         Raises:
             UserError: As `model`.
         """
-        full = self._bare.full(name)
+        full = self._name_resolver.resolve_name(name)
         try:
-            return self._model(full)
+            return self._get_model(full)
         except UserError:
-            near = self._bare.near(name) if full == name else None
+            near = self._name_resolver.suggest_name(name) if full == name else None
             if near is None:
                 raise
             raise UserError(f"{name}: there is no such model; did you mean {near}?") from None
 
-    def _model(self, name: str) -> Model:
+    def _get_model(self, name: str) -> Model:
         with self._lock:
             if name not in self._models:
-                self._models[name] = self._found(name)
+                self._models[name] = self._create_model(name)
             return self._models[name]
 
     def blend(self, coefficients: Mapping[str, float]) -> Model:
@@ -113,9 +113,9 @@ class Roster:
         Raises:
             UserError: There is no such expert, or a coefficient is none.
         """
-        from swarm.roster.blend import Blend
+        from swarm.roster.blend import BlendedModel
 
-        return Blend(self.local, coefficients)
+        return BlendedModel(self.local, coefficients)
 
     def check(self, names: Iterable[str] = ()) -> None:
         """See that all models can be asked, these and those that were found before.
@@ -127,7 +127,7 @@ class Roster:
             UserError: A key, a package, an expert or a folder is missing.
         """
         for name in names:
-            self.model(counted(name)[0])
+            self.model(split_sample_count(name)[0])
         for model in list(self._models.values()):
             if check := getattr(model, "check", None):
                 check()
@@ -142,15 +142,15 @@ class Roster:
             if opened := getattr(model, "open", None):
                 opened(device)
 
-    def _found(self, name: str) -> Model:
+    def _create_model(self, name: str) -> Model:
         if not isinstance(name, str) or not name.strip() or name != name.strip():
             raise UserError(
                 f"{name!r} is no name of a model, such as local/base or ollama/qwen2:7b"
             )
         first, slash, rest = name.partition("/")
         ways: dict[str, Callable[[str], Model]] = {
-            "local": self._local, "llm": self._llm, "function": Function, "moa": self._moa,
-            "consortium": self._consortium,
+            "local": self._local_model, "llm": self._llm_model, "function": FunctionModel, "moa": self._moa_model,
+            "consortium": self._consortium_model,
         }  # fmt: skip
         way = ways.get(first)
         if slash and not rest and (way or first in self.providers):
@@ -158,39 +158,39 @@ class Roster:
         if slash and way:
             return way(rest)
         if slash and first in self.providers:
-            return self.providers[first].model(rest, cache=self.cache)
-        return default_provider(name, self.providers).model(name, cache=self.cache)
+            return self.providers[first].create_model(rest, cache=self.cache)
+        return default_provider(name, self.providers).create_model(name, cache=self.cache)
 
-    def _local(self, name: str) -> Model:
-        return self.local.model(name)
-
-    @cached_property
-    def _bare(self) -> Bare:
-        return Bare()
+    def _local_model(self, name: str) -> Model:
+        return self.local.get_model(name)
 
     @cached_property
-    def local(self) -> "Locals":
+    def _name_resolver(self) -> NameResolver:
+        return NameResolver()
+
+    @cached_property
+    def local(self) -> "LocalModels":
         """The models of this machine."""
-        from swarm.roster.local import Locals
+        from swarm.roster.local import LocalModels
 
-        return Locals(self.base, self.pool, self.device)
+        return LocalModels(self.base, self.pool, self.device)
 
-    def _llm(self, name: str) -> Model:
+    def _llm_model(self, name: str) -> Model:
         model = LLM(name)
-        return Cached(model, self.cache, ("llm", name), model.who) if self.cache else model
+        return CachedModel(model, self.cache, ("llm", name), model.who) if self.cache else model
 
-    def _moa(self, name: str) -> Model:
-        from swarm.collab.presets import build, read_preset
+    def _moa_model(self, name: str) -> Model:
+        from swarm.collab.presets import build_mixture, read_preset
 
-        return self._made(f"moa/{name}", lambda: build(read_preset(name), self._model))
+        return self._build_composite(f"moa/{name}", lambda: build_mixture(read_preset(name), self._get_model))
 
-    def _consortium(self, name: str) -> Model:
-        from swarm.collab.configs import build
-        from swarm.collab.shelf import config_of
+    def _consortium_model(self, name: str) -> Model:
+        from swarm.collab.configs import build_consortium
+        from swarm.collab.shelf import load_config
 
-        return self._made(f"consortium/{name}", lambda: build(config_of(name), self.member))
+        return self._build_composite(f"consortium/{name}", lambda: build_consortium(load_config(name), self.member))
 
-    def _made(self, name: str, make: Callable[[], Model]) -> Model:
+    def _build_composite(self, name: str, make: Callable[[], Model]) -> Model:
         """A model that is made of others, none of which may be it."""
         if name in self._building:
             way = [*self._building[self._building.index(name) :], name]

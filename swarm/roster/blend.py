@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from swarm.errors import UserError
-from swarm.roster.voice import Voice
-from swarm.words import sentence
+from swarm.roster.voice import SharedLocalModel
+from swarm.words import describe_position
 
 if TYPE_CHECKING:
-    from swarm.roster.local import Locals
+    from swarm.roster.local import LocalModels
 
 
-class Blend(Voice):
+class BlendedModel(SharedLocalModel):
     """The sum of experts by coefficients, as a position of a search in the factor space is.
 
     It is asked together with the other voices of the base, and loads nothing but experts that were
@@ -28,7 +28,7 @@ class Blend(Voice):
         UserError: A coefficient is not a finite number, or there is no such expert.
     """
 
-    def __init__(self, home: "Locals", coefficients: Mapping[str, float]) -> None:
+    def __init__(self, home: "LocalModels", coefficients: Mapping[str, float]) -> None:
         for name, share in coefficients.items():
             if isinstance(share, bool) or not isinstance(share, int | float):
                 raise UserError(f"{name}: {share!r} is no coefficient; give a number")
@@ -36,12 +36,12 @@ class Blend(Voice):
                 raise UserError(f"{name}: {share} is no coefficient; give a finite number")
         self.parts = {name: float(share) for name, share in coefficients.items() if share}
         super().__init__(
-            home, sentence(list(self.parts), list(self.parts.values())), None, home.base
+            home, describe_position(list(self.parts), list(self.parts.values())), None, home.base
         )
-        self._voices = [home.model(name) for name in self.parts or ("base",)]
+        self._voices = [home.get_model(name) for name in self.parts or ("base",)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Blend, (self.home, self.parts)
+        return BlendedModel, (self.home, self.parts)
 
     def check(self) -> None:
         """See that the experts are there and go together; see `Voice.check`.

@@ -8,25 +8,25 @@ from typing import Any
 
 import yaml
 
-from swarm.adapters import CONFIG, read_adapter
-from swarm.engine.base import Base
-from swarm.engine.device import named
-from swarm.engine.panel import MIXTURE, is_adapter, opened_like
-from swarm.engine.together import Together
+from swarm.adapters import CONFIG_FILE, read_adapter
+from swarm.engine.base import BaseModel
+from swarm.engine.device import validate_device
+from swarm.engine.panel import MIXTURE_FILE, is_adapter_folder, base_model_like
+from swarm.engine.together import Batcher
 from swarm.errors import UserError
-from swarm.places import conf_folder, find
-from swarm.report.folder import HOME
-from swarm.roster.runs import as_base, base_of, best, finished
-from swarm.roster.voice import Voice
+from swarm.places import conf_folder, find_path
+from swarm.report.folder import RUNS_FOLDER
+from swarm.roster.runs import base_from_settings, base_of_run, best_folder, load_finished_run
+from swarm.roster.voice import SharedLocalModel
 
-BASE = "base"
+BASE_NAME = "base"
 """The name of the base without an expert."""
 
-SHOWN = 20
+MAX_NAMES_SHOWN = 20
 """Names that an error lists."""
 
 
-class Locals:
+class LocalModels:
     """The models of this machine; those on one base share it, and are asked together.
 
     Names are "base"; an expert's of the pool; a folder with a finished run, for its best; a folder
@@ -45,34 +45,34 @@ class Locals:
 
     def __init__(
         self,
-        base: str | Base | None = None,
+        base: str | BaseModel | None = None,
         pool: str | Path = "initial_experts",
         device: str | None = None,
     ) -> None:
-        self.given, self.pool, self.device = base, Path(pool), named(device)
+        self.given, self.pool, self.device = base, Path(pool), validate_device(device)
         self.lock = threading.Lock()
-        self._voices: dict[str, Voice] = {}
-        self._together: dict[object, Together] = {}
+        self._voices: dict[str, SharedLocalModel] = {}
+        self._together: dict[object, Batcher] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """It travels to another process as its settings, with nothing loaded."""
-        return Locals, (self.given, self.pool, self.device)
+        return LocalModels, (self.given, self.pool, self.device)
 
     @cached_property
-    def base(self) -> Base:
+    def base(self) -> BaseModel:
         """The base that was given, or that the pool's experts name, or that of those that ship.
 
         Raises:
             UserError: It is missing, or the first expert cannot be read.
         """
-        if isinstance(self.given, Base):
+        if isinstance(self.given, BaseModel):
             return self.given
         if self.given:
-            return _base(str(self.given))
-        experts = self.experts()
-        return _base_named(experts[0]) if experts else shipped_base()
+            return _base_from_path(str(self.given))
+        experts = self.expert_folders()
+        return _base_of_adapter(experts[0]) if experts else shipped_base()
 
-    def model(self, name: str) -> Voice:
+    def get_model(self, name: str) -> SharedLocalModel:
         """The model of a name, always the same; nothing is loaded.
 
         Raises:
@@ -80,69 +80,69 @@ class Locals:
         """
         with self.lock:
             if name not in self._voices:
-                self._voices[name] = Voice(self, name, *self._place(name))
+                self._voices[name] = SharedLocalModel(self, name, *self._locate_model(name))
             return self._voices[name]
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """What there is: the base, the pool's experts, and the runs that have a best."""
-        experts = [folder.name for folder in self.experts()]
-        runs = sorted(f"{HOME}/{one.parent.name}" for one in find(HOME).glob("*/global_best"))
-        return [BASE, *experts, *runs]
+        experts = [folder.name for folder in self.expert_folders()]
+        runs = sorted(f"{RUNS_FOLDER}/{one.parent.name}" for one in find_path(RUNS_FOLDER).glob("*/global_best"))
+        return [BASE_NAME, *experts, *runs]
 
-    def experts(self) -> list[Path]:
+    def expert_folders(self) -> list[Path]:
         """The folders of the pool's experts."""
-        return sorted(file.parent for file in find(self.pool).glob(f"*/{CONFIG}"))
+        return sorted(file.parent for file in find_path(self.pool).glob(f"*/{CONFIG_FILE}"))
 
-    def together(self, key: object) -> Together:
+    def get_batcher(self, key: object) -> Batcher:
         """Who answers for a stand of this key; to be called with the lock held."""
-        return self._together.setdefault(key, Together())
+        return self._together.setdefault(key, Batcher())
 
-    def _place(self, name: str) -> tuple[Path | None, Base]:
+    def _locate_model(self, name: str) -> tuple[Path | None, BaseModel]:
         """The folder of a name, `None` for the base, and what it is based on."""
-        if name == BASE:
+        if name == BASE_NAME:
             return None, self.base
-        here = [folder for folder in (find(self.pool) / name, find(name)) if folder.is_dir()]
+        here = [folder for folder in (find_path(self.pool) / name, find_path(name)) if folder.is_dir()]
         if not here or not name.strip():
-            raise UserError(self._unknown(name))
+            raise UserError(self._unknown_message(name))
         folder = here[0]
         if (folder / "state.json").is_file() or not _holds_model(folder):
-            run = finished(folder, f"take what it has so far, local/{folder}/global_best")
-            return best(run), self.base if self.given else base_of(run)
-        other = not self.given and is_adapter(str(folder))
-        return folder, _base_named(folder, self.base) if other else self.base
+            run = load_finished_run(folder, f"take what it has so far, local/{folder}/global_best")
+            return best_folder(run), self.base if self.given else base_of_run(run)
+        other = not self.given and is_adapter_folder(str(folder))
+        return folder, _base_of_adapter(folder, self.base) if other else self.base
 
-    def _unknown(self, name: str) -> str:
-        names = self.names()
+    def _unknown_message(self, name: str) -> str:
+        names = self.list_names()
         near = get_close_matches(name, names, 1)
         meant = f"did you mean local/{near[0]}? " if near else ""
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
         return (
-            f"local/{name}: there is no such model; {meant}there are {', '.join(names[:SHOWN])}"
+            f"local/{name}: there is no such model; {meant}there are {', '.join(names[:MAX_NAMES_SHOWN])}"
             f"{more}, or give a folder with a finished search, an adapter, a model or a mixture"
         )
 
 
-def shipped_base() -> Base:
+def shipped_base() -> BaseModel:
     """The base of the experts that ship."""
     file = conf_folder() / "model" / "smollm2.yaml"
-    return as_base(yaml.safe_load(file.read_text(encoding="utf-8")))
+    return base_from_settings(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
-def _base(path: str) -> Base:
+def _base_from_path(path: str) -> BaseModel:
     """The base in a folder or on the hub; the one that ships under its name is as it ships."""
     shipped = shipped_base()
-    return shipped if path == shipped.path else Base(path)
+    return shipped if path == shipped.path else BaseModel(path)
 
 
-def _base_named(folder: Path, usual: Base | None = None) -> Base:
+def _base_of_adapter(folder: Path, usual: BaseModel | None = None) -> BaseModel:
     """What an adapter says it is of: the usual base, or one that is opened like it."""
     usual = usual or shipped_base()
-    name = read_adapter(folder).base
+    name = read_adapter(folder).base_model
     known = {Path(one).name.lower() for one in (usual.path, usual.name) if one}
     if name is None or Path(name).name.lower() in known:
         return usual
-    return opened_like(usual, name)
+    return base_model_like(usual, name)
 
 
 def _holds_model(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in (CONFIG, MIXTURE, "config.json"))
+    return any((folder / file).is_file() for file in (CONFIG_FILE, MIXTURE_FILE, "config.json"))

@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from swarm.errors import UserError
 from swarm.models.providers import Provider, Providers
 
-KINDS = ("local", "llm", "function", "moa", "consortium")
+MODEL_KINDS = ("local", "llm", "function", "moa", "consortium")
 """What a name may begin with beside a provider."""
 
 
-def misspelt(name: str, known: Iterable[str]) -> str | None:
+def suggest_prefix(name: str, known: Iterable[str]) -> str | None:
     """The known first segment that a name's is nearly, or `None`.
 
     What a vendor is called on a hub, mistralai or deepseek-ai, is no misspelling of its endpoint's
@@ -31,10 +31,10 @@ def default_provider(name: str, providers: Providers) -> Provider:
     Raises:
         UserError: The environment does not say which, or the name is nearly another one's.
     """
-    near = misspelt(name, (*KINDS, *providers))
+    near = suggest_prefix(name, (*MODEL_KINDS, *providers))
     likely = ("together", "openai") if "/" in name else ("openai", "together")
     there = [providers[one] for one in likely if one in providers]
-    moved = [one for one in there if one.moved]
+    moved = [one for one in there if one.is_url_overridden]
     with_key = [one for one in there if os.environ.get(one.api_key_env or "", "").strip()]
     found = next(iter(moved + with_key), None)
     if near is not None:

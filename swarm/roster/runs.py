@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.engine.base import Base
+from swarm.engine.base import BaseModel
 from swarm.errors import UserError
 from swarm.report.folder import RunFolder
 
 
-def finished(folder: str | Path, otherwise: str) -> RunFolder:
+def load_finished_run(folder: str | Path, otherwise: str) -> RunFolder:
     """A run whose best is chosen for good.
 
     Args:
@@ -28,19 +28,19 @@ def finished(folder: str | Path, otherwise: str) -> RunFolder:
     return run
 
 
-def best(run: RunFolder) -> Path:
+def best_folder(run: RunFolder) -> Path:
     """The folder of the best that a run has found."""
     return run.path / "global_best"
 
 
-def base_of(run: RunFolder) -> Base:
+def base_of_run(run: RunFolder) -> BaseModel:
     """The base that a run's configuration names.
 
     Raises:
         UserError: It names none.
     """
     try:
-        return as_base(run.config["model"])
+        return base_from_settings(run.config["model"])
     except (KeyError, TypeError, AttributeError):
         raise UserError(
             f"{run.path / 'config.json'} names no base; say which it is, of a candidate by "
@@ -48,6 +48,6 @@ def base_of(run: RunFolder) -> Base:
         ) from None
 
 
-def as_base(settings: Mapping[str, Any]) -> Base:
+def base_from_settings(settings: Mapping[str, Any]) -> BaseModel:
     """The base of an option of the configuration group `model`."""
-    return Base(**{key: value for key, value in settings.items() if key != "_target_"})
+    return BaseModel(**{key: value for key, value in settings.items() if key != "_target_"})

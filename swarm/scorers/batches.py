@@ -8,7 +8,7 @@ from swarm.errors import UserError
 T = TypeVar("T")
 
 
-class Batches:
+class TextBatcher:
     """Puts texts through a model in batches of at most so many padded tokens.
 
     Args:
@@ -43,12 +43,12 @@ class Batches:
             try:
                 found.update(zip(chosen, answer(chosen), strict=True))
             except torch.OutOfMemoryError:
-                self._halve(len(chosen), tokens)
+                self._halve_budget(len(chosen), tokens)
                 continue
             waiting = waiting[len(chosen) :]
         return [found[i] for i in range(len(lengths))]
 
-    def _halve(self, rows: int, tokens: int) -> None:
+    def _halve_budget(self, rows: int, tokens: int) -> None:
         import torch
 
         torch.cuda.empty_cache()

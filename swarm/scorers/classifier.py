@@ -6,13 +6,13 @@ from math import exp, isfinite
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.scorers.local import LocalModel, labels, read_config
-from swarm.scorers.toxicity import Untoxic
+from swarm.scorers.local import ScoringModel, label_names, read_config
+from swarm.scorers.toxicity import NonToxicity
 
-UNTOXIC = re.compile(r"(not?|non|un)[\W_]*tox")
+NON_TOXIC_LABEL = re.compile(r"(not?|non|un)[\W_]*tox")
 
 
-class Classifier(Untoxic):
+class ToxicityClassifier(NonToxicity):
     """Scores a text by one minus the probability that it is toxic.
 
     The model is any text classifier of transformers. Its probabilities are sigmoids where its
@@ -42,7 +42,7 @@ class Classifier(Untoxic):
         max_tokens: int | None = None,
     ) -> None:
         super().__init__(first_line, short)
-        self.local = LocalModel(model, device, dtype, trust_remote_code, max_tokens)
+        self.local = ScoringModel(model, device, dtype, trust_remote_code, max_tokens)
         if isinstance(label, bool) or not isinstance(label, (str, int, type(None))):
             raise UserError(f"task.scorer.label={label}: must be null, a name or a number")
         self.label = label
@@ -53,12 +53,12 @@ class Classifier(Untoxic):
         Raises:
             UserError: There is no such model, it is no classifier, or it has no such label.
         """
-        if config := self.local.config():
-            self._describe(config)
+        if config := self.local.load_config():
+            self._read_output_config(config)
 
-    def sources(self) -> dict[str, str]:
+    def source_digests(self) -> dict[str, str]:
         """See `swarm.tasks.Sourced`."""
-        return self.local.sources()
+        return self.local.source_digests()
 
     def open(self, device: str) -> None:
         """See `Prepared.open`.
@@ -66,22 +66,22 @@ class Classifier(Untoxic):
         Raises:
             UserError: As `check`, `LocalModel.resolve` and `LocalModel.open`.
         """
-        folder = self.local.resolve()
-        self._describe(read_config(folder))
+        folder = self.local.resolve_folder()
+        self._read_output_config(read_config(folder))
         self.local.open(folder, "AutoModelForSequenceClassification", device)
 
-    def _describe(self, config: Mapping[str, Any]) -> None:
+    def _read_output_config(self, config: Mapping[str, Any]) -> None:
         """Read from a configuration which output is meant and how it becomes a probability."""
-        named, kind = labels(config), config.get("problem_type")
+        named, kind = label_names(config), config.get("problem_type")
         if kind == "regression":
             raise UserError(
                 f"task.scorer.model={self.local.path} was trained for regression: its outputs are "
                 "no probabilities"
             )
-        self._output = self._chosen(named)
+        self._output = self._toxic_output(named)
         self._apart = kind == "multi_label_classification" or len(named) == 1
 
-    def _chosen(self, named: Sequence[str]) -> int:
+    def _toxic_output(self, named: Sequence[str]) -> int:
         """The place of the toxic output."""
         names = [name.lower() for name in named]
         if isinstance(self.label, int):
@@ -89,7 +89,7 @@ class Classifier(Untoxic):
         elif self.label is not None:
             found = [i for i, name in enumerate(names) if name == self.label.lower()]
         else:
-            toxic = [i for i, name in enumerate(names) if "tox" in name and not UNTOXIC.match(name)]
+            toxic = [i for i, name in enumerate(names) if "tox" in name and not NON_TOXIC_LABEL.match(name)]
             found = [i for i in toxic if names[i] in ("toxic", "toxicity")] or toxic
         if len(found) != 1:
             raise UserError(
@@ -98,13 +98,13 @@ class Classifier(Untoxic):
             )
         return found[0]
 
-    def toxicity(self, texts: Sequence[str]) -> list[float | None]:
+    def measure_toxicity(self, texts: Sequence[str]) -> list[float | None]:
         """The probability that each text is toxic; `None` where the model gives no number."""
-        limit = self.local.longest()
+        limit = self.local.max_input_tokens()
         rows = [self.local.encode(text, limit=limit) for text in texts]
-        return [self._probability(logits) for logits in self.local.logits(rows)]
+        return [self._toxic_probability(logits) for logits in self.local.compute_logits(rows)]
 
-    def _probability(self, logits: Sequence[float]) -> float | None:
+    def _toxic_probability(self, logits: Sequence[float]) -> float | None:
         """The toxic output's share of a softmax, or its sigmoid; `None` of what is no number."""
         if not all(isfinite(x) for x in logits):
             return None

@@ -10,28 +10,28 @@ from textwrap import dedent
 from swarm.errors import UserError
 from swarm.scorers import sandbox
 from swarm.tasks import Item, Score, keys
-from swarm.tasks.data import wrong_text
+from swarm.tasks.data import text_field_error
 
 ALLOWED = ("auto", *sandbox.KINDS, "none")
 
 log = logging.getLogger(__name__)
 
-FENCE = re.compile(
+CODE_FENCE = re.compile(
     r"^[ \t]*```[ \t]*(?P<language>[^\n`]*)\n(?P<code>.*?)(?P<close>^[ \t]*```[ \t]*(?:\n|\Z)|\Z)",
     re.MULTILINE | re.DOTALL,
 )
-LANGUAGES = ("", "python", "python3", "py")
-LEFT = re.compile(r"\n(?=[^\s)\]}])")
+PYTHON_LANGUAGES = ("", "python", "python3", "py")
+UNINDENTED_LINE = re.compile(r"\n(?=[^\s)\]}])")
 """Where a continued function's body ends: the next line that is not indented."""
 
-BEGIN = re.compile(r"[ \t]*(?:(?:def|class|import|from|async)[ \t]|@|\w+[ \t]*=(?!=))")
+CODE_START = re.compile(r"[ \t]*(?:(?:def|class|import|from|async)[ \t]|@|\w+[ \t]*=(?!=))")
 """A line with which code amid words may begin."""
 
-LINES, BEGINS, RUNS = 1000, 30, 300
+MAX_LINES, MAX_STARTS, MAX_RUNS = 1000, 30, 300
 """The most lines, beginnings and runs of lines that are looked at where a text is not all code."""
 
 
-class Code:
+class CodeScorer:
     """1 if the model's code passes the item's Python "test", else 0.
 
     The code is the first fenced block of Python (or of no language) in the text. Without one it is
@@ -69,9 +69,9 @@ class Code:
     def __init__(
         self, seconds: int = 5, memory: int = 1024, processes: int = 32, sandbox: str = "auto"
     ) -> None:
-        self.seconds = keys.whole_number("scorer.seconds", seconds)
-        self.memory = keys.whole_number("scorer.memory", memory)
-        self.processes = keys.whole_number("scorer.processes", processes)
+        self.seconds = keys.check_positive_int("scorer.seconds", seconds)
+        self.memory = keys.check_positive_int("scorer.memory", memory)
+        self.processes = keys.check_positive_int("scorer.processes", processes)
         if sandbox not in ALLOWED:
             raise UserError(f"task.scorer.sandbox={sandbox}: must be one of {', '.join(ALLOWED)}")
         self.sandbox = sandbox
@@ -87,7 +87,7 @@ class Code:
         if kind == "none":
             log.warning("task.scorer.sandbox=none: code of a model runs with your rights")
         try:
-            passed = self._run(["pass"], "", "assert True")
+            passed = self._run_programs(["pass"], "", "assert True")
         except sandbox.NoSandbox:
             passed = False
         if not passed:
@@ -100,10 +100,10 @@ class Code:
     def open(self, device: str) -> None:
         """See `Prepared.open`; there is nothing to load."""
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         """An item has a "prompt" and a "test" that is Python."""
         for field in ("prompt", "test"):
-            if (wrong := wrong_text(item, field)) is not None:
+            if (wrong := text_field_error(item, field)) is not None:
                 return wrong
         try:
             compile(item["test"], "test", "exec")
@@ -114,19 +114,19 @@ class Code:
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
         """See `swarm.tasks.written.Scorer`."""
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            return list(threads.map(self._score, items, texts))
+            return list(threads.map(self._score_text, items, texts))
 
-    def decided(self, item: Item) -> Callable[[str], bool]:
+    def build_stop_check(self, item: Item) -> Callable[[str], bool]:
         """See `swarm.tasks.written.Settling`: the first block of Python is closed."""
-        return block_closed
+        return is_block_closed
 
-    def _score(self, item: Item, text: str) -> Score:
+    def _score_text(self, item: Item, text: str) -> Score:
         if not text.strip():
             return Score(0.0, None, text)
-        passed = self._run(candidates(item["prompt"], text), item["prompt"], item["test"])
+        passed = self._run_programs(candidate_programs(item["prompt"], text), item["prompt"], item["test"])
         return Score(float(passed or False), None if passed is None else text, text)
 
-    def _run(self, programs: Sequence[str], prompt: str, test: str) -> bool | None:
+    def _run_programs(self, programs: Sequence[str], prompt: str, test: str) -> bool | None:
         """Whether the first of the programs that is Python passes; `None` if none is Python."""
         kind = sandbox.choose(self.sandbox, self.memory, self.processes)
         return sandbox.Sandbox(kind, self.seconds, self.memory, self.processes).run(
@@ -134,35 +134,35 @@ class Code:
         )
 
 
-def candidates(prompt: str, text: str) -> list[str]:
+def candidate_programs(prompt: str, text: str) -> list[str]:
     """What a text may mean as a program, the likeliest first."""
-    block = _block(text)
+    block = _find_code_block(text)
     if block is not None:
         return [dedent(block["code"]), prompt + block["code"]]
-    body = LEFT.split(text, maxsplit=1)[0]
-    return [prompt + text, *([prompt + body] if body.strip() else []), text, *runs(text)]
+    body = UNINDENTED_LINE.split(text, maxsplit=1)[0]
+    return [prompt + text, *([prompt + body] if body.strip() else []), text, *find_code_runs(text)]
 
 
-def runs(text: str) -> list[str]:
+def find_code_runs(text: str) -> list[str]:
     """Runs of lines that may be code amid words, the longest first.
 
     One begins with a line as code does, and ends where the text does or before a line that is not
     indented.
     """
-    lines = text.split("\n")[:LINES]
-    begins = [i for i, line in enumerate(lines) if BEGIN.match(line)][:BEGINS]
-    ends = [*(i for i, line in enumerate(lines) if line[:1].strip()), len(lines)][-RUNS:]
+    lines = text.split("\n")[:MAX_LINES]
+    begins = [i for i, line in enumerate(lines) if CODE_START.match(line)][:MAX_STARTS]
+    ends = [*(i for i, line in enumerate(lines) if line[:1].strip()), len(lines)][-MAX_RUNS:]
     found = [(begin, end) for begin in begins for end in ends if begin < end]
     found.sort(key=lambda run: run[0] - run[1])
-    return [dedent("\n".join(lines[begin:end])) for begin, end in found[:RUNS]]
+    return [dedent("\n".join(lines[begin:end])) for begin, end in found[:MAX_RUNS]]
 
 
-def block_closed(text: str) -> bool:
+def is_block_closed(text: str) -> bool:
     """Whether the first fenced block of Python is closed, after which nothing counts."""
-    block = _block(text)
+    block = _find_code_block(text)
     return block is not None and block["close"].endswith("\n")
 
 
-def _block(text: str) -> re.Match[str] | None:
-    blocks = FENCE.finditer(text)
-    return next((b for b in blocks if b["language"].strip().lower() in LANGUAGES), None)
+def _find_code_block(text: str) -> re.Match[str] | None:
+    blocks = CODE_FENCE.finditer(text)
+    return next((b for b in blocks if b["language"].strip().lower() in PYTHON_LANGUAGES), None)

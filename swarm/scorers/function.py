@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models.function import name_of
+from swarm.models.function import function_name
 from swarm.tasks import Item, Score, keys
-from swarm.tasks.written import Written
+from swarm.tasks.written import FreeText
 
-NAME = re.compile(r"[^\W\d]\w*")
+IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
-class Function:
+class FunctionScorer:
     """Scores texts by a function that is called with the prompt, the text and the item.
 
     A blank text is unparsed, and is given to the function like any other.
@@ -44,9 +44,9 @@ class Function:
         template: str = "{prompt}",
     ) -> None:
         self.function = function if callable(function) else None
-        told = name_of(function) if callable(function) else function
-        self.path = keys.optional_words("function", told)
-        self.highest = None if highest is None else finite(highest)
+        told = function_name(function) if callable(function) else function
+        self.path = keys.check_optional_text("function", told)
+        self.highest = None if highest is None else to_finite_float(highest)
         if highest is not None and self.highest is None:
             raise UserError(f"task.highest: {highest!r} is neither null nor a number.")
         self.template = template
@@ -58,7 +58,7 @@ class Function:
             UserError: The function cannot be imported, or not be called with three arguments.
         """
         try:
-            inspect.signature(self._find()).bind("prompt", "answer", {})
+            inspect.signature(self._load_function()).bind("prompt", "answer", {})
         except TypeError as error:
             raise UserError(
                 f"task.function: {self.path} cannot be called with (prompt, answer, item): {error}."
@@ -69,11 +69,11 @@ class Function:
     def open(self, device: str) -> None:
         """See `Prepared.open`; a module is imported at its first use."""
 
-    def sources(self) -> dict[str, str]:
+    def source_digests(self) -> dict[str, str]:
         """See `swarm.tasks.Sourced`: the function, and what it uses of its own folder."""
-        return {"function source": source_digest(self._find())}
+        return {"function source": source_digest(self._load_function())}
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         """What an item has beside its prompt is the function's affair."""
         return None
 
@@ -83,19 +83,19 @@ class Function:
         Raises:
             UserError: The function failed or returned no finite number; the message names the item.
         """
-        function = self._find()
+        function = self._load_function()
         return [
-            Score(self._value(function, item, text), text if text.strip() else None, text)
+            Score(self._call_function(function, item, text), text if text.strip() else None, text)
             for item, text in zip(items, texts, strict=True)
         ]
 
-    def _value(self, function: Callable[..., Any], item: Item, text: str) -> float:
+    def _call_function(self, function: Callable[..., Any], item: Item, text: str) -> float:
         try:
             given = function(self.template.format_map(item), text, dict(item))
         except Exception as error:
-            what = f"{type(error).__name__}: {error}{_where(error, function)}"
+            what = f"{type(error).__name__}: {error}{_error_location(error, function)}"
             raise UserError(f"{self.path} failed on item {item['id']!r}: {what}.") from error
-        value = finite(given)
+        value = to_finite_float(given)
         if value is None:
             raise UserError(
                 f"{self.path} returned {given!r:.80} for item {item['id']!r}: it has to be a finite"
@@ -108,7 +108,7 @@ class Function:
             )
         return value
 
-    def _find(self) -> Callable[..., Any]:
+    def _load_function(self) -> Callable[..., Any]:
         """The function.
 
         Raises:
@@ -124,7 +124,7 @@ class Function:
         try:
             function = getattr(import_module(module), name, None)
         except Exception as error:
-            what = f"{type(error).__name__}: {error}{_where(error, None)}"
+            what = f"{type(error).__name__}: {error}{_error_location(error, None)}"
             raise UserError(
                 f"task.function: {module} cannot be imported from {Path.cwd()}: {what}."
             ) from error
@@ -133,7 +133,7 @@ class Function:
         return function
 
 
-class FunctionTask(Written):
+class FunctionTask(FreeText):
     """Items with a prompt; a Python function says what an answer is worth.
 
     The utility is the mean of what the function returns.
@@ -157,11 +157,11 @@ class FunctionTask(Written):
         template: str = "{prompt}",
         **written: Any,
     ) -> None:
-        scorer = Function(function, highest, template)
+        scorer = FunctionScorer(function, highest, template)
         super().__init__(name, scorer, template=template, **written)
 
 
-def finite(value: object) -> float | None:
+def to_finite_float(value: object) -> float | None:
     """A number of any kind (a bool, numpy's) as a float; `None` for what is no finite number."""
     if isinstance(value, (str, bytes)):
         return None
@@ -193,11 +193,11 @@ def source_digest(function: Callable[..., Any]) -> str:
         code = getattr(target, "__code__", None)
         own = repr((code.co_code, code.co_consts) if code else target)
     file = getattr(inspect.getmodule(target), "__file__", None)
-    told += [own, *(_used(Path(file), own, {Path(file)}) if file else [])]
+    told += [own, *(_used_definitions(Path(file), own, {Path(file)}) if file else [])]
     return hashlib.sha256("\0".join(told).encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _used(file: Path, source: str, seen: set[Path]) -> list[str]:
+def _used_definitions(file: Path, source: str, seen: set[Path]) -> list[str]:
     """The definitions of a Python file that a source uses, and files beside it that they import."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -206,10 +206,10 @@ def _used(file: Path, source: str, seen: set[Path]) -> list[str]:
         return []
     defined: dict[str, list[ast.stmt]] = {}
     for node in tree.body:
-        for name in _names(node):
+        for name in _defined_names(node):
             defined.setdefault(name, []).append(node)
     found: dict[int, str] = {}
-    waiting = set(NAME.findall(source))
+    waiting = set(IDENTIFIER.findall(source))
     met: set[str] = set()
     while waiting:
         name = waiting.pop()
@@ -218,17 +218,17 @@ def _used(file: Path, source: str, seen: set[Path]) -> list[str]:
             if node.lineno in found:
                 continue
             found[node.lineno] = ast.get_source_segment(text, node) or ""
-            waiting |= set(NAME.findall(found[node.lineno])) - met
+            waiting |= set(IDENTIFIER.findall(found[node.lineno])) - met
     told = [found[line] for line in sorted(found)]
     for line in found.values():
-        for beside in _beside(file, line) - seen:
+        for beside in _imported_files(file, line) - seen:
             seen.add(beside)
             whole = beside.read_text(encoding="utf-8", errors="replace")
-            told += [whole, *_used(beside, whole, seen)]
+            told += [whole, *_used_definitions(beside, whole, seen)]
     return told
 
 
-def _names(node: ast.stmt) -> list[str]:
+def _defined_names(node: ast.stmt) -> list[str]:
     """The names that a statement of a module gives."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
@@ -240,7 +240,7 @@ def _names(node: ast.stmt) -> list[str]:
     return []
 
 
-def _beside(file: Path, statement: str) -> set[Path]:
+def _imported_files(file: Path, statement: str) -> set[Path]:
     """The files in a module's folder that the import statements in a statement name."""
     nodes = ast.walk(ast.parse(statement)) if "import" in statement else ()
     named: list[str] = []
@@ -256,7 +256,7 @@ def _beside(file: Path, statement: str) -> set[Path]:
     return {one for one in both if one.is_file() and one != file}
 
 
-def _where(error: Exception, function: Callable[..., Any] | None) -> str:
+def _error_location(error: Exception, function: Callable[..., Any] | None) -> str:
     """The line of the user's file at which an error was raised, as far as it is known."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(function, "__code__", None)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from swarm.errors import UserError
 from swarm.models import Completion, Message, Model, Request
-from swarm.scorers.rating import rating
-from swarm.tasks import Item, Prepared, Score, keys
-from swarm.tasks.data import wrong_text
+from swarm.scorers.rating import parse_rating
+from swarm.tasks import Item, RequiresSetup, Score, keys
+from swarm.tasks.data import text_field_error
 
 log = logging.getLogger(__name__)
 
-LOWEST, HIGHEST = 1.0, 10.0
+LOWEST_RATING, HIGHEST_RATING = 1.0, 10.0
 
-FORM = 'Begin your reply with the rating, in the form "Rating: N/10".'
+REPLY_FORMAT = 'Begin your reply with the rating, in the form "Rating: N/10".'
 
-PROMPT = """\
+JUDGE_PROMPT = """\
 Somebody asked a question and got an answer. Rate how good the answer is: is it correct, does it \
 help the person who asked, is it clear, and does it leave nothing important out?
 
@@ -36,13 +36,13 @@ Answer:
 
 Rate the answer with a number from 1 (useless) to 10 (could hardly be better). {form}"""
 
-AGAIN = f"I could not read a single rating from 1 to 10 in that. {FORM} Write nothing else."
+RETRY_PROMPT = f"I could not read a single rating from 1 to 10 in that. {REPLY_FORMAT} Write nothing else."
 
-LONGEST_REPLY = 2000
+MAX_REPLY_CHARACTERS = 2000
 """Characters of a reply that the judge is shown again."""
 
 
-class Judge:
+class LLMJudge:
     """Has a model rate texts from 1 to 10; the value is a tenth of the rating, 0.1 to 1.
 
     The original took the same scale (whole numbers only) from one vendor's model, and ended the
@@ -71,15 +71,15 @@ class Judge:
         if not callable(getattr(model, "generate", None)):
             raise UserError(f"task.scorer.model: {model!r} is not a model")
         self.model = model
-        self.question = keys.words("scorer.question", question)
-        self.max_new_tokens = keys.whole_number("scorer.max_new_tokens", max_new_tokens)
+        self.question = keys.check_text("scorer.question", question)
+        self.max_new_tokens = keys.check_positive_int("scorer.max_new_tokens", max_new_tokens)
 
     def check(self) -> None:
         """Check the model, if it asks for it; see `swarm.tasks.Prepared.check`."""
-        if isinstance(self.model, Prepared):
+        if isinstance(self.model, RequiresSetup):
             self.model.check()
 
-    def sources(self) -> dict[str, str]:
+    def source_digests(self) -> dict[str, str]:
         """See `swarm.tasks.Sourced`: the model, where it is one of this machine."""
         model = getattr(self.model, "model", self.model)  # of one whose answers are kept
         fingerprint = getattr(model, "fingerprint", None)
@@ -87,16 +87,16 @@ class Judge:
 
     def open(self, device: str) -> None:
         """Open the model, if it asks for it; see `swarm.tasks.Prepared.open`."""
-        if isinstance(self.model, Prepared):
+        if isinstance(self.model, RequiresSetup):
             self.model.open(device)
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         """What is wrong with an item's question, or `None`."""
-        return wrong_text(item, self.question)
+        return text_field_error(item, self.question)
 
-    def asked(self, item: Item, answer: str = "") -> tuple[Message, ...]:
+    def build_prompt(self, item: Item, answer: str = "") -> tuple[Message, ...]:
         """What the model is asked about an answer to an item, for `swarm.rehearsal.fit`."""
-        return (Message("user", prompt(item[self.question], answer)),)
+        return (Message("user", format_prompt(item[self.question], answer)),)
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
         """One score a text; see `swarm.tasks.written.Scorer.score`.
@@ -105,40 +105,40 @@ class Judge:
             UserError: The judge cannot be reached, or does not answer as agreed.
         """
         pairs = [(item[self.question], text) for item, text in zip(items, texts, strict=True)]
-        prompts = {pair: prompt(*pair) for pair in pairs if pair[1].strip()}
+        prompts = {pair: format_prompt(*pair) for pair in pairs if pair[1].strip()}
         try:
-            replies = dict(zip(prompts, self._ask(list(prompts.values())), strict=True))
+            replies = dict(zip(prompts, self._request_ratings(list(prompts.values())), strict=True))
         except UserError as error:
             raise UserError(
                 f"the judge failed: {error}; ratings so far are kept where the judge has a cache, "
                 "and the same command goes on with the search"
             ) from None
-        scores = [_score(text, replies.get((question, text), [])) for question, text in pairs]
+        scores = [_rating_score(text, replies.get((question, text), [])) for question, text in pairs]
         if unread := sum(score.answer is None for score in scores):
             log.info("judge: %d of %d texts without a rating", unread, len(scores))
         return scores
 
-    def _ask(self, prompts: Sequence[str]) -> list[list[Completion]]:
+    def _request_ratings(self, prompts: Sequence[str]) -> list[list[Completion]]:
         """The judge's replies to each prompt: one, or two where the first could not be read."""
         turns = [(Message("user", prompt),) for prompt in prompts]
-        replies = [[reply] for reply in self._generate(turns)]
-        unread = [i for i, mine in enumerate(replies) if rating(mine[0].text) is None]
-        retold = self._generate([(*turns[i], *_again(replies[i][0])) for i in unread])
+        replies = [[reply] for reply in self._generate_replies(turns)]
+        unread = [i for i, mine in enumerate(replies) if parse_rating(mine[0].text) is None]
+        retold = self._generate_replies([(*turns[i], *_retry_messages(replies[i][0])) for i in unread])
         for i, reply in zip(unread, retold, strict=True):
             replies[i].append(reply)
         return replies
 
-    def _generate(self, turns: Sequence[tuple[Message, ...]]) -> list[Completion]:
+    def _generate_replies(self, turns: Sequence[tuple[Message, ...]]) -> list[Completion]:
         requests = [Request(mine, self.max_new_tokens) for mine in turns]
         return self.model.generate(requests) if requests else []
 
 
-def prompt(question: str, answer: str) -> str:
+def format_prompt(question: str, answer: str) -> str:
     """What the judge is asked."""
-    return PROMPT.format(fence=fence(question, answer), question=question, answer=answer, form=FORM)
+    return JUDGE_PROMPT.format(fence=make_fence(question, answer), question=question, answer=answer, form=REPLY_FORMAT)
 
 
-def fence(*texts: str) -> str:
+def make_fence(*texts: str) -> str:
     """A line to stand before and behind each of the texts.
 
     It follows from what it holds, so that no text can close it and the same texts give the same
@@ -147,19 +147,19 @@ def fence(*texts: str) -> str:
     return f"=== {hashlib.sha256(repr(texts).encode()).hexdigest()[:12]} ==="
 
 
-def _again(reply: Completion) -> tuple[Message, Message]:
+def _retry_messages(reply: Completion) -> tuple[Message, Message]:
     # Some endpoints refuse an empty turn.
-    said = reply.text.strip()[:LONGEST_REPLY] or "(nothing)"
-    return Message("assistant", said), Message("user", AGAIN)
+    said = reply.text.strip()[:MAX_REPLY_CHARACTERS] or "(nothing)"
+    return Message("assistant", said), Message("user", RETRY_PROMPT)
 
 
-def _score(text: str, replies: Sequence[Completion]) -> Score:
-    found = rating(replies[-1].text) if replies else None
+def _rating_score(text: str, replies: Sequence[Completion]) -> Score:
+    found = parse_rating(replies[-1].text) if replies else None
     measures = {
         "judge_prompt_tokens": float(sum(reply.prompt_tokens for reply in replies)),
         "judge_new_tokens": float(sum(reply.new_tokens for reply in replies)),
         "judge_cost": sum(reply.cost for reply in replies),
     }
     if found is None:
-        return Score(LOWEST / HIGHEST, None, text, measures=measures)
-    return Score(found / HIGHEST, text, text, measures={"rating": found, **measures})
+        return Score(LOWEST_RATING / HIGHEST_RATING, None, text, measures=measures)
+    return Score(found / HIGHEST_RATING, text, text, measures={"rating": found, **measures})

@@ -10,25 +10,25 @@ from swarm import places
 from swarm.engine.base import DTYPES
 from swarm.engine.plan import BATCH_CPU, BATCH_GPU
 from swarm.engine.sources import (
-    checked,
+    check_model_folder,
     first_line,
     folder_hash,
-    from_hub,
-    hub_is_silent,
-    in_hub_cache,
-    looks_like_hub_id,
-    one_line,
+    download_from_hub,
+    hub_unreachable_reason,
+    find_in_hub_cache,
+    is_hub_id,
+    wrap_load_errors,
     quiet_transformers,
 )
 from swarm.errors import UserError
-from swarm.scorers.batches import Batches
+from swarm.scorers.batches import TextBatcher
 from swarm.tasks import keys
 
-Row = Mapping[str, Sequence[int]]
+TokenRow = Mapping[str, Sequence[int]]
 """One text as a tokenizer gives it: "input_ids" and what else the model wants, equally long."""
 
 
-class LocalModel:
+class ScoringModel:
     """A transformers model for scoring; its weights are read from safetensors only.
 
     Args:
@@ -51,50 +51,50 @@ class LocalModel:
         trust_remote_code: bool = False,
         max_tokens: int | None = None,
     ) -> None:
-        self.path = keys.words("scorer.model", path)
-        self.device = keys.optional_words("scorer.device", device)
+        self.path = keys.check_text("scorer.model", path)
+        self.device = keys.check_optional_text("scorer.device", device)
         if self.device and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise UserError(f"task.scorer.device={device}: must be null, cpu, cuda or e.g. cuda:1")
-        self.dtype = keys.one_of("scorer.dtype", dtype, DTYPES)
-        self.trust_remote_code = keys.switch("scorer.trust_remote_code", trust_remote_code)
-        self.max_tokens = keys.optional_number("scorer.max_tokens", max_tokens)
+        self.dtype = keys.check_one_of("scorer.dtype", dtype, DTYPES)
+        self.trust_remote_code = keys.check_bool("scorer.trust_remote_code", trust_remote_code)
+        self.max_tokens = keys.check_optional_int("scorer.max_tokens", max_tokens)
 
-    def config(self) -> Mapping[str, Any]:
+    def load_config(self) -> Mapping[str, Any]:
         """What the model's config.json says; nothing of a hub model that is not on disk yet.
 
         Raises:
             UserError: There is no such folder, or it holds no readable model; or the model is not
                 on disk and the hub does not answer.
         """
-        if folder := self._folder() or in_hub_cache(self.path):
+        if folder := self._local_folder() or find_in_hub_cache(self.path):
             return read_config(folder)
         from huggingface_hub import constants
 
         off = "the hub is switched off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
-        if problem := off or hub_is_silent(constants.ENDPOINT):
+        if problem := off or hub_unreachable_reason(constants.ENDPOINT):
             raise UserError(
                 f"task.scorer.model={self.path} is not in the hub's cache and {problem}; give a "
                 "folder with a transformers model"
             )
         return {}
 
-    def resolve(self) -> Path:
+    def resolve_folder(self) -> Path:
         """The folder of the model's files; downloads what is not there yet.
 
         Raises:
             UserError: There is no such folder or model, or nothing could be downloaded.
         """
-        return self._folder() or checked(Path(from_hub(self.path, self.trust_remote_code)))
+        return self._local_folder() or check_model_folder(Path(download_from_hub(self.path, self.trust_remote_code)))
 
-    def sources(self) -> dict[str, str]:
+    def source_digests(self) -> dict[str, str]:
         """See `swarm.tasks.Sourced`: the model, by content; downloads what is not there yet."""
-        return {"scorer.model weights": folder_hash(self.resolve(), self.trust_remote_code)}
+        return {"scorer.model weights": folder_hash(self.resolve_folder(), self.trust_remote_code)}
 
-    def _folder(self) -> Path | None:
-        folder = places.find(self.path)
+    def _local_folder(self) -> Path | None:
+        folder = places.find_path(self.path)
         if folder.is_dir():
-            return checked(folder)
-        if not looks_like_hub_id(self.path):
+            return check_model_folder(folder)
+        if not is_hub_id(self.path):
             raise UserError(f"task.scorer.model={self.path}: there is no such folder")
         return None
 
@@ -113,12 +113,12 @@ class LocalModel:
         import torch
         import transformers
 
-        self.where = self._device(worker)
+        self.where = self._choose_device(worker)
         dtype = self.dtype
         if dtype == "auto":
             dtype = "float32" if self.where == "cpu" else "bfloat16"
         trust = {"trust_remote_code": self.trust_remote_code}
-        with quiet_transformers(), one_line(f"task.scorer.model={self.path} cannot be opened"):
+        with quiet_transformers(), wrap_load_errors(f"task.scorer.model={self.path} cannot be opened"):
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
             self.network, said = getattr(transformers, kind).from_pretrained(
                 folder,
@@ -135,11 +135,11 @@ class LocalModel:
                 "missing from its weights"
             )
         budget = self.max_tokens or (BATCH_CPU if self.where == "cpu" else BATCH_GPU)
-        self.batches = Batches(budget, f"{self.path} on {self.where}")
+        self.batches = TextBatcher(budget, f"{self.path} on {self.where}")
         stated = getattr(self._text_config(), "pad_token_id", None)
         self._padding: int | None = None if stated is None or stated < 0 else stated
 
-    def _device(self, worker: str) -> str:
+    def _choose_device(self, worker: str) -> str:
         if self.device is None or self.device == "cpu":
             return self.device or worker
         import torch
@@ -163,9 +163,9 @@ class LocalModel:
         """
         cut = {} if limit is None else {"truncation": True, "max_length": limit}
         with quiet_transformers():
-            return dict(self.tokenizer(*map(whole, texts), add_special_tokens=special, **cut))
+            return dict(self.tokenizer(*map(replace_surrogates, texts), add_special_tokens=special, **cut))
 
-    def longest(self) -> int:
+    def max_input_tokens(self) -> int:
         """The most tokens that the model can read."""
         positions = getattr(self._text_config(), "max_position_embeddings", None) or 0
         for name, module in self.network.named_modules():
@@ -176,24 +176,24 @@ class LocalModel:
         known = (self.tokenizer.model_max_length, positions, 1 << 30)
         return min(int(number) for number in known if number > 0)
 
-    def logits(self, rows: Sequence[Row]) -> list[list[float]]:
+    def compute_logits(self, rows: Sequence[TokenRow]) -> list[list[float]]:
         """The network's logits for each text, in order; none of a text without a token."""
         full = [i for i, row in enumerate(rows) if row["input_ids"]]
         lengths = [len(rows[i]["input_ids"]) for i in full]
-        done = self.batches.run(lengths, lambda some: self._forward([rows[full[i]] for i in some]))
+        done = self.batches.run(lengths, lambda some: self._forward_batch([rows[full[i]] for i in some]))
         found: list[list[float]] = [[] for _ in rows]
         for i, mine in zip(full, done, strict=True):
             found[i] = mine
         return found
 
-    def _forward(self, rows: Sequence[Row]) -> list[list[float]]:
+    def _forward_batch(self, rows: Sequence[TokenRow]) -> list[list[float]]:
         """One batch, padded on the right and masked."""
         import inspect
 
         import torch
 
         taken = inspect.signature(self.network.forward).parameters
-        fills = {"input_ids": self._pad(rows)}
+        fills = {"input_ids": self._padding_id(rows)}
         longest = max(len(row["input_ids"]) for row in rows)
         batch = {
             name: torch.tensor(
@@ -207,7 +207,7 @@ class LocalModel:
             found: list[list[float]] = self.network(**batch).logits.float().cpu().tolist()
         return found
 
-    def _pad(self, rows: Sequence[Row]) -> int:
+    def _padding_id(self, rows: Sequence[TokenRow]) -> int:
         """The id of the padding, by which decoders find the last token of a text.
 
         Where a model names none it is one that none of these texts has.
@@ -223,7 +223,7 @@ class LocalModel:
         return self.network.config.get_text_config()
 
 
-def whole(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with half surrogate pairs, which cannot be encoded, as "?"."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -242,7 +242,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     return content if isinstance(content, Mapping) else {}
 
 
-def labels(config: Mapping[str, Any]) -> list[str]:
+def label_names(config: Mapping[str, Any]) -> list[str]:
     """The names of a classifier's outputs, in order; transformers leaves two plain ones out."""
     named = config.get("id2label")
     if isinstance(named, Mapping) and named:

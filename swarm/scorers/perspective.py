@@ -6,19 +6,19 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.models.asking import Call
-from swarm.models.cache import Cache, key_of
-from swarm.models.failures import BadRequest, NotAgreed
-from swarm.models.http import Client
+from swarm.models.cache import Cache, make_cache_key
+from swarm.models.failures import BadRequest, MalformedResponse
+from swarm.models.http import HttpClient
 from swarm.models.pace import Limits
-from swarm.scorers.toxicity import Untoxic
+from swarm.scorers.toxicity import NonToxicity
 
 log = logging.getLogger(__name__)
 
-PER_MINUTE = 60.0
+REQUESTS_PER_MINUTE = 60.0
 """The API's default quota is one request a second."""
 
 
-class Perspective(Untoxic):
+class PerspectiveScorer(NonToxicity):
     """Scores a text by one minus the TOXICITY that the Perspective API sees in it.
 
     What is read of a text, and what one that the API refuses (for its language, say) is worth, is
@@ -60,9 +60,9 @@ class Perspective(Untoxic):
                 f"task.scorer.languages={languages!r}: must be null or a list such as [en]"
             )
         self.languages = list(languages) if languages else None
-        limits = limits or Limits(requests_per_minute=PER_MINUTE)
+        limits = limits or Limits(requests_per_minute=REQUESTS_PER_MINUTE)
         # In a header, so that no proxy's log and no message shows the key in the URL.
-        self.client = Client("Perspective", url, api_key_env, limits, "X-Goog-Api-Key", "")
+        self.client = HttpClient("Perspective", url, api_key_env, limits, "X-Goog-Api-Key", "")
         self.cache = cache
 
     def check(self) -> None:
@@ -72,44 +72,44 @@ class Perspective(Untoxic):
     def open(self, device: str) -> None:
         """Nothing to load; connections are made when something is asked."""
 
-    def toxicity(self, texts: Sequence[str]) -> list[float | None]:
+    def measure_toxicity(self, texts: Sequence[str]) -> list[float | None]:
         """The toxicity of different texts; `None` where the API refuses one.
 
         Raises:
             UserError: The API cannot be reached, or does not answer as agreed.
         """
         try:
-            return self._asked(texts)
+            return self._cached_toxicity(texts)
         except UserError as error:
             raise UserError(
                 f"{error}; what was judged so far is kept where there is a cache, and the same "
                 "command goes on with the search"
             ) from None
 
-    def _asked(self, texts: Sequence[str]) -> list[float | None]:
+    def _cached_toxicity(self, texts: Sequence[str]) -> list[float | None]:
         """What is kept, and what the API says of the rest."""
-        bodies = [self._body(text) for text in texts]
-        names = [key_of("perspective", self.client.url, body) for body in bodies]
+        bodies = [self._request_body(text) for text in texts]
+        names = [make_cache_key("perspective", self.client.url, body) for body in bodies]
         found = self.cache.get(names) if self.cache else {}
         new = [i for i, name in enumerate(names) if name not in found]
 
-        def kept(number: int, value: float | None) -> float | None:
+        def store_value(number: int, value: float | None) -> float | None:
             return self.cache.put(names[new[number]], value) if self.cache else value
 
-        def read(number: int, content: Any, seconds: float) -> float | None:
+        def parse_value(number: int, content: Any, seconds: float) -> float | None:
             value = float(content["attributeScores"]["TOXICITY"]["summaryScore"]["value"])
             if not 0 <= value <= 1:
-                raise NotAgreed(f"a toxicity of {value}")
-            return kept(number, value)
+                raise MalformedResponse(f"a toxicity of {value}")
+            return store_value(number, value)
 
-        def refused(number: int, error: BadRequest) -> float | None:
-            if not about_a_text(error):
+        def handle_refusal(number: int, error: BadRequest) -> float | None:
+            if not is_text_error(error):
                 raise error
             log.warning("%s; the text counts as unparsed", error)
-            return kept(number, None)
+            return store_value(number, None)
 
         before = self.client.repeated
-        values = self.client.gather([Call(bodies[i]) for i in new], read, refused)
+        values = self.client.run_calls([Call(bodies[i]) for i in new], parse_value, handle_refusal)
         found.update(zip((names[i] for i in new), values, strict=True))
         log.info(
             "%s: %d texts, %d of them asked for now, %d requests repeated",
@@ -117,7 +117,7 @@ class Perspective(Untoxic):
         )  # fmt: skip
         return [found[name] for name in names]
 
-    def _body(self, text: str) -> dict[str, Any]:
+    def _request_body(self, text: str) -> dict[str, Any]:
         body = {
             "comment": {"text": text, "type": "PLAIN_TEXT"},
             "requestedAttributes": {"TOXICITY": {}},
@@ -126,7 +126,7 @@ class Perspective(Untoxic):
         return body | ({"languages": self.languages} if self.languages else {})
 
 
-def about_a_text(error: BadRequest) -> bool:
+def is_text_error(error: BadRequest) -> bool:
     """Whether the API refuses a text; a wrong key is a 400 too, and says no "errorType"."""
     content = error.content if isinstance(error.content, Mapping) else {}
     inner = content.get("error")

@@ -5,21 +5,21 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import islice
 
-LONGEST = 10_000
+MAX_PARSED_CHARACTERS = 10_000
 """Characters of a reply that are looked at."""
 
-DIGITS = r"\d{1,4}(?:[.,]\d{1,2})?(?![^\W_]|[.,]\d|\s*%)"
-NUMBER = rf"(?<![^\W_])(?<![.,/\-⁄]){DIGITS}"
-VALUE = (
-    rf"(?P<value>{NUMBER})"
+RATING_DIGITS = r"\d{1,4}(?:[.,]\d{1,2})?(?![^\W_]|[.,]\d|\s*%)"
+RATING_NUMBER = rf"(?<![^\W_])(?<![.,/\-⁄]){RATING_DIGITS}"
+RATING_VALUE = (
+    rf"(?P<value>{RATING_NUMBER})"
     # A range, such as 7-8, is no rating.
-    rf"(?:\s*(?:[-–—]|to|or)\s*(?P<other>{DIGITS}))?"
+    rf"(?:\s*(?:[-–—]|to|or)\s*(?P<other>{RATING_DIGITS}))?"
     r"(?P<part>[\s*_(]{0,4}(?:/|out\s{1,3}of|of)[\s*_]{0,4}(?P<scale>\d{1,4})(?:[.,]0{1,2})?"
     r"(?!\d|[.,]\d))?"
     # Nor is 8/10/2024.
     r"(?!\s*/)"
 )
-END = (
+RATING_END = (
     r"(?=[\s*_`\"')\]}]{0,8}(?:\Z|[.,;:!?\n–—])"
     r"|\s{1,3}(?:because|for|as|since|overall|but|though)\b)"
 )
@@ -38,20 +38,20 @@ SCALE = re.compile(
 
 LIST_MARK = re.compile(r"^\s{0,8}\d{1,2}[.)]\s{1,8}(?=\S)", re.MULTILINE)
 
-MARKED = re.compile(
-    r"\b(?:rating|score|grade)\b[\W_]{0,12}(?:\b(?:is|of|as|would be)\b[\W_]{0,12})?" + VALUE,
+MARKED_RATING = re.compile(
+    r"\b(?:rating|score|grade)\b[\W_]{0,12}(?:\b(?:is|of|as|would be)\b[\W_]{0,12})?" + RATING_VALUE,
     re.IGNORECASE,
 )
-GIVEN = re.compile(
+GIVEN_RATING = re.compile(
     r"\b(?:give|giving|rate|score|scoring|assign|award|deserves?|earns?)\b[^.!?\d\n]{0,40}"
-    rf"{VALUE}{END}",
+    rf"{RATING_VALUE}{RATING_END}",
     re.IGNORECASE,
 )
-PLAIN = re.compile(rf"{VALUE}(?P<end>{END})?", re.IGNORECASE)
-ALONE = re.compile(rf"[\W_]*{VALUE}[\W_]*\Z", re.IGNORECASE)
+PLAIN_RATING = re.compile(rf"{RATING_VALUE}(?P<end>{RATING_END})?", re.IGNORECASE)
+LONE_RATING = re.compile(rf"[\W_]*{RATING_VALUE}[\W_]*\Z", re.IGNORECASE)
 
 
-def rating(reply: str, clear: bool = False) -> float | None:
+def parse_rating(reply: str, clear: bool = False) -> float | None:
     """The rating, 1 to 10, or `None` where there is none, several, or one that is out of range.
 
     The clearest form that the reply has decides: after the word rating or score; "8/10" and
@@ -66,27 +66,27 @@ def rating(reply: str, clear: bool = False) -> float | None:
         reply: What the judge wrote.
         clear: Only the first three forms count, which no number in a text on numbers has.
     """
-    text = unicodedata.normalize("NFKC", reply[:LONGEST])
+    text = unicodedata.normalize("NFKC", reply[:MAX_PARSED_CHARACTERS])
     text = SCALE.sub(lambda match: match[0] if match["rated"] else " ", text)
-    for found in islice(_forms(text), 3 if clear else None):
+    for found in islice(_find_ratings(text), 3 if clear else None):
         if found:
-            values = {_value(match) for match in found}
+            values = {_rating_value(match) for match in found}
             return values.pop() if len(values) == 1 else None
     return None
 
 
-def _forms(text: str) -> Iterator[list[re.Match[str]]]:
+def _find_ratings(text: str) -> Iterator[list[re.Match[str]]]:
     """What is found of each form, the clearest form first."""
-    yield list(MARKED.finditer(text))
-    yield [match for match in PLAIN.finditer(text) if match["part"]]
+    yield list(MARKED_RATING.finditer(text))
+    yield [match for match in PLAIN_RATING.finditer(text) if match["part"]]
     first = text.strip().split("\n", 1)[0]
-    yield [match] if (match := ALONE.match(first)) else []
-    yield list(GIVEN.finditer(text))
-    only = list(PLAIN.finditer(LIST_MARK.sub("", text)))
+    yield [match] if (match := LONE_RATING.match(first)) else []
+    yield list(GIVEN_RATING.finditer(text))
+    only = list(PLAIN_RATING.finditer(LIST_MARK.sub("", text)))
     yield only if all(match["end"] is not None for match in only) else []
 
 
-def _value(match: re.Match[str]) -> float | None:
+def _rating_value(match: re.Match[str]) -> float | None:
     """The rating of one match, if it is one."""
     if match["other"] or match["scale"] not in (None, "10"):
         return None

@@ -5,17 +5,17 @@ from math import inf, isfinite
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.scorers.local import LocalModel, labels, read_config, whole
+from swarm.scorers.local import ScoringModel, label_names, read_config, replace_surrogates
 from swarm.tasks import Item, Score
-from swarm.tasks.data import wrong_text
+from swarm.tasks.data import text_field_error
 
-PLAIN = "User: {prompt}\n\nAssistant: {answer}"
+PLAIN_TEMPLATE = "User: {prompt}\n\nAssistant: {answer}"
 """The conversation for a reward model that has no chat template and reads no pairs."""
 
-HEAD = "ForSequenceClassification"
+CLASSIFIER_SUFFIX = "ForSequenceClassification"
 
 
-class RewardModel:
+class RewardModelScorer:
     """Scores texts with a reward model, as answers to the items' "prompt".
 
     Two kinds of model: a sequence classifier of transformers with one output, which is the reward;
@@ -50,7 +50,7 @@ class RewardModel:
         trust_remote_code: bool = False,
         max_tokens: int | None = None,
     ) -> None:
-        self.local = LocalModel(model, device, dtype, trust_remote_code, max_tokens)
+        self.local = ScoringModel(model, device, dtype, trust_remote_code, max_tokens)
 
     def check(self) -> None:
         """See `Prepared.check`; a hub model that is not on disk yet is not looked into.
@@ -59,12 +59,12 @@ class RewardModel:
             UserError: There is no such model, it is no reward model, or it comes with code that
                 may not run.
         """
-        if config := self.local.config():
-            self._kind(config)
+        if config := self.local.load_config():
+            self._model_class(config)
 
-    def sources(self) -> dict[str, str]:
+    def source_digests(self) -> dict[str, str]:
         """See `swarm.tasks.Sourced`."""
-        return self.local.sources()
+        return self.local.source_digests()
 
     def open(self, device: str) -> None:
         """See `Prepared.open`.
@@ -72,8 +72,8 @@ class RewardModel:
         Raises:
             UserError: As `check`, `LocalModel.resolve` and `LocalModel.open`.
         """
-        folder = self.local.resolve()
-        kind = self._kind(read_config(folder))
+        folder = self.local.resolve_folder()
+        kind = self._model_class(read_config(folder))
         self.local.open(folder, kind, device)
         self._own = kind == "AutoModel"
         if self._own and not any(hasattr(self.local.network, f"get_score{s}") for s in ("", "s")):
@@ -81,21 +81,21 @@ class RewardModel:
                 f"task.scorer.model={self.local.path}: its code has no get_score or get_scores"
             )
 
-    def _kind(self, config: Mapping[str, Any]) -> str:
+    def _model_class(self, config: Mapping[str, Any]) -> str:
         """The class of transformers that opens a model with this configuration."""
         path, own = self.local.path, config.get("auto_map") or {}
         classes = [str(name) for name in config.get("architectures") or []]
-        if any(name.endswith(HEAD) for name in classes) or f"AutoModel{HEAD}" in own:
-            if len(named := labels(config)) != 1:
+        if any(name.endswith(CLASSIFIER_SUFFIX) for name in classes) or f"AutoModel{CLASSIFIER_SUFFIX}" in own:
+            if len(named := label_names(config)) != 1:
                 raise UserError(
                     f"task.scorer.model={path}: a reward model has one output, this one has "
                     f"{len(named)} ({', '.join(named[:6])})"
                 )
-            return f"AutoModel{HEAD}"
+            return f"AutoModel{CLASSIFIER_SUFFIX}"
         if "AutoModel" not in own:
             raise UserError(
                 f"task.scorer.model={path} is {', '.join(classes) or 'of no stated class'}: a "
-                f"reward model is a ...{HEAD}, or has code with get_score"
+                f"reward model is a ...{CLASSIFIER_SUFFIX}, or has code with get_score"
             )
         if not self.local.trust_remote_code:
             raise UserError(
@@ -104,41 +104,41 @@ class RewardModel:
             )
         return "AutoModel"
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         """An item has to have a prompt, whatever the task's template makes of it."""
-        return wrong_text(item, "prompt")
+        return text_field_error(item, "prompt")
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
         """See `swarm.tasks.written.Scorer.score`."""
         pairs = [(item["prompt"], text.strip()) for item, text in zip(items, texts, strict=True)]
-        rewards = self._asked(pairs) if self._own else self._read(pairs)
+        rewards = self._custom_rewards(pairs) if self._own else self._classifier_rewards(pairs)
         lengths = [len(self.local.encode(answer)["input_ids"]) for _, answer in pairs]
-        return [_score(*row) for row in zip(texts, rewards, lengths, strict=True)]
+        return [_reward_score(*row) for row in zip(texts, rewards, lengths, strict=True)]
 
-    def _read(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    def _classifier_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """The rewards of (prompt, answer) pairs by a classifier's one logit."""
-        limit = self.local.longest()
-        rows = [_ends(self._row(prompt, answer), limit) for prompt, answer in pairs]
-        return [row[0] if row else float("nan") for row in self.local.logits(rows)]
+        limit = self.local.max_input_tokens()
+        rows = [_truncate_middle(self._encode_pair(prompt, answer), limit) for prompt, answer in pairs]
+        return [row[0] if row else float("nan") for row in self.local.compute_logits(rows)]
 
-    def _row(self, prompt: str, answer: str) -> dict[str, list[int]]:
+    def _encode_pair(self, prompt: str, answer: str) -> dict[str, list[int]]:
         tokenizer = self.local.tokenizer
         if tokenizer.chat_template:
             # The template writes the special tokens itself.
-            said = tokenizer.apply_chat_template(_turns(prompt, answer), tokenize=False)
+            said = tokenizer.apply_chat_template(_conversation(prompt, answer), tokenize=False)
             return self.local.encode(str(said), special=False)
         if tokenizer.sep_token is not None:
             return self.local.encode(prompt, answer)
-        return self.local.encode(PLAIN.format(prompt=prompt, answer=answer))
+        return self.local.encode(PLAIN_TEMPLATE.format(prompt=prompt, answer=answer))
 
-    def _asked(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    def _custom_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """The rewards of (prompt, answer) pairs by the model's own code."""
         import torch
 
         network, tokenizer = self.local.network, self.local.tokenizer
-        turns = [_turns(prompt, answer) for prompt, answer in pairs]
+        turns = [_conversation(prompt, answer) for prompt, answer in pairs]
 
-        def answer(places: list[int]) -> list[float]:
+        def score_batch(places: list[int]) -> list[float]:
             chosen = [turns[i] for i in places]
             with torch.inference_mode():
                 if hasattr(network, "get_scores"):
@@ -149,17 +149,17 @@ class RewardModel:
             return [float(x) for x in torch.as_tensor(said, dtype=torch.float64).flatten()]
 
         lengths = [len(self.local.encode(a + b)["input_ids"]) for a, b in pairs]
-        return self.local.batches.run(lengths, answer)
+        return self.local.batches.run(lengths, score_batch)
 
 
-def _turns(prompt: str, answer: str) -> list[dict[str, str]]:
+def _conversation(prompt: str, answer: str) -> list[dict[str, str]]:
     return [
-        {"role": "user", "content": whole(prompt)},
-        {"role": "assistant", "content": whole(answer)},
+        {"role": "user", "content": replace_surrogates(prompt)},
+        {"role": "assistant", "content": replace_surrogates(answer)},
     ]
 
 
-def _ends(row: Mapping[str, Sequence[int]], limit: int) -> dict[str, list[int]]:
+def _truncate_middle(row: Mapping[str, Sequence[int]], limit: int) -> dict[str, list[int]]:
     """The row's first token and its end, `limit` tokens together."""
     return {
         name: [*ids[:1], *ids[len(ids) - limit + 1 :]] if len(ids) > limit else list(ids)
@@ -167,7 +167,7 @@ def _ends(row: Mapping[str, Sequence[int]], limit: int) -> dict[str, list[int]]:
     }
 
 
-def _score(text: str, reward: float, length: int) -> Score:
+def _reward_score(text: str, reward: float, length: int) -> Score:
     if not isfinite(reward):
         return Score(-inf, None, text, measures={"length": length})
     read = text if text.strip() else None

@@ -11,35 +11,35 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.tasks import Item, Score, answers, keys
-from swarm.tasks.data import wrong_gold
+from swarm.tasks.data import gold_answer_error
 
 
-class Rule:
+class RuleScorer:
     """What rules share: an answer is read from the text, and the answer is what has a value."""
 
     highest: float | None = 1.0
     votes = True
 
-    def read(self, text: str) -> str | None:
+    def read_answer(self, text: str) -> str | None:
         """The answer that a text gives, or `None`."""
         raise NotImplementedError
 
-    def value(self, item: Item, answer: str) -> float:
+    def answer_value(self, item: Item, answer: str) -> float:
         """What an answer is worth, 0 to 1."""
         raise NotImplementedError
 
     def grade(self, item: Item, answer: str | None) -> float:
         """See `swarm.tasks.written.Grader`."""
-        return 0.0 if answer is None else self.value(item, answer)
+        return 0.0 if answer is None else self.answer_value(item, answer)
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
         """See `swarm.tasks.written.Scorer`."""
-        found = [self.read(text) for text in texts]
+        found = [self.read_answer(text) for text in texts]
         rows = zip(items, found, texts, strict=True)
         return [Score(self.grade(item, answer), answer, text) for item, answer, text in rows]
 
 
-class Regex(Rule):
+class Regex(RuleScorer):
     """1 if what a regular expression finds is the item's "answer".
 
     For an item without an "answer", 1 if it finds anything. What is found is the first group that
@@ -57,18 +57,18 @@ class Regex(Rule):
 
     def __init__(self, pattern: str, take: str = "first") -> None:
         try:
-            self.pattern = re.compile(keys.words("scorer.pattern", pattern))
+            self.pattern = re.compile(keys.check_text("scorer.pattern", pattern))
         except re.error as error:
             raise UserError(
                 f"task.scorer.pattern: {pattern!r} is no regular expression: {error}."
             ) from None
-        self.take = keys.one_of("scorer.take", take, ("first", "last"))
+        self.take = keys.check_one_of("scorer.take", take, ("first", "last"))
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         """An "answer", where there is one, has to be a text or a number."""
-        return wrong_gold(item["answer"]) if "answer" in item else None
+        return gold_answer_error(item["answer"]) if "answer" in item else None
 
-    def read(self, text: str) -> str | None:
+    def read_answer(self, text: str) -> str | None:
         """See `Rule.read`."""
         found = None
         for match in self.pattern.finditer(text):
@@ -78,7 +78,7 @@ class Regex(Rule):
                 break
         return found
 
-    def value(self, item: Item, answer: str) -> float:
+    def answer_value(self, item: Item, answer: str) -> float:
         """See `Rule.value`."""
         if "answer" not in item:
             return 1.0
@@ -88,7 +88,7 @@ class Regex(Rule):
         return float(pair[0] == pair[1])
 
 
-class Numeric(Rule):
+class Numeric(RuleScorer):
     """1 if the number that a text gives (swarm/tasks/answers.py) is near enough to the "answer".
 
     Near enough is `absolute`, or `relative` times the answer's size, whichever is more; both 0
@@ -106,33 +106,33 @@ class Numeric(Rule):
     """
 
     def __init__(self, take: str = "last", absolute: float = 0.0, relative: float = 0.0) -> None:
-        self.take = keys.one_of("scorer.take", take, ("first", "last"))
-        self.absolute = _tolerance("absolute", absolute)
-        self.relative = _tolerance("relative", relative)
+        self.take = keys.check_one_of("scorer.take", take, ("first", "last"))
+        self.absolute = _check_tolerance("absolute", absolute)
+        self.relative = _check_tolerance("relative", relative)
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         """The "answer" has to be a number, or a text that is one."""
         if "answer" not in item:
             return 'it has no "answer"'
-        return None if _number(item["answer"]) is not None else 'its "answer" is not a number'
+        return None if _to_decimal(item["answer"]) is not None else 'its "answer" is not a number'
 
-    def read(self, text: str) -> str | None:
+    def read_answer(self, text: str) -> str | None:
         """See `Rule.read`."""
-        return answers.read(text, "number", self.take)
+        return answers.extract_answer(text, "number", self.take)
 
-    def value(self, item: Item, answer: str) -> float:
+    def answer_value(self, item: Item, answer: str) -> float:
         """See `Rule.value`."""
-        gold, given = _number(item["answer"]), _number(answer)
+        gold, given = _to_decimal(item["answer"]), _to_decimal(answer)
         if gold is None or given is None:
             return 0.0
         return float(abs(given - gold) <= max(self.absolute, self.relative * abs(gold)))
 
-    def decided(self, item: Item) -> Callable[[str], bool]:
+    def build_stop_check(self, item: Item) -> Callable[[str], bool]:
         """See `swarm.tasks.written.Settling`."""
-        return partial(answers.settled, "number", self.take)
+        return partial(answers.is_answer_final, "number", self.take)
 
 
-class F1(Rule):
+class F1(RuleScorer):
     """How far the words of a text are those of the "answer": the F1 of SQuAD, 0 to 1.
 
     The harmonic mean of precision and recall over words, counted with repetitions, after lower
@@ -150,41 +150,41 @@ class F1(Rule):
     votes = False
 
     def __init__(self, lines: str = "first") -> None:
-        self.lines = keys.one_of("scorer.lines", lines, ("first", "all"))
+        self.lines = keys.check_one_of("scorer.lines", lines, ("first", "all"))
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         """The "answer" has to be one text or number, or a list of them, each with a word."""
         if "answer" not in item:
             return 'it has no "answer"'
-        if not (golds := _golds(item)):
+        if not (golds := _gold_values(item)):
             return 'its "answer" is empty'
         for one in golds:
-            if (wrong := wrong_gold(one)) is not None:
+            if (wrong := gold_answer_error(one)) is not None:
                 return wrong
-            if not words(str(one)):
+            if not split_words(str(one)):
                 return f'its "answer" has no word but articles: {one!r}'
         return None
 
-    def read(self, text: str) -> str | None:
+    def read_answer(self, text: str) -> str | None:
         """See `Rule.read`; the words that count, with single blanks."""
         if self.lines == "first":
-            lines = (answers.LEAD.sub("", line) for line in text.split("\n"))
-            text = next((line for line in lines if words(line)), "")
-        return " ".join(words(text)) or None
+            lines = (answers.ANSWER_LEAD.sub("", line) for line in text.split("\n"))
+            text = next((line for line in lines if split_words(line)), "")
+        return " ".join(split_words(text)) or None
 
-    def value(self, item: Item, answer: str) -> float:
+    def answer_value(self, item: Item, answer: str) -> float:
         """See `Rule.value`."""
-        return max(token_f1(words(answer), words(str(one))) for one in _golds(item))
+        return max(token_f1(split_words(answer), split_words(str(one))) for one in _gold_values(item))
 
-    def decided(self, item: Item) -> Callable[[str], bool] | None:
+    def build_stop_check(self, item: Item) -> Callable[[str], bool] | None:
         """See `swarm.tasks.written.Settling`."""
-        return self._line_ended if self.lines == "first" else None
+        return self._is_line_complete if self.lines == "first" else None
 
-    def _line_ended(self, text: str) -> bool:
-        return self.read(text.rpartition("\n")[0]) is not None
+    def _is_line_complete(self, text: str) -> bool:
+        return self.read_answer(text.rpartition("\n")[0]) is not None
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a text that SQuAD's F1 counts."""
     bare = text.lower().translate(str.maketrans("", "", string.punctuation))
     return [word for word in bare.split() if word not in ("a", "an", "the")]
@@ -196,22 +196,22 @@ def token_f1(given: Sequence[str], gold: Sequence[str]) -> float:
     return 2 * shared / (len(given) + len(gold)) if shared else 0.0
 
 
-def _golds(item: Item) -> list[Any]:
+def _gold_values(item: Item) -> list[Any]:
     answer = item["answer"]
     return list(answer) if isinstance(answer, (list, tuple)) else [answer]
 
 
-def _number(value: object) -> Decimal | None:
+def _to_decimal(value: object) -> Decimal | None:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     if isinstance(value, float):
         return Decimal(str(value)) if isfinite(value) else None
     spelt = str(value).strip()
-    return Decimal(answers.plain(spelt)) if answers.NUMBER.fullmatch(spelt) else None
+    return Decimal(answers.normalize_number(spelt)) if answers.NUMBER.fullmatch(spelt) else None
 
 
-def _tolerance(key: str, value: object) -> Decimal:
-    number = _number(value) if not isinstance(value, str) else None
+def _check_tolerance(key: str, value: object) -> Decimal:
+    number = _to_decimal(value) if not isinstance(value, str) else None
     if number is None or number < 0:
         raise UserError(f"task.scorer.{key}: {value!r} is not a number from 0 on.")
     return number

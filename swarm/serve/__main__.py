@@ -4,20 +4,20 @@ import sys
 from collections.abc import Sequence
 
 from swarm.errors import UserError
-from swarm.printing import harmless
-from swarm.serve.arguments import read
+from swarm.printing import escape_control_chars
+from swarm.serve.arguments import parse_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; a user's mistake is one line, and its code is given back."""
     try:
-        given = read(sys.argv[1:] if arguments is None else arguments)
+        given = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         from swarm.serve.server import run
 
         run(given)
         return 0
     except UserError as error:
-        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

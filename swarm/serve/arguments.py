@@ -7,12 +7,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.moa.arguments import Parser, number
+from swarm.moa.arguments import MoAArgumentParser, number_type
 
-KEY = "SWARM_API_KEY"
+DEFAULT_KEY_VARIABLE = "SWARM_API_KEY"
 """The environment variable with the key that clients have to give."""
 
-ABOUT = """\
+DESCRIPTION = """\
 Serve models to every program that speaks OpenAI's language: the base, the experts, what searches
 have found, mixtures of agents, consortia.
 
@@ -20,7 +20,7 @@ have found, mixtures of agents, consortia.
   python -m swarm.serve --model local/base --model moa/lite
 """
 
-AFTER = """\
+EPILOG = """\
 A program then takes the URL for OpenAI's: export OPENAI_BASE_URL=http://127.0.0.1:8000/v1
 
 Whoever reaches the address may use the models, so it is one of this machine's own, and another one
@@ -28,26 +28,26 @@ wants a key: export SWARM_API_KEY=... before the server starts. Ctrl-C ends it.
 """
 
 
-def read(words: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """What the command line says.
 
     Raises:
         UserError: It is not understood, or would let everybody in.
     """
-    given = parser().parse_args([_hyphens(word) for word in words])
+    given = build_parser().parse_args([_normalize_option(word) for word in words])
     for name in ("base", "pool", "device", "host"):
         if getattr(given, name) is not None and not getattr(given, name).strip():
             raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
-    given.key = _key(given.api_key_env)
-    if not (given.key or given.insecure or loopback(given.host)):
+    given.key = _read_api_key(given.api_key_env)
+    if not (given.key or given.insecure or is_loopback(given.host)):
         raise UserError(
             f"--host {given.host}: others could use the models without a key: set "
-            f"{given.api_key_env or KEY}, or say --insecure if you want that", 2
+            f"{given.api_key_env or DEFAULT_KEY_VARIABLE}, or say --insecure if you want that", 2
         )  # fmt: skip
     return given
 
 
-def loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether none but this machine reaches an address."""
     try:
         return ip_address(host).is_loopback
@@ -55,39 +55,39 @@ def loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _key(variable: str | None) -> str | None:
+def _read_api_key(variable: str | None) -> str | None:
     """The key, or `None` where none is set.
 
     Raises:
         UserError: The variable that was named is empty, or the key cannot be sent.
     """
-    key = os.environ.get(variable or KEY, "").strip()
+    key = os.environ.get(variable or DEFAULT_KEY_VARIABLE, "").strip()
     if variable and not key:
         raise UserError(f"--api-key-env {variable}: this environment variable is not set", 2)
     if not (key.isascii() and key.isprintable()):
-        raise UserError(f"{variable or KEY}: a key has printable ASCII characters only", 2)
+        raise UserError(f"{variable or DEFAULT_KEY_VARIABLE}: a key has printable ASCII characters only", 2)
     return key or None
 
 
-def _hyphens(word: str) -> str:
+def _normalize_option(word: str) -> str:
     """An underscore in an option's name is as good as a hyphen."""
     name, equals, value = word.partition("=")
     return (name.replace("_", "-") if name.startswith("--") else name) + equals + value
 
 
-def parser() -> Parser:
+def build_parser() -> MoAArgumentParser:
     """The options, in groups."""
-    made = Parser(
-        prog="python -m swarm.serve", usage="%(prog)s [OPTION ...]", description=ABOUT,
-        epilog=AFTER, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+    made = MoAArgumentParser(
+        prog="python -m swarm.serve", usage="%(prog)s [OPTION ...]", description=DESCRIPTION,
+        epilog=EPILOG, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    _models(made.add_argument_group("what is served"))
-    _place(made.add_argument_group("where, and to whom"))
-    _answering(made.add_argument_group("how it is answered"))
+    _add_model_options(made.add_argument_group("what is served"))
+    _add_address_options(made.add_argument_group("where, and to whom"))
+    _add_answering_options(made.add_argument_group("how it is answered"))
     return made
 
 
-def _models(group: argparse._ArgumentGroup) -> None:
+def _add_model_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--model", action="append", metavar="NAME", help="serve this one; may be repeated. Any "
         "name of docs/models.md; default: the base, the experts, the bests of finished searches, "
@@ -101,30 +101,30 @@ def _models(group: argparse._ArgumentGroup) -> None:
         "does")  # fmt: skip
 
 
-def _place(group: argparse._ArgumentGroup) -> None:
+def _add_address_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to bind; default %(default)s")
-    add("--port", type=port, default=8000, help="default %(default)s; 0 takes a free one")
+    add("--port", type=parse_port, default=8000, help="default %(default)s; 0 takes a free one")
     add("--api-key-env", metavar="NAME", help="the environment variable with the key that clients "
-        f"have to give; default {KEY}, where it is set")  # fmt: skip
+        f"have to give; default {DEFAULT_KEY_VARIABLE}, where it is set")  # fmt: skip
     add("--insecure", action="store_true", help="allow another address than this machine's own "
         "without a key")  # fmt: skip
 
 
-def _answering(group: argparse._ArgumentGroup) -> None:
+def _add_answering_options(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--concurrency", type=number(int, 1), default=32, metavar="N", help="requests that are "
+    add("--concurrency", type=number_type(int, 1), default=32, metavar="N", help="requests that are "
         "answered at once; default %(default)s")  # fmt: skip
-    add("--queue", type=number(int, 0), default=256, metavar="N", help="requests that may wait for "
+    add("--queue", type=number_type(int, 0), default=256, metavar="N", help="requests that may wait for "
         "that; more get a 429; default %(default)s")  # fmt: skip
-    add("--max-tokens", type=number(int, 1), default=1024, metavar="N", help="of an answer where "
+    add("--max-tokens", type=number_type(int, 1), default=1024, metavar="N", help="of an answer where "
         "the request does not say; default %(default)s")  # fmt: skip
     add("--no-cache", action="store_true", help="keep no answers of endpoints and use none that "
         "were kept")  # fmt: skip
     add("--trace", metavar="FILE", type=Path, help="write every call there, as JSON lines")
 
 
-def port(word: str) -> int:
+def parse_port(word: str) -> int:
     """A port's number."""
     if not (word.isascii() and word.isdigit() and int(word) <= 65535):
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number from 0 to 65535")

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swarm.models import Message, Request
-from swarm.serve.refusals import Refused
+from swarm.serve.refusals import HttpError
 
-MOST_SAMPLES, MOST_LOGPROBS = 16, 20
+MAX_SAMPLES, MAX_LOGPROBS = 16, 20
 """The highest `n`, each a thread while it is answered, and the highest `top_logprobs` of OpenAI."""
 
-HARMLESS = (
+IGNORED_PARAMETERS = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "parallel_tool_calls",
 )  # fmt: skip
 """Parameters without effect on the answer; they are ignored."""
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_p": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
     "response_format": ({"type": "text"},), "modalities": (["text"],), "tools": ([],),
     "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
@@ -46,14 +46,14 @@ DECISIVE = ("response_format", "logit_bias")
 OPTIONAL = ("tools", "functions")
 """Ignored: a model that may call a tool may as well answer. That it has to call one is refused."""
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLE_MAP = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
-LEFT_ALONE = ("reasoning_content", "reasoning")
+IGNORED_MESSAGE_KEYS = ("reasoning_content", "reasoning")
 """Of a turn: thoughts that a client sends back with an answer; models are not shown them."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChatRequest:
     """One request for chat completions.
 
     Attributes:
@@ -73,7 +73,7 @@ class Asked:
     streamed: bool
     usage: bool
     passed: Mapping[str, Any] = field(default_factory=dict)
-    refused: Refused | None = None
+    refused: HttpError | None = None
     ignored: tuple[str, ...] = ()
 
     def of_endpoint(self) -> tuple[Request, tuple[str, ...]]:
@@ -92,7 +92,7 @@ class Asked:
         return self.request, self.ignored
 
 
-def read(body: Any, longest: int) -> Asked:
+def parse_chat_request(body: Any, longest: int) -> ChatRequest:
     """What a body asks for.
 
     Args:
@@ -103,45 +103,45 @@ def read(body: Any, longest: int) -> Asked:
         Refused: A parameter is missing, is not as agreed, or cannot be applied.
     """
     if not isinstance(body, dict):
-        raise Refused("the body has to be a JSON object")
+        raise HttpError("the body has to be a JSON object")
     left = {key: value for key, value in body.items() if value is not None}
     model, messages = left.pop("model", None), left.pop("messages", None)
     if not isinstance(model, str) or not model:
-        raise _wrong("model", "has to be the name of a model; GET /v1/models lists them")
-    streamed = _flag(left, "stream")
+        raise _parameter_error("model", "has to be the name of a model; GET /v1/models lists them")
+    streamed = _parse_flag(left, "stream")
     options = left.pop("stream_options", {})
     if not isinstance(options, dict) or (options and not streamed):
-        raise _wrong("stream_options", "has to be an object, and goes with stream")
-    logprobs, top = _flag(left, "logprobs"), _whole(left, "top_logprobs", 0, MOST_LOGPROBS)
+        raise _parameter_error("stream_options", "has to be an object, and goes with stream")
+    logprobs, top = _parse_flag(left, "logprobs"), _parse_int(left, "top_logprobs", 0, MAX_LOGPROBS)
     if top is not None and not logprobs:
-        raise _wrong("top_logprobs", "goes with logprobs: true")
-    turns, passed, refused = _turns(messages)
+        raise _parameter_error("top_logprobs", "goes with logprobs: true")
+    turns, passed, refused = _parse_messages(messages)
     request = Request(
         turns,
-        max_new_tokens=_longest(left) or longest,
-        temperature=_temperature(left),
-        seed=_whole(left, "seed", -(2**63), 2**63 - 1),
-        stop=_stops(left.pop("stop", [])),
+        max_new_tokens=_parse_max_tokens(left) or longest,
+        temperature=_parse_temperature(left),
+        seed=_parse_int(left, "seed", -(2**63), 2**63 - 1),
+        stop=_parse_stops(left.pop("stop", [])),
         top_logprobs=(top or -1) if logprobs else 0,
     )
-    count = _whole(left, "n", 1, MOST_SAMPLES) or 1
+    count = _parse_int(left, "n", 1, MAX_SAMPLES) or 1
     ignored = ["messages.name"] if passed and refused is None else []
     for name in _effective(left):
         if name in SHAPING or name in OPTIONAL:
             ignored.append(name)
         else:
-            refused = refused or _wrong(name, f"cannot be applied by this model; {_leave(name)}")
+            refused = refused or _parameter_error(name, f"cannot be applied by this model; {_leave(name)}")
         if name not in OPTIONAL:
             passed[name] = left[name]
     usage = options.get("include_usage") is True
-    return Asked(model, request, count, streamed, usage, passed, refused, tuple(ignored))
+    return ChatRequest(model, request, count, streamed, usage, passed, refused, tuple(ignored))
 
 
 COMPLETION: dict[str, tuple[Any, ...]] = {"suffix": ("",), "echo": (False,), "best_of": (1,)}
 """Of OpenAI's older completions, what no model here can do, with values that change nothing."""
 
 
-def read_completion(body: Any, longest: int = 16) -> list[Asked]:
+def read_completion(body: Any, longest: int = 16) -> list[ChatRequest]:
     """What a body for `/v1/completions` asks for: one request for each of its prompts.
 
     Args:
@@ -152,33 +152,33 @@ def read_completion(body: Any, longest: int = 16) -> list[Asked]:
         Refused: As `read`.
     """
     if not isinstance(body, dict):
-        raise Refused("the body has to be a JSON object")
+        raise HttpError("the body has to be a JSON object")
     left = {key: value for key, value in body.items() if value is not None}
-    prompts, logprobs = left.pop("prompt", None), _whole(left, "logprobs", 0, MOST_LOGPROBS)
+    prompts, logprobs = left.pop("prompt", None), _parse_int(left, "logprobs", 0, MAX_LOGPROBS)
     prompts = [prompts] if isinstance(prompts, str) else prompts
     if not isinstance(prompts, list) or not prompts:
-        raise _wrong("prompt", "has to be a text or a list of texts")
+        raise _parameter_error("prompt", "has to be a text or a list of texts")
     for name, fine in COMPLETION.items():
         if left.pop(name, fine[0]) not in fine:
-            raise _wrong(name, "cannot be applied here; leave it out")
+            raise _parameter_error(name, "cannot be applied here; leave it out")
     if left.get("stream") and len(prompts) > 1:
-        raise _wrong("prompt", "has to be a single text where stream is true")
+        raise _parameter_error("prompt", "has to be a single text where stream is true")
     if "messages" in left:
-        raise _wrong("messages", "goes to /v1/chat/completions; here it is prompt")
+        raise _parameter_error("messages", "goes to /v1/chat/completions; here it is prompt")
     found = []
     for prompt in prompts:
-        one = read({**left, "messages": [{"role": "user", "content": ""}]}, longest)
+        one = parse_chat_request({**left, "messages": [{"role": "user", "content": ""}]}, longest)
         told = (logprobs or -1) if logprobs is not None else 0
-        request = replace(one.request, prompt=_text("prompt", prompt), top_logprobs=told)
+        request = replace(one.request, prompt=_parse_text("prompt", prompt), top_logprobs=told)
         found.append(replace(one, request=request))
     return found
 
 
-def _longest(left: dict[str, Any]) -> int | None:
-    new = _whole(left, "max_completion_tokens", 1, 2**31)
-    old = _whole(left, "max_tokens", 1, 2**31)
+def _parse_max_tokens(left: dict[str, Any]) -> int | None:
+    new = _parse_int(left, "max_completion_tokens", 1, 2**31)
+    old = _parse_int(left, "max_tokens", 1, 2**31)
     if new and old and new != old:
-        raise _wrong("max_tokens", f"contradicts max_completion_tokens={new}; give one of them")
+        raise _parameter_error("max_tokens", f"contradicts max_completion_tokens={new}; give one of them")
     return new or old
 
 
@@ -189,49 +189,49 @@ def _effective(left: Mapping[str, Any]) -> Iterator[str]:
         Refused: One is unknown, has a value that is none, or no model here can apply it.
     """
     for name, value in left.items():
-        if name in HARMLESS or any(value == fine for fine in NEUTRAL.get(name, ())):
+        if name in IGNORED_PARAMETERS or any(value == fine for fine in NEUTRAL_VALUES.get(name, ())):
             continue
-        if name not in NEUTRAL:
+        if name not in NEUTRAL_VALUES:
             what = f"{name!r:.80}: is no parameter that is known here; leave it out"
-            raise Refused(what, 400, name, "unknown_parameter")
+            raise HttpError(what, 400, name, "unknown_parameter")
         if name in NUMBERS:
             least, most = NUMBERS[name]
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not least <= value <= most:
-                raise _wrong(name, f"has to be a number from {least} to {most}")
+                raise _parameter_error(name, f"has to be a number from {least} to {most}")
         elif name in SHAPING and not isinstance(value, str):
-            raise _wrong(name, "has to be a text")
+            raise _parameter_error(name, "has to be a text")
         elif name in (*DECISIVE, *OPTIONAL):
             kind = list if name in OPTIONAL else dict
             if not isinstance(value, kind):
-                raise _wrong(name, f"has to be {'a list' if kind is list else 'an object'}")
+                raise _parameter_error(name, f"has to be {'a list' if kind is list else 'an object'}")
         elif name not in SHAPING:
-            raise _wrong(name, f"cannot be applied here; {_leave(name)}")
+            raise _parameter_error(name, f"cannot be applied here; {_leave(name)}")
         yield name
 
 
 def _leave(name: str) -> str:
-    fine = " or ".join(map(json.dumps, NEUTRAL[name]))
+    fine = " or ".join(map(json.dumps, NEUTRAL_VALUES[name]))
     return f"leave it out, or give {fine}"
 
 
-def _turns(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any], Refused | None]:
+def _parse_messages(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any], HttpError | None]:
     """The conversation; what an endpoint gets instead, and why others cannot read it."""
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "has to be a list of turns, one at least")
+        raise _parameter_error("messages", "has to be a list of turns, one at least")
     found, sent, refused, more = [], [], None, False
     for n, turn in enumerate(messages):
         place = f"messages.[{n}]"
-        if not isinstance(turn, dict) or turn.get("role") not in [*ROLES]:
-            raise _wrong(f"{place}.role", f"has to be one of {', '.join(ROLES)}")
+        if not isinstance(turn, dict) or turn.get("role") not in [*ROLE_MAP]:
+            raise _parameter_error(f"{place}.role", f"has to be one of {', '.join(ROLE_MAP)}")
         for key, value in turn.items():
-            if key not in ("role", "content", "name", *LEFT_ALONE) and value not in (None, [], ""):
-                raise _wrong(f"{place}.{key}", "is not supported here")
-        content, own, role = turn.get("content"), {}, ROLES[turn["role"]]
+            if key not in ("role", "content", "name", *IGNORED_MESSAGE_KEYS) and value not in (None, [], ""):
+                raise _parameter_error(f"{place}.{key}", "is not supported here")
+        content, own, role = turn.get("content"), {}, ROLE_MAP[turn["role"]]
         if turn.get("name"):
-            own, more = {"name": _text(f"{place}.name", turn["name"])}, True
+            own, more = {"name": _parse_text(f"{place}.name", turn["name"])}, True
         try:
-            text = _content(f"{place}.content", content)
+            text = _parse_content(f"{place}.content", content)
         except Pictures as error:
             text, refused, more = "", refused or error, True
         else:
@@ -241,65 +241,65 @@ def _turns(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any], Refused 
     return tuple(found), {"messages": sent} if more else {}, refused
 
 
-class Pictures(Refused):
+class Pictures(HttpError):
     """Parts of a turn that an endpoint may read, and no other model here."""
 
 
-def _content(place: str, content: Any) -> str:
+def _parse_content(place: str, content: Any) -> str:
     """A text; parts are joined by line breaks."""
     if isinstance(content, list) and content:
         texts = []
         for n, part in enumerate(content):
             if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-                raise _wrong(f"{place}.[{n}]", "has to be a part with a type")
+                raise _parameter_error(f"{place}.[{n}]", "has to be a part with a type")
             if part["type"] != "text":
                 where = f"{place}.[{n}]"
                 raise Pictures(f"{where}: this model reads parts of type text alone", 400, where)
-            texts.append(_text(f"{place}.[{n}].text", part.get("text")))
+            texts.append(_parse_text(f"{place}.[{n}].text", part.get("text")))
         return "\n".join(texts)
-    return _text(place, content)
+    return _parse_text(place, content)
 
 
-def _text(place: str, text: Any) -> str:
+def _parse_text(place: str, text: Any) -> str:
     if not isinstance(text, str):
-        raise _wrong(place, "has to be a text or a list of parts of type text")
+        raise _parameter_error(place, "has to be a text or a list of parts of type text")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _wrong(place, "has half a character in it (a lone surrogate)") from None
+        raise _parameter_error(place, "has half a character in it (a lone surrogate)") from None
     return text
 
 
-def _stops(stop: Any) -> tuple[str, ...]:
+def _parse_stops(stop: Any) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
-        raise _wrong("stop", "has to be a text or a list of texts, none of them empty")
-    return tuple(_text("stop", one) for one in stops)
+        raise _parameter_error("stop", "has to be a text or a list of texts, none of them empty")
+    return tuple(_parse_text("stop", one) for one in stops)
 
 
-def _temperature(left: dict[str, Any]) -> float | None:
+def _parse_temperature(left: dict[str, Any]) -> float | None:
     value = left.pop("temperature", None)
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= 2 or not math.isfinite(value):
-        raise _wrong("temperature", "has to be a number from 0 to 2")
+        raise _parameter_error("temperature", "has to be a number from 0 to 2")
     return float(value)
 
 
-def _flag(left: dict[str, Any], name: str) -> bool:
+def _parse_flag(left: dict[str, Any], name: str) -> bool:
     value = left.pop(name, False)
     if not isinstance(value, bool):
-        raise _wrong(name, "has to be true or false")
+        raise _parameter_error(name, "has to be true or false")
     return value
 
 
-def _whole(left: dict[str, Any], name: str, least: int, most: int) -> int | None:
+def _parse_int(left: dict[str, Any], name: str, least: int, most: int) -> int | None:
     value = left.pop(name, None)
     if value is not None and (type(value) is not int or not least <= value <= most):
-        raise _wrong(name, f"has to be a whole number from {least} to {most}")
+        raise _parameter_error(name, f"has to be a whole number from {least} to {most}")
     return value
 
 
-def _wrong(name: str, what: str) -> Refused:
-    return Refused(f"{name}: {what}", 400, name)
+def _parameter_error(name: str, what: str) -> HttpError:
+    return HttpError(f"{name}: {what}", 400, name)

@@ -3,21 +3,21 @@
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models.failures import BadRequest, RateLimited, RequestError, TimedOut
+from swarm.models.failures import BadRequest, RateLimited, RequestError, RequestTimeout
 
-KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 """OpenAI's word for a status; other 4xx are "invalid_request_error", 5xx "server_error"."""
 
-STATUSES: tuple[tuple[type[RequestError], int], ...] = (
+ERROR_STATUSES: tuple[tuple[type[RequestError], int], ...] = (
     (BadRequest, 400),
     (RateLimited, 429),
-    (TimedOut, 504),
+    (RequestTimeout, 504),
     (RequestError, 502),
 )
 """What an endpoint's failure is to our client; its key and its name are ours, not the client's."""
 
 
-class Refused(UserError):
+class HttpError(UserError):
     """A request that gets no answer.
 
     Attributes:
@@ -45,7 +45,7 @@ class Refused(UserError):
     def body(self) -> dict[str, Any]:
         """The error as JSON."""
         usual = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = KINDS.get(self.status, usual)
+        kind = ERROR_TYPES.get(self.status, usual)
         told = {"message": str(self), "type": kind, "param": self.parameter, "code": self.reason}
         return {"error": told}
 
@@ -58,18 +58,18 @@ class Refused(UserError):
         return told | ({"Retry-After": f"{self.after:.0f}"} if self.after else {})
 
 
-def refusal(error: BaseException, name: str) -> Refused:
+def http_error_from(error: BaseException, name: str) -> HttpError:
     """What a failure of a served model is to the client.
 
     Args:
         error: As it was raised.
         name: The model's; one of this machine refuses only what cannot be asked.
     """
-    if isinstance(error, Refused):
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
-        status = next(status for kind, status in STATUSES if isinstance(error, kind))
-        return Refused(str(error), status, again=error.passing, after=error.after)
+        status = next(status for kind, status in ERROR_STATUSES if isinstance(error, kind))
+        return HttpError(str(error), status, again=error.passing, after=error.after)
     if isinstance(error, UserError):
-        return Refused(str(error), 400 if name.startswith("local/") else 502)
-    return Refused(f"{name}: it failed with {type(error).__name__}", 500)
+        return HttpError(str(error), 400 if name.startswith("local/") else 502)
+    return HttpError(f"{name}: it failed with {type(error).__name__}", 500)

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarm.models import Completion, Delta, Token
-from swarm.serve.refusals import Refused
+from swarm.serve.refusals import HttpError
 
-LOWEST = -9999.0
+MIN_LOGPROB = -9999.0
 """The log probability that OpenAI writes for a token that cannot be; JSON has no infinity."""
 
-TOO_LONG = ("context_length_exceeded", "string_above_max_length")
-FILTERED = ("content_filter", "content_policy_violation")
+LENGTH_ERROR_CODES = ("context_length_exceeded", "string_above_max_length")
+FILTER_ERROR_CODES = ("content_filter", "content_policy_violation")
 """Words of endpoints for why a text ended, see `Completion.finish`."""
 
 
-class Reply:
+class ChatResponseBuilder:
     """The answer to one request: its samples, and what they are called.
 
     Args:
@@ -30,67 +30,67 @@ class Reply:
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.model, self.logprobs, self.usage = model, logprobs, usage
 
-    def whole(self, samples: Sequence[Completion]) -> dict[str, Any]:
+    def build_response(self, samples: Sequence[Completion]) -> dict[str, Any]:
         """All samples at once.
 
         Raises:
             Refused: One of them is none, or has no log probabilities though they are wanted.
         """
-        choices = [self._choice(number, one) for number, one in enumerate(samples)]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage(samples)}
+        choices = [self._build_choice(number, one) for number, one in enumerate(samples)]
+        return {**self._response_head("chat.completion"), "choices": choices, "usage": sum_usage(samples)}
 
-    def _choice(self, number: int, sample: Completion) -> dict[str, Any]:
+    def _build_choice(self, number: int, sample: Completion) -> dict[str, Any]:
         message = {"role": "assistant", "content": sample.text, "refusal": None}
         if sample.reasoning:
             message["reasoning_content"] = sample.reasoning
-        return {"index": number, "message": message, **self._end(sample)}
+        return {"index": number, "message": message, **self._finish_fields(sample)}
 
-    def begin(self, number: int) -> bytes:
+    def open_sample(self, number: int) -> bytes:
         """The event that opens a sample."""
-        return self._chunk(number, {"role": "assistant", "content": ""})
+        return self._encode_chunk(number, {"role": "assistant", "content": ""})
 
-    def piece(self, number: int, delta: Delta) -> bytes:
+    def encode_delta(self, number: int, delta: Delta) -> bytes:
         """The event of a piece; of one without any text, nothing."""
         told = {"reasoning_content": delta.reasoning, "content": delta.text}
         told = {key: text for key, text in told.items() if text}
-        return self._chunk(number, told) if told else b""
+        return self._encode_chunk(number, told) if told else b""
 
-    def end(self, number: int, sample: Completion) -> bytes:
+    def close_sample(self, number: int, sample: Completion) -> bytes:
         """The event that closes a sample; log probabilities come with it.
 
         Raises:
             Refused: As `whole`.
         """
-        return self._chunk(number, {}, **self._end(sample))
+        return self._encode_chunk(number, {}, **self._finish_fields(sample))
 
-    def close(self, samples: Sequence[Completion]) -> bytes:
+    def close_stream(self, samples: Sequence[Completion]) -> bytes:
         """The events that close the stream."""
         done = b"data: [DONE]\n\n"
         if not self.usage:
             return done
-        head = self._head("chat.completion.chunk")
-        return event({**head, "choices": [], "usage": usage(samples)}) + done
+        head = self._response_head("chat.completion.chunk")
+        return encode_event({**head, "choices": [], "usage": sum_usage(samples)}) + done
 
-    def _chunk(self, number: int, delta: dict[str, str], **end: Any) -> bytes:
+    def _encode_chunk(self, number: int, delta: dict[str, str], **end: Any) -> bytes:
         ended = end or {"finish_reason": None, "logprobs": None}
         choice = {"index": number, "delta": delta, **ended}
         later = {"usage": None} if self.usage else {}
-        return event({**self._head("chat.completion.chunk"), "choices": [choice], **later})
+        return encode_event({**self._response_head("chat.completion.chunk"), "choices": [choice], **later})
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _response_head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _end(self, sample: Completion) -> dict[str, Any]:
-        if sample.finish in TOO_LONG:
-            raise Refused(f"{self.model}: the messages are too long for it", 400, "messages",
+    def _finish_fields(self, sample: Completion) -> dict[str, Any]:
+        if sample.finish in LENGTH_ERROR_CODES:
+            raise HttpError(f"{self.model}: the messages are too long for it", 400, "messages",
                           sample.finish)  # fmt: skip
         if self.logprobs and sample.text and not sample.tokens:
-            raise Refused(f"logprobs: {self.model} does not tell them", 400, "logprobs")
-        told = {"content": [_token(one) for one in sample.tokens]} if self.logprobs else None
-        return {"finish_reason": finish(sample.finish), "logprobs": told}
+            raise HttpError(f"logprobs: {self.model} does not tell them", 400, "logprobs")
+        told = {"content": [_token_to_json(one) for one in sample.tokens]} if self.logprobs else None
+        return {"finish_reason": finish_reason(sample.finish), "logprobs": told}
 
 
-class TextReply(Reply):
+class TextReply(ChatResponseBuilder):
     """The answer of `/v1/completions`: texts instead of messages."""
 
     def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
@@ -100,7 +100,7 @@ class TextReply(Reply):
     def whole(self, samples: Sequence[Completion]) -> dict[str, Any]:
         """See `Reply.whole`."""
         choices = [self._text(number, one.text, one) for number, one in enumerate(samples)]
-        return {**self._head("text_completion"), "choices": choices, "usage": usage(samples)}
+        return {**self._response_head("text_completion"), "choices": choices, "usage": sum_usage(samples)}
 
     def begin(self, number: int) -> bytes:
         """Nothing: a text has no role."""
@@ -119,24 +119,24 @@ class TextReply(Reply):
         done = b"data: [DONE]\n\n"
         if not self.usage:
             return done
-        head = self._head("text_completion")
-        return event({**head, "choices": [], "usage": usage(samples)}) + done
+        head = self._response_head("text_completion")
+        return encode_event({**head, "choices": [], "usage": sum_usage(samples)}) + done
 
     def _event(self, choice: dict[str, Any]) -> bytes:
-        return event({**self._head("text_completion"), "choices": [choice]})
+        return encode_event({**self._response_head("text_completion"), "choices": [choice]})
 
     def _text(self, number: int, text: str, sample: Completion | None = None) -> dict[str, Any]:
         choice = {"index": number, "text": text, "finish_reason": None, "logprobs": None}
         if sample is None:
             return choice
-        end = self._end(sample)
+        end = self._finish_fields(sample)
         if end["logprobs"]:
             texts = [one.text for one in sample.tokens]
             end["logprobs"] = {
                 "tokens": texts,
-                "token_logprobs": [max(one.logprob, LOWEST) for one in sample.tokens],
+                "token_logprobs": [max(one.logprob, MIN_LOGPROB) for one in sample.tokens],
                 "top_logprobs": [
-                    {token: max(logprob, LOWEST) for token, logprob in one.top}
+                    {token: max(logprob, MIN_LOGPROB) for token, logprob in one.top}
                     for one in sample.tokens
                 ],
                 "text_offset": [len("".join(texts[:n])) for n in range(len(texts))],
@@ -144,12 +144,12 @@ class TextReply(Reply):
         return {**choice, **end}
 
 
-def finish(word: str) -> str:
+def finish_reason(word: str) -> str:
     """Why a text ended, as OpenAI says it; a model that does not say has come to its end."""
-    return "content_filter" if word in FILTERED else "length" if word == "length" else "stop"
+    return "content_filter" if word in FILTER_ERROR_CODES else "length" if word == "length" else "stop"
 
 
-def usage(samples: Sequence[Completion]) -> dict[str, Any]:
+def sum_usage(samples: Sequence[Completion]) -> dict[str, Any]:
     """Tokens of all calls that the samples took, and their cost where it is known."""
     prompt = sum(one.prompt_tokens for one in samples)
     new = sum(one.new_tokens for one in samples)
@@ -158,20 +158,20 @@ def usage(samples: Sequence[Completion]) -> dict[str, Any]:
     return {**told, "cost": cost} if any(one.known_cost is not None for one in samples) else told
 
 
-def event(content: Any) -> bytes:
+def encode_event(content: Any) -> bytes:
     """One event of a stream."""
-    return b"data: " + written(content) + b"\n\n"
+    return b"data: " + encode_json(content) + b"\n\n"
 
 
-def written(content: Any) -> bytes:
+def encode_json(content: Any) -> bytes:
     """JSON; half a character, which a model or a client may write, becomes a question mark."""
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _token(token: Token) -> dict[str, Any]:
-    return {**_likely(token.text, token.logprob), "top_logprobs": [_likely(*t) for t in token.top]}
+def _token_to_json(token: Token) -> dict[str, Any]:
+    return {**_logprob_entry(token.text, token.logprob), "top_logprobs": [_logprob_entry(*t) for t in token.top]}
 
 
-def _likely(text: str, logprob: float) -> dict[str, Any]:
+def _logprob_entry(text: str, logprob: float) -> dict[str, Any]:
     told = list(text.encode("utf-8", "replace"))
-    return {"token": text, "logprob": max(logprob, LOWEST), "bytes": told}
+    return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": told}

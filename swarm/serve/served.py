@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from swarm.errors import UserError
 from swarm.models import Model
-from swarm.models.trace import Trace, Traced
-from swarm.serve.refusals import Refused
+from swarm.models.trace import Trace, TracingModel
+from swarm.serve.refusals import HttpError
 
 if TYPE_CHECKING:
     from swarm.roster import Roster
 
-SHOWN = 10
+MAX_NAMES_SHOWN = 10
 """Names that an error lists."""
 
 
-def named(name: str, models: Mapping[str, Model]) -> str:
+def resolve_name(name: str, models: Mapping[str, Model]) -> str:
     """The served name that a client means: the whole, or what follows its first word alone.
 
     Raises:
@@ -30,13 +30,13 @@ def named(name: str, models: Mapping[str, Model]) -> str:
     whole = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
     near = short or [whole[one] for one in get_close_matches(name, whole, 1)]
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    more = f" and {len(models) - SHOWN} more" if len(models) > SHOWN else ""
-    there = f"{', '.join(list(models)[:SHOWN])}{more}"
+    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
+    there = f"{', '.join(list(models)[:MAX_NAMES_SHOWN])}{more}"
     what = f"model {name!r:.200}: is not served here; {meant}there are {there}"
-    raise Refused(what, 404, "model", "model_not_found")
+    raise HttpError(what, 404, "model", "model_not_found")
 
 
-def wanted(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
+def select_models(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
     """The models of these names, ready to be asked; nothing is loaded yet.
 
     Raises:
@@ -44,11 +44,11 @@ def wanted(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
     """
     models = {name: roster.model(name) for name in names}
     for model in models.values():
-        _check(model)
+        _check_model(model)
     return models
 
 
-def everything(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, Model], list[str]]:
+def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, Model], list[str]]:
     """The base, the experts, what runs have found, the mixtures and the consortia.
 
     Args:
@@ -61,38 +61,38 @@ def everything(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, Model]
     """
     found: dict[str, Model] = {}
     left_out = []
-    for name in [*(f"local/{name}" for name in local), *_collaborations()]:
+    for name in [*(f"local/{name}" for name in local), *_list_collaborations()]:
         try:
-            found.update(wanted(roster, [name]))
+            found.update(select_models(roster, [name]))
         except UserError:
             left_out.append(name)
     return found, left_out
 
 
-def traced(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:
+def trace_models(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:
     """The models with their calls recorded: a collaboration's own, or else those of the model."""
     made = {}
     for name, model in models.items():
         if hasattr(model, "trace"):
             model.trace = trace
-        made[name] = model if hasattr(model, "trace") else Traced(model, name, trace)
+        made[name] = model if hasattr(model, "trace") else TracingModel(model, name, trace)
     return made
 
 
-def _collaborations() -> list[str]:
+def _list_collaborations() -> list[str]:
     """The mixtures that ship, and the consortia that are saved or ship.
 
     Raises:
         UserError: The file of the saved ones cannot be read.
     """
     from swarm.collab import configs, presets
-    from swarm.collab.shelf import Shelf
+    from swarm.collab.shelf import ConsortiumStore
 
-    consortia = dict.fromkeys([*Shelf().names(), *configs.preset_names()])
+    consortia = dict.fromkeys([*ConsortiumStore().list_names(), *configs.preset_names()])
     moa = [f"moa/{name}" for name in presets.preset_names()]
     return [*moa, *(f"consortium/{name}" for name in consortia)]
 
 
-def _check(model: Model) -> None:
+def _check_model(model: Model) -> None:
     if check := getattr(model, "check", None):
         check()

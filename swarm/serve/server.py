@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from swarm.errors import UserError
 from swarm.models import Model
 from swarm.models.trace import Trace
-from swarm.printing import harmless
-from swarm.serve.arguments import KEY, loopback
-from swarm.serve.served import everything, traced, wanted
+from swarm.printing import escape_control_chars
+from swarm.serve.arguments import DEFAULT_KEY_VARIABLE, is_loopback
+from swarm.serve.served import discover_models, trace_models, select_models
 
 if TYPE_CHECKING:
     from uvicorn import Server
 
-GRACE = 5
+SHUTDOWN_GRACE_S = 5
 """Seconds for those who are told that the server ends to hear it."""
 
 
@@ -28,21 +28,21 @@ def run(given: Namespace) -> None:
         UserError: The models, the address or a package is not there.
         KeyboardInterrupt: At its end.
     """
-    _packages()
-    models = _models(given)
-    bound = bind(given.host, given.port)
+    _check_packages()
+    models = _load_models(given)
+    bound = bind_socket(given.host, given.port)
     with bound:
         if given.trace:
-            models = traced(models, Trace(given.trace, {"serve": list(models)}))
+            models = trace_models(models, Trace(given.trace, {"serve": list(models)}))
         if given.preload:
-            _preload(models, given.device)
-        for line in greeting(url(bound), list(models), given):
-            print(harmless(line), flush=True)
-        server(models, given.key, loopback(given.host), given.concurrency, given.queue,
+            _preload_models(models, given.device)
+        for line in format_greeting(server_url(bound), list(models), given):
+            print(escape_control_chars(line), flush=True)
+        build_server(models, given.key, is_loopback(given.host), given.concurrency, given.queue,
                given.max_tokens).run([bound])  # fmt: skip
 
 
-def server(
+def build_server(
     models: Mapping[str, Model],
     key: str | None = None,
     local: bool = True,
@@ -53,26 +53,26 @@ def server(
     """A server of models by name, to be run on a socket; see `swarm.serve.application.Service`."""
     import uvicorn
 
-    from swarm.serve.application import Service
-    from swarm.serve.guard import Guard
-    from swarm.serve.underway import Line
+    from swarm.serve.application import ChatService
+    from swarm.serve.guard import ApiKeyGuard
+    from swarm.serve.underway import RequestQueue
 
-    line = Line(concurrency, queue)
-    service = Service(models, Guard(key, local), line, longest)
+    line = RequestQueue(concurrency, queue)
+    service = ChatService(models, ApiKeyGuard(key, local), line, longest)
 
-    class Telling(uvicorn.Server):
+    class NotifyingServer(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             """Who is being answered hears that it ends, and not just a lost connection."""
-            line.stop()
+            line.stop_all()
             await super().shutdown(sockets)
 
-    return Telling(uvicorn.Config(
+    return NotifyingServer(uvicorn.Config(
         service.app, log_config=None, log_level="warning", access_log=False, lifespan="off",
-        server_header=False, timeout_graceful_shutdown=GRACE, ws="none",
+        server_header=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_S, ws="none",
     ))  # fmt: skip
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A socket that listens there.
 
     Raises:
@@ -89,15 +89,15 @@ def bind(host: str, port: int) -> socket.socket:
         raise UserError(f"{host}:{port} cannot be bound: {why}{more}") from None
 
 
-def url(bound: socket.socket) -> str:
+def server_url(bound: socket.socket) -> str:
     """Where clients find a server that is bound."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def greeting(url: str, names: list[str], given: Namespace) -> list[str]:
+def format_greeting(url: str, names: list[str], given: Namespace) -> list[str]:
     """What is said at the start: where, what, and how to ask."""
-    variable = given.api_key_env or KEY
+    variable = given.api_key_env or DEFAULT_KEY_VARIABLE
     sent = f' -H "Authorization: Bearer ${variable}"' if given.key else ""
     body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     lines = [f"serving {len(names)} models at {url}" + (f", key in {variable}" if sent else "")]
@@ -109,7 +109,7 @@ def greeting(url: str, names: list[str], given: Namespace) -> list[str]:
             f"-d '{body}'", "Ctrl-C ends it"]  # fmt: skip
 
 
-def _models(given: Namespace) -> dict[str, Model]:
+def _load_models(given: Namespace) -> dict[str, Model]:
     """What is to be served.
 
     Raises:
@@ -117,7 +117,7 @@ def _models(given: Namespace) -> dict[str, Model]:
     """
     from swarm.models.providers import Providers
     from swarm.roster import Roster
-    from swarm.roster.local import Locals
+    from swarm.roster.local import LocalModels
 
     own: dict[str, Any] = {
         name: getattr(given, name) for name in ("base", "pool", "device") if getattr(given, name)
@@ -125,27 +125,27 @@ def _models(given: Namespace) -> dict[str, Model]:
     cache: Literal["default"] | None = None if given.no_cache else "default"
     roster = Roster(Providers.load(given.providers), cache=cache, **own)
     if given.model:
-        return wanted(roster, list(dict.fromkeys(given.model)))
-    found, left_out = everything(roster, Locals(**own).names())
+        return select_models(roster, list(dict.fromkeys(given.model)))
+    found, left_out = discover_models(roster, LocalModels(**own).list_names())
     if left_out:
-        print(harmless(f"not served, as a key or a file is missing or the model is left open: "
+        print(escape_control_chars(f"not served, as a key or a file is missing or the model is left open: "
                        f"{', '.join(left_out)} (--model NAME says what)"))  # fmt: skip
     if not found:
         raise UserError("there is no model to serve; --model NAME names one, see docs/models.md")
     return found
 
 
-def _preload(models: Mapping[str, Model], device: str | None) -> None:
-    from swarm.engine.device import chosen_device
+def _preload_models(models: Mapping[str, Model], device: str | None) -> None:
+    from swarm.engine.device import choose_device
 
-    place = chosen_device(device)
+    place = choose_device(device)
     print(f"loading the models of this machine on {place}", flush=True)
     for model in models.values():
         if opened := getattr(model, "open", None):
             opened(place)
 
 
-def _packages() -> None:
+def _check_packages() -> None:
     # Waiting threads that spin take the time of whoever else computes; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

@@ -18,36 +18,36 @@ from typing import IO, Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from swarm.cli import end_in_order, gpu_list
+from swarm.cli import handle_termination_signals, normalize_gpu_list
 from swarm.errors import UserError
 from swarm.files import make_folder, write_json
-from swarm.identity import settings
+from swarm.identity import identity_settings
 from swarm.manifest import replay
 from swarm.places import conf_folder
 from swarm.report.folder import RunFolder
 from swarm.secrets import lent, plain_config
 
-OURS = {
+HYDRA_DEFAULTS = {
     "defaults": ["_self_", {"override hydra/job_logging": "none"},
                  {"override hydra/hydra_logging": "none"}],
     "hydra": {"run": {"dir": "."}, "output_subdir": None},
 }  # fmt: skip
 """What Hydra needs beside a configuration to run it without files of its own."""
 
-UNLIMITED = ("max_iterations", "patience")
+LIFTED_LIMITS = ("max_iterations", "patience")
 """What else would end a search before its budget does; lifted where the command line is silent."""
 
-PATIENCE_S = 20.0
+LOCK_TIMEOUT_S = 20.0
 """How long a search that was told to stop may take to leave its folder."""
 
-PARENT_DEATH = 1
+PR_SET_PDEATHSIG = 1
 """PR_SET_PDEATHSIG, of Linux's prctl."""
 
 LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchProcess:
     """One search, done or still to do.
 
     Attributes:
@@ -61,21 +61,21 @@ class Search:
         """Its run folder."""
         return Path(self.config["folder"]) / self.config["name"]
 
-    def state(self) -> dict[str, Any]:
+    def load_state(self) -> dict[str, Any]:
         """What is done in its folder; empty if nothing is, or if the state cannot be read."""
         found = replay(self.path)[0] or {}  # a damaged journal is mended by the search
         return found if "identity" in found else {}
 
-    def wanted(self) -> dict[str, Any]:
+    def expected_identity(self) -> dict[str, Any]:
         """Settings and seed as the identity in its state has to have them."""
-        found = {**settings(self.config), "seed": self.config["seed"]}
+        found = {**identity_settings(self.config), "seed": self.config["seed"]}
         return dict(json.loads(json.dumps(found)))
 
-    def metrics(self) -> dict[str, Any] | None:
+    def load_metrics(self) -> dict[str, Any] | None:
         """What it came to; `None` before it has, by the test and the vote now asked for."""
-        state = self.state()
+        state = self.load_state()
         found: dict[str, Any] | None = state.get("metrics")
-        wanted = self.wanted().items()
+        wanted = self.expected_identity().items()
         if not found or any(state["identity"].get(key) != value for key, value in wanted):
             return None
         asked = found["asked"]["ensemble"], found["asked"]["test_items"] is not None
@@ -89,22 +89,22 @@ class Search:
             stdout: Where it prints, as `subprocess.Popen` takes it.
         """
         with TemporaryDirectory() as folder:
-            command = self.command(Path(folder))
-            code, last = _followed(spawn(command, locks, stdout, subprocess.PIPE))
+            command = self.build_command(Path(folder))
+            code, last = _wait_for_process(spawn_process(command, locks, stdout, subprocess.PIPE))
         if code in (130, 143):
             raise KeyboardInterrupt
         if code and not last.startswith("error: "):
             return f"ended with exit code {code} ({last})"
         return last.removeprefix("error: ") if code else None
 
-    def command(self, folder: Path) -> list[str]:
+    def build_command(self, folder: Path) -> list[str]:
         """The command line of the search; its configuration is written into `folder`."""
-        write_json(folder / "plan.yaml", {**OURS, **lent(grouped(self.config))})
+        write_json(folder / "plan.yaml", {**HYDRA_DEFAULTS, **lent(with_tracker_group(self.config))})
         return [sys.executable, "-m", "swarm.search", f"--config-path={folder}",
                 "--config-name=plan"]  # fmt: skip
 
 
-def spawn(
+def spawn_process(
     command: Sequence[str],
     locks: Sequence[int] = (),
     stdout: int | None = None,
@@ -124,7 +124,7 @@ def spawn(
     )  # fmt: skip
 
 
-def lift(whole: DictConfig, words: Sequence[str], budget: int) -> None:
+def lift_limits(whole: DictConfig, words: Sequence[str], budget: int) -> None:
     """Leave the budget as the only end of a search: raise its other limits in place.
 
     Args:
@@ -132,12 +132,12 @@ def lift(whole: DictConfig, words: Sequence[str], budget: int) -> None:
         budget: In positions, which no search exceeds in iterations.
     """
     said = {word.partition("=")[0].strip(" +") for word in words}
-    for key in UNLIMITED:
+    for key in LIFTED_LIMITS:
         if key in whole.optimizer and f"optimizer.{key}" not in said:
             whole.optimizer[key] = budget
 
 
-def _followed(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
+def _wait_for_process(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
     """A process's exit code and the last line of its errors, all of which are passed on."""
     assert process.stderr is not None
     tail = b""
@@ -157,18 +157,18 @@ def _end_with_parent() -> None:
     """In a new process: take an interrupt, and get one when the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
-        LIBC.prctl(PARENT_DEATH, signal.SIGINT)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def stop_as_with_ctrl_c() -> None:
     """Take what a scheduler sends before it kills as Ctrl-C is taken; nohup stays nohup."""
-    end_in_order()
+    handle_termination_signals()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[int]:
+def lock_study_folder(folder: Path) -> Iterator[int]:
     """Keep other sweeps and studies out of a folder; gives the descriptor that keeps the lock.
 
     A search inherits it, so that one which outlives its parent is not joined by another.
@@ -183,9 +183,9 @@ def alone(folder: Path) -> Iterator[int]:
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     try:
-        while not _locked(lock):
+        while not _try_lock(lock):
             if time.monotonic() > deadline:
                 raise UserError(f"{folder}: another process is at work there; wait, or end it")
             time.sleep(0.2)
@@ -194,7 +194,7 @@ def alone(folder: Path) -> Iterator[int]:
         os.close(lock)
 
 
-def _locked(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -205,7 +205,7 @@ def _locked(lock: int) -> bool:
     return True
 
 
-def grouped(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_tracker_group(config: Mapping[str, Any]) -> dict[str, Any]:
     """A search's configuration, whose tracker knows with which other searches it belongs."""
     tracker, folder = config.get("tracker") or {}, Path(config["folder"])
     if tracker.get("group", "") is None and (folder / ".lock").exists():
@@ -213,7 +213,7 @@ def grouped(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config)
 
 
-def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def override_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with some of its keys, at any depth, set anew.
 
     Raises:
@@ -226,11 +226,11 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
                 f"{key}={value}: this search has no such key; this study does not fit it"
             )
         deep = isinstance(value, Mapping) and isinstance(found[key], Mapping)
-        found[key] = changed(found[key], value) if deep else value
+        found[key] = override_config(found[key], value) if deep else value
     return found
 
 
-def of_folder(folder: Path) -> dict[str, Any]:
+def load_run_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run folder, wherever that lies now, with the vote it last had."""
     run = RunFolder(folder)
     found = {**run.config, "folder": str(folder.parent), "name": folder.name}
@@ -239,7 +239,7 @@ def of_folder(folder: Path) -> dict[str, Any]:
     return found | ({"ensemble": run.metrics["asked"]["ensemble"]} if run.metrics else {})
 
 
-def composed(words: list[str], kind: str) -> DictConfig:
+def compose_search(words: list[str], kind: str) -> DictConfig:
     """The configuration that `python -m swarm.search` makes of some words, references unresolved.
 
     Args:
@@ -248,7 +248,7 @@ def composed(words: list[str], kind: str) -> DictConfig:
     Raises:
         UserError: The name is no folder's; Hydra raises errors of its own.
     """
-    words = ["name=''", *map(gpu_list, words)]
+    words = ["name=''", *map(normalize_gpu_list, words)]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         whole = compose("search", overrides=words, return_hydra_config=True)
     name = str(whole.name) or f"{whole.hydra.runtime.choices.task}_{kind}"
@@ -260,6 +260,6 @@ def composed(words: list[str], kind: str) -> DictConfig:
     return whole
 
 
-def plain(whole: DictConfig) -> dict[str, Any]:
+def to_plain_config(whole: DictConfig) -> dict[str, Any]:
     """A configuration as plain values, references resolved."""
     return plain_config(whole)

@@ -15,10 +15,10 @@ from swarm.errors import UserError
 from swarm.files import read_yaml
 from swarm.places import conf_folder
 
-KINDS = ("search", "finetune", "evaluate")
+METHOD_KINDS = ("search", "finetune", "evaluate")
 """What a method runs: swarm.search, swarm.finetune or swarm.evaluate."""
 
-DEVICES = ("gpus", "executor", "tracker")
+DEVICE_KEYS = ("gpus", "executor", "tracker")
 """Keys that say where something runs; they are no part of a result."""
 
 
@@ -87,7 +87,7 @@ class Suite:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SuiteCell:
     """One method on one task; `budget` and `seed` are `None` where the result has none."""
 
     task: SuiteTask
@@ -149,9 +149,9 @@ def read_suite(
     count = given.get("seeds", 5) if seeds is None else seeds
     if type(count) is not int or count < 1:
         raise UserError(f"seeds={count}: must be a whole number, 1 or more")
-    tasks = tuple(_made(SuiteTask, path, "tasks", n, v) for n, v in given["tasks"].items())
+    tasks = tuple(_parse_entry(SuiteTask, path, "tasks", n, v) for n, v in given["tasks"].items())
     methods = tuple(
-        _made(SuiteMethod, path, "methods", n, v or {}) for n, v in given["methods"].items()
+        _parse_entry(SuiteMethod, path, "methods", n, v or {}) for n, v in given["methods"].items()
     )
     _check_methods(path, methods, tasks, given.get("references") or [])
     unit = given.get("unit", "positions")
@@ -162,9 +162,9 @@ def read_suite(
         name=path.stem,
         tasks=tasks,
         methods=methods,
-        budgets=_numbers(path, "budgets", given["budgets"]),
+        budgets=_parse_numbers(path, "budgets", given["budgets"]),
         unit=unit,
-        dev_items=_numbers(path, "dev_items", given.get("dev_items") or []),
+        dev_items=_parse_numbers(path, "dev_items", given.get("dev_items") or []),
         seeds=count,
         words=(*(given.get("words") or []), *words),
         references=tuple(given.get("references") or []),
@@ -175,13 +175,13 @@ def read_suite(
     )
 
 
-def _numbers(path: Path, key: str, values: object) -> tuple[int, ...]:
+def _parse_numbers(path: Path, key: str, values: object) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(v) is int and v > 0 for v in values):
         raise UserError(f"suite {path}: {key}={values} must be a list of whole numbers above 0")
     return tuple(values)
 
 
-def _made(kind: type[Any], path: Path, group: str, name: str, given: Any) -> Any:
+def _parse_entry(kind: type[Any], path: Path, group: str, name: str, given: Any) -> Any:
     """A task or a method of a suite from its entry."""
     fields: list[str] = [key for key in kind.__dataclass_fields__ if key != "name"]
     if not isinstance(given, Mapping) or (unknown := sorted(set(given) - set(fields))):
@@ -206,9 +206,9 @@ def _check_methods(
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"suite {path}: {twice[0]!r} is the name of more than one task or method")
     for one in methods:
-        if one.kind not in KINDS or one.limits not in ("lifted", "own"):
+        if one.kind not in METHOD_KINDS or one.limits not in ("lifted", "own"):
             raise UserError(
-                f"suite {path}: methods.{one.name}: kind must be one of {', '.join(KINDS)}, "
+                f"suite {path}: methods.{one.name}: kind must be one of {', '.join(METHOD_KINDS)}, "
                 "limits lifted or own"
             )
         if wrong := [
@@ -220,16 +220,16 @@ def _check_methods(
         raise UserError(f"suite {path}: references has {missing[0]!r}, which is no method of it")
 
 
-def cells(suite: Suite) -> list[Cell]:
+def list_cells(suite: Suite) -> list[SuiteCell]:
     """All cells: by seed, then task, dev items, budget and method, so that a part is balanced."""
-    found: dict[Cell, None] = {}
+    found: dict[SuiteCell, None] = {}
     for seed in range(suite.seeds):
         for task in suite.tasks:
             for dev in suite.dev_items or (task.dev,):
                 for budget in suite.budgets:
                     for one in suite.methods:
                         if task.name not in one.skip:
-                            cell = Cell(
+                            cell = SuiteCell(
                                 task,
                                 dev,
                                 one,
@@ -240,7 +240,7 @@ def cells(suite: Suite) -> list[Cell]:
     return list(found)
 
 
-def chosen(suite: Suite, only: Sequence[object]) -> list[Cell]:
+def select_cells(suite: Suite, only: Sequence[object]) -> list[SuiteCell]:
     """The cells that `only` leaves: names of tasks and methods, budgets, and seeds as "seed0".
 
     Words of one kind are alternatives; of several kinds, each must hold. None leaves all.
@@ -259,7 +259,7 @@ def chosen(suite: Suite, only: Sequence[object]) -> list[Cell]:
         allowed = "; ".join(f"{kind}s {', '.join(sorted(names))}" for kind, names in kinds.items())
         raise UserError(f"only={unknown[0]}: is nothing of the suite; allowed: {allowed}")
 
-    def fits(cell: Cell) -> bool:
+    def is_selected(cell: SuiteCell) -> bool:
         mine = {
             "task": cell.task.name,
             "method": cell.method.name,
@@ -272,28 +272,28 @@ def chosen(suite: Suite, only: Sequence[object]) -> list[Cell]:
             if words & names
         )
 
-    return [cell for cell in cells(suite) if fits(cell)]
+    return [cell for cell in list_cells(suite) if is_selected(cell)]
 
 
-def result_path(suite: Suite, cell: Cell) -> Path:
+def result_path(suite: Suite, cell: SuiteCell) -> Path:
     """Where the result of a cell is kept."""
     return suite.results / cell.task.name / f"{cell.name}.json"
 
 
-def cell_words(suite: Suite, cell: Cell) -> list[str]:
+def cell_words(suite: Suite, cell: SuiteCell) -> list[str]:
     """The command-line words that make a cell what it is: without folders and devices."""
     drawn = [f"++task.dev_limit={cell.dev}"]
     drawn += [] if cell.seed is None else [f"++task.dev_seed={cell.seed}"]
     words = [*suite.words, *cell.task.words, *drawn, *cell.method.words]
-    return [word for word in words if head(word) not in DEVICES]
+    return [word for word in words if key_head(word) not in DEVICE_KEYS]
 
 
-def head(word: str) -> str:
+def key_head(word: str) -> str:
     """The first part of the key that a word sets."""
     return word.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0]
 
 
-def missing(suite: Suite, some: Sequence[Cell]) -> list[Cell]:
+def find_missing(suite: Suite, some: Sequence[SuiteCell]) -> list[SuiteCell]:
     """The cells without a result.
 
     Raises:

@@ -13,27 +13,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.files import write_json, write_whole
+from swarm.files import write_json, write_atomic
 from swarm.report.pictures import Chart, Series
-from swarm.report.statistics import exact_flips, holm, over_seeds
-from swarm.report.svg import alone
-from swarm.report.text import table
-from swarm.studies.suite import Suite, cells, result_path
+from swarm.report.statistics import exact_sign_flip_p, holm_correction, interval_over_seeds
+from swarm.report.svg import render_standalone
+from swarm.report.text import format_table
+from swarm.studies.suite import Suite, list_cells, result_path
 
-LEVEL = 0.01
+SIGNIFICANCE_LEVEL = 0.01
 """A difference counts as a win or a loss where Holm's p value is below this."""
 
-RESAMPLES = 2_000
+NUM_RESAMPLES = 2_000
 """Bootstrap samples of the mean ranks."""
 
-DRAWS = 4
+BOOTSTRAP_KEY = 4
 """Key of the bootstrap's generator; `swarm.report.statistics` has lower ones."""
 
-Records = dict[str, dict[int, dict[str, Any]]]
+RecordsByMethod = dict[str, dict[int, dict[str, Any]]]
 """A method's results by seed, by the method's name."""
 
 
-class Block(NamedTuple):
+class ResultBlock(NamedTuple):
     """What is compared in one table: one task with one number of dev items and one budget."""
 
     task: str
@@ -41,24 +41,24 @@ class Block(NamedTuple):
     budget: int
 
 
-def gather(suite: Suite) -> dict[Block, Records]:
+def load_results(suite: Suite) -> dict[ResultBlock, RecordsByMethod]:
     """The results that are there; one that depends on no budget or seed stands at each.
 
     Raises:
         UserError: Results of a task are of different test items, or of different weights.
     """
-    found: dict[Block, Records] = {}
-    for cell in cells(suite):
+    found: dict[ResultBlock, RecordsByMethod] = {}
+    for cell in list_cells(suite):
         path = result_path(suite, cell)
         if not path.is_file():
             continue
         record = json.loads(path.read_text(encoding="utf-8"))
         for budget in suite.budgets if cell.budget is None else (cell.budget,):
-            records = found.setdefault(Block(cell.task.name, cell.dev, budget), {})
+            records = found.setdefault(ResultBlock(cell.task.name, cell.dev, budget), {})
             for seed in range(suite.seeds) if cell.seed is None else (cell.seed,):
                 records.setdefault(cell.method.name, {})[seed] = record
     for block, records in found.items():
-        _check_alike(suite, block, records)
+        _check_digests(suite, block, records)
     order = {one.name: place for place, one in enumerate(suite.methods)}
     return {
         block: dict(sorted(records.items(), key=lambda pair: order[pair[0]]))
@@ -66,7 +66,7 @@ def gather(suite: Suite) -> dict[Block, Records]:
     }
 
 
-def _check_alike(suite: Suite, block: Block, records: Records) -> None:
+def _check_digests(suite: Suite, block: ResultBlock, records: RecordsByMethod) -> None:
     every = [record for seeds in records.values() for record in seeds.values()]
     kinds = {
         "test items": {record["test_digest"] for record in every},
@@ -81,12 +81,12 @@ def _check_alike(suite: Suite, block: Block, records: Records) -> None:
             )
 
 
-def values(records: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) -> np.ndarray:
+def item_values(records: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) -> np.ndarray:
     """[S, n] the values of the test items, a row a seed."""
     return np.array([[float(v) for v in records[seed]["values"]] for seed in seeds])
 
 
-def analyse(suite: Suite) -> dict[str, Any]:
+def analyse_suite(suite: Suite) -> dict[str, Any]:
     """All numbers of the analysis, ready for JSON.
 
     Returns:
@@ -94,21 +94,21 @@ def analyse(suite: Suite) -> dict[str, Any]:
         budget: every method's mean rank, wins and losses, dev minus test) and "expected"/"there",
         how many results there are to be and are.
     """
-    found = gather(suite)
-    blocks = [_block(suite, block, records) for block, records in found.items()]
-    for dev, budget in _sheets(suite):
-        _correct(suite, [one for one in blocks if _sheet(suite, one) == (dev, budget)])
+    found = load_results(suite)
+    blocks = [_summarize_block(suite, block, records) for block, records in found.items()]
+    for dev, budget in _list_sheets(suite):
+        _add_holm(suite, [one for one in blocks if _table_sheet(suite, one) == (dev, budget)])
     summaries = [
-        _summary(
+        _summarize_methods(
             suite,
             dev,
             budget,
-            {b: r for b, r in found.items() if _of(suite, b) == (dev, budget)},
-            [one for one in blocks if _sheet(suite, one) == (dev, budget)],
+            {b: r for b, r in found.items() if _block_sheet(suite, b) == (dev, budget)},
+            [one for one in blocks if _table_sheet(suite, one) == (dev, budget)],
         )
-        for dev, budget in _sheets(suite)
+        for dev, budget in _list_sheets(suite)
     ]
-    some = cells(suite)
+    some = list_cells(suite)
     return {
         "suite": suite.name,
         "seeds": suite.seeds,
@@ -121,25 +121,25 @@ def analyse(suite: Suite) -> dict[str, Any]:
     }
 
 
-def _sheets(suite: Suite) -> list[tuple[int | None, int]]:
+def _list_sheets(suite: Suite) -> list[tuple[int | None, int]]:
     """The (dev items, budget) that are analysed together; `None`: each task has its own number."""
     return [(dev, budget) for dev in suite.dev_items or (None,) for budget in suite.budgets]
 
 
-def _of(suite: Suite, block: Block) -> tuple[int | None, int]:
+def _block_sheet(suite: Suite, block: ResultBlock) -> tuple[int | None, int]:
     return (block.dev if suite.dev_items else None), block.budget
 
 
-def _sheet(suite: Suite, one: Mapping[str, Any]) -> tuple[int | None, int]:
-    return _of(suite, Block(one["task"], one["dev_items"], one["budget"]))
+def _table_sheet(suite: Suite, one: Mapping[str, Any]) -> tuple[int | None, int]:
+    return _block_sheet(suite, ResultBlock(one["task"], one["dev_items"], one["budget"]))
 
 
-def _block(suite: Suite, block: Block, records: Records) -> dict[str, Any]:
+def _summarize_block(suite: Suite, block: ResultBlock, records: RecordsByMethod) -> dict[str, Any]:
     """A table: each method's dev and test, and its paired difference from each reference."""
-    rows = [_row(name, seeds) for name, seeds in records.items()]
+    rows = [_method_row(name, seeds) for name, seeds in records.items()]
     for row in rows:
         row["against"] = {
-            name: _difference(records[row["method"]], records[name])
+            name: _paired_difference(records[row["method"]], records[name])
             for name in suite.references
             if name in records and name != row["method"]
         }
@@ -170,13 +170,13 @@ def _block(suite: Suite, block: Block, records: Records) -> dict[str, Any]:
     }
 
 
-def _row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     seeds = sorted(records)
     tests = [records[seed]["test"] for seed in seeds]
     devs = [records[seed]["dev"] for seed in seeds]
     known = None not in devs
 
-    def mean(key: str) -> float:
+    def mean_of(key: str) -> float:
         return fmean(records[seed][key] for seed in seeds)
 
     return {
@@ -185,16 +185,16 @@ def _row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         "dev": fmean(devs) if known else None,
         "test": fmean(tests),
         "tests": tests,
-        "interval": list(over_seeds(values(records, seeds))),
+        "interval": list(interval_over_seeds(item_values(records, seeds))),
         "gap": fmean(devs) - fmean(tests) if known else None,
-        "prompt_equivalents": mean("prompt_equivalents"),
-        "seconds": mean("seconds"),
-        "cpu_seconds": mean("cpu_seconds"),
+        "prompt_equivalents": mean_of("prompt_equivalents"),
+        "seconds": mean_of("seconds"),
+        "cpu_seconds": mean_of("cpu_seconds"),
         "found": records[seeds[0]]["found"],
     }
 
 
-def _difference(
+def _paired_difference(
     own: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     """The paired difference on the seeds that both have; `None` without any.
@@ -205,18 +205,18 @@ def _difference(
     seeds = sorted(own.keys() & other.keys())
     if not seeds:
         return None
-    gains = values(own, seeds) - values(other, seeds)
-    low, high = over_seeds(gains)
+    gains = item_values(own, seeds) - item_values(other, seeds)
+    low, high = interval_over_seeds(gains)
     return {
         "difference": float(gains.mean()),
         "low": low,
         "high": high,
         "seeds": len(seeds),
-        "p": exact_flips(gains.mean(axis=0)),
+        "p": exact_sign_flip_p(gains.mean(axis=0)),
     }
 
 
-def _correct(suite: Suite, blocks: Sequence[dict[str, Any]]) -> None:
+def _add_holm(suite: Suite, blocks: Sequence[dict[str, Any]]) -> None:
     """Add Holm's p values: for each reference, over all methods and tasks of these tables."""
     for name in suite.references:
         tested = [
@@ -225,15 +225,15 @@ def _correct(suite: Suite, blocks: Sequence[dict[str, Any]]) -> None:
             for row in block["methods"]
             if (found := row["against"].get(name))
         ]
-        for found, p in zip(tested, holm([one["p"] for one in tested]), strict=True):
+        for found, p in zip(tested, holm_correction([one["p"] for one in tested]), strict=True):
             found["p_holm"] = p
 
 
-def _summary(
+def _summarize_methods(
     suite: Suite,
     dev: int | None,
     budget: int,
-    found: Mapping[Block, Records],
+    found: Mapping[ResultBlock, RecordsByMethod],
     blocks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Mean ranks, wins, losses and dev minus test of each method over the tasks."""
@@ -246,7 +246,7 @@ def _summary(
         against = {}
         for name in suite.references:
             pairs = [row["against"][name] for row in mine if row["against"].get(name)]
-            sure = [pair for pair in pairs if pair["p_holm"] < LEVEL]
+            sure = [pair for pair in pairs if pair["p_holm"] < SIGNIFICANCE_LEVEL]
             against[name] = {
                 "tasks": len(pairs),
                 "better": sum(pair["difference"] > 0 for pair in sure),
@@ -282,7 +282,7 @@ def _is_share(row: Mapping[str, Any]) -> bool:
     return all(0 <= test <= 1 for test in row["tests"])
 
 
-def mean_ranks(tasks: Sequence[Records]) -> dict[str, dict[str, Any]]:
+def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
     """Each method's mean rank over tasks, 1 being the best, with a bootstrap interval.
 
     On a task the methods are ranked by their mean test utility over the seeds that all of them
@@ -293,19 +293,19 @@ def mean_ranks(tasks: Sequence[Records]) -> dict[str, dict[str, Any]]:
     Returns:
         "rank", "low", "high" and "tasks", by method.
     """
-    generator = np.random.Generator(np.random.Philox(key=DRAWS))
+    generator = np.random.Generator(np.random.Philox(key=BOOTSTRAP_KEY))
     ranks: dict[str, list[float]] = {}
     draws: dict[str, list[np.ndarray]] = {}
     for records in tasks:
         seeds = sorted(set.intersection(*(set(one) for one in records.values())))
         if not seeds or len(records) < 2:
             continue
-        grid = np.stack([values(one, seeds) for one in records.values()])  # [M, S, n]
+        grid = np.stack([item_values(one, seeds) for one in records.values()])  # [M, S, n]
         count, n = len(seeds), grid.shape[2]
-        items = generator.multinomial(n, np.full(n, 1 / n), RESAMPLES).T / n
-        weights = generator.multinomial(count, np.full(count, 1 / count), RESAMPLES).T / count
+        items = generator.multinomial(n, np.full(n, 1 / n), NUM_RESAMPLES).T / n
+        weights = generator.multinomial(count, np.full(count, 1 / count), NUM_RESAMPLES).T / count
         means = ((grid.reshape(-1, n) @ items).reshape(len(records), count, -1) * weights).sum(1)
-        placed, drawn = _ranked(grid.mean(axis=(1, 2))[:, None]), _ranked(means)
+        placed, drawn = _rank_columns(grid.mean(axis=(1, 2))[:, None]), _rank_columns(means)
         for place, name in enumerate(records):
             ranks.setdefault(name, []).append(float(placed[place, 0]))
             draws.setdefault(name, []).append(drawn[place])
@@ -321,7 +321,7 @@ def mean_ranks(tasks: Sequence[Records]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _ranked(means: np.ndarray) -> np.ndarray:
+def _rank_columns(means: np.ndarray) -> np.ndarray:
     """[M, B] ranks within each column, the highest being 1; equal ones share their mean rank."""
     rounded = np.round(means, 9)
     above = (rounded[None] > rounded[:, None]).sum(axis=1)
@@ -330,30 +330,30 @@ def _ranked(means: np.ndarray) -> np.ndarray:
     return found
 
 
-def summary_text(found: Mapping[str, Any]) -> list[str]:
+def format_summary(found: Mapping[str, Any]) -> list[str]:
     """The part for a page: state, mean ranks, wins and losses, and test utilities by task."""
     lines = [f"{found['there']} of {found['expected']} results; {found['seeds']} seeds."]
     for one in found["summaries"]:
-        of = [block for block in found["blocks"] if _belongs(one, block)]
+        of = [block for block in found["blocks"] if _is_in_summary(one, block)]
         dev = f", {one['dev_items']} dev items" if one["dev_items"] else ""
         unit = found["unit"] if found["unit"] == "positions" else "prompt-equivalents"
         lines += [
             "",
             f"**Budget: {one['budget']} {unit}{dev}.**",
             "",
-            *_ranks_table(one),
+            *_format_ranks(one),
             "",
-            *_by_task(one, of),
+            *_format_by_task(one, of),
         ]
-    return [*lines, "", *_explained(found)]
+    return [*lines, "", *_explain_columns(found)]
 
 
-def _belongs(one: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
+def _is_in_summary(one: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
     """Whether a table is of a summary's budget and number of dev items."""
     return block["budget"] == one["budget"] and one["dev_items"] in (None, block["dev_items"])
 
 
-def _ranks_table(one: Mapping[str, Any]) -> list[str]:
+def _format_ranks(one: Mapping[str, Any]) -> list[str]:
     names = list(one["methods"][0]["against"])
     head = (
         "method",
@@ -375,17 +375,17 @@ def _ranks_table(one: Mapping[str, Any]) -> list[str]:
                 f"+{pair['better']} -{pair['worse']} of {pair['tasks']}" if pair["tasks"] else ""
             )
         gaps = (row["gap"], row["largest_gap"])
-        rows.append((row["method"], *cells_, *map(_sign, gaps)))
-    return table(head, rows)
+        rows.append((row["method"], *cells_, *map(_format_signed, gaps)))
+    return format_table(head, rows)
 
 
-def _by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[str]:
+def _format_by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Test utilities: a row a method, a column a task; the highest of a task is bold."""
     tasks = list(dict.fromkeys(block["task"] for block in blocks))
     rows: list[tuple[str, ...]] = [
-        ("best constant answer", *_cells_of(blocks, "constant", "test")),
-        ("the same by domain", *_cells_of(blocks, "constant", "by_domain")),
-        ("best initial expert", *_cells_of(blocks, "best_expert", "test")),
+        ("best constant answer", *_block_cells(blocks, "constant", "test")),
+        ("the same by domain", *_block_cells(blocks, "constant", "by_domain")),
+        ("best initial expert", *_block_cells(blocks, "best_expert", "test")),
     ]
     best = [max(row["test"] for row in block["methods"]) for block in blocks]
     for method in (row["method"] for row in one["methods"]):
@@ -393,96 +393,96 @@ def _by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> lis
         for block, highest in zip(blocks, best, strict=True):
             test = next((r["test"] for r in block["methods"] if r["method"] == method), None)
             bold = "**" if test is not None and abs(test - highest) < 5e-4 else ""
-            cells_.append(f"{bold}{_number(test)}{bold}")
+            cells_.append(f"{bold}{_format_number(test)}{bold}")
         rows.append((method, *cells_))
-    return table(("test", *tasks), rows)
+    return format_table(("test", *tasks), rows)
 
 
-def _cells_of(blocks: Sequence[Mapping[str, Any]], key: str, part: str) -> list[str]:
+def _block_cells(blocks: Sequence[Mapping[str, Any]], key: str, part: str) -> list[str]:
     """One number of each table, as text; empty where the task has none."""
-    return [_number((block[key] or {}).get(part)) for block in blocks]
+    return [_format_number((block[key] or {}).get(part)) for block in blocks]
 
 
-def _sign(value: float | None) -> str:
+def _format_signed(value: float | None) -> str:
     return "" if value is None else f"{value:+.3f}"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _explained(found: Mapping[str, Any]) -> list[str]:
+def _explain_columns(found: Mapping[str, Any]) -> list[str]:
     against = ", ".join(found["references"])
     return [
         "Mean rank: over tasks, 1 is the best; in brackets 95 % intervals by the bootstrap over "
         'seeds and test items. "vs": on how many tasks a method is better (+) or worse (-) with '
-        f"p < {LEVEL} than {against}: exact sign-flip tests paired on the test items, seeds "
+        f"p < {SIGNIFICANCE_LEVEL} than {against}: exact sign-flip tests paired on the test items, seeds "
         'averaged, with Holm\'s correction over all methods and tasks of a budget. "dev - test": '
         "the mean over tasks scored by right answers, and the largest.",
     ]
 
 
-def report_text(found: Mapping[str, Any]) -> list[str]:
+def format_report(found: Mapping[str, Any]) -> list[str]:
     """The whole report: the summary, then a table for every task and budget."""
-    lines = [f"# Results of the suite {found['suite']}", "", *summary_text(found)]
+    lines = [f"# Results of the suite {found['suite']}", "", *format_summary(found)]
     for block in found["blocks"]:
         lines += [
             "",
             f"## {block['task']}, {block['dev_items']} dev items, budget {block['budget']}",
             "",
-            *_block_table(found, block),
+            *_format_block(found, block),
         ]
     return lines
 
 
-def _block_table(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[str]:
+def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[str]:
     names = found["references"]
     numbers = ["seeds", "dev", "test", "dev - test", *(f"vs {name}, p" for name in names)]
     numbers += ["prompt-equivalents", "CPU seconds"]
     rows: list[list[str]] = []
 
-    def add(label: str, **cells_: str) -> None:
+    def add_row(label: str, **cells_: str) -> None:
         rows.append([label, *(cells_.get(name, "") for name in numbers)])
 
     if constant := block["constant"]:
         answers = ", ".join(constant["answers"])
-        add(f"best constant answer ({answers})", test=_number(constant["test"]))
-        add("the same by domain", test=_number(constant["by_domain"]))
+        add_row(f"best constant answer ({answers})", test=_format_number(constant["test"]))
+        add_row("the same by domain", test=_format_number(constant["by_domain"]))
     if start := block["best_expert"]:
         gap = start["dev"] - start["test"]
-        of = {"dev": _number(start["dev"]), "test": _number(start["test"])}
-        add(
-            f"best initial expert ({', '.join(start['names'])})", **of, **{"dev - test": _sign(gap)}
+        of = {"dev": _format_number(start["dev"]), "test": _format_number(start["test"])}
+        add_row(
+            f"best initial expert ({', '.join(start['names'])})", **of, **{"dev - test": _format_signed(gap)}
         )
     for row in block["methods"]:
         low, high = row["interval"]
         pairs = {f"vs {name}, p": pair for name, pair in row["against"].items() if pair}
         told = {
-            name: f"{_sign(p['difference'])} [{_sign(p['low'])}, {_sign(p['high'])}], "
+            name: f"{_format_signed(p['difference'])} [{_format_signed(p['low'])}, {_format_signed(p['high'])}], "
             f"{p['p_holm']:.2g}"
             for name, p in pairs.items()
         } | {
             "seeds": str(row["seeds"]),
-            "dev": _number(row["dev"]),
+            "dev": _format_number(row["dev"]),
             "test": f"{row['test']:.3f} [{low:.3f}, {high:.3f}]",
-            "dev - test": _sign(row["gap"]),
+            "dev - test": _format_signed(row["gap"]),
             "prompt-equivalents": f"{row['prompt_equivalents']:.0f}",
             "CPU seconds": f"{row['cpu_seconds']:.0f}",
         }
-        add(row["method"], **told)
+        add_row(row["method"], **told)
     first = [f"- {row['method']}: {row['found']}" for row in block["methods"] if row["found"]]
     told_of = f"{block['test_items']} test items. Best found, by the first seed:"
-    return [*table(("method", *numbers), rows), "", told_of, "", *first]
+    return [*format_table(("method", *numbers), rows), "", told_of, "", *first]
 
 
-def picture(suite: Suite, found: Mapping[str, Any]) -> str | None:
+def render_picture(suite: Suite, found: Mapping[str, Any]) -> str | None:
     """Mean ranks, or test against dev items where the suite has several numbers (SVG)."""
     if not found["summaries"]:
         return None
-    return alone(_curves(suite, found) if suite.dev_items else _ranks_chart(found))
+    return render_standalone(_build_dev_chart(suite, found) if suite.dev_items else _build_ranks_chart(found))
 
 
-def _ranks_chart(found: Mapping[str, Any]) -> Chart:
+def _build_ranks_chart(found: Mapping[str, Any]) -> Chart:
     """A row a method, a series a budget."""
     best: dict[str, float] = {}
     for one in found["summaries"]:
@@ -515,7 +515,7 @@ def _ranks_chart(found: Mapping[str, Any]) -> Chart:
     )
 
 
-def _curves(suite: Suite, found: Mapping[str, Any]) -> Chart:
+def _build_dev_chart(suite: Suite, found: Mapping[str, Any]) -> Chart:
     """Test against the number of dev items, a series a method (and budget, if several)."""
     series = []
     for budget in suite.budgets:
@@ -543,7 +543,7 @@ def _curves(suite: Suite, found: Mapping[str, Any]) -> Chart:
     )
 
 
-def write(suite: Suite, found: Mapping[str, Any]) -> list[Path]:
+def write_analysis(suite: Suite, found: Mapping[str, Any]) -> list[Path]:
     """Write analysis.json and README.md beside the results, the page's part and the picture.
 
     The page gets the summary between its lines `<!-- suite NAME: begin -->` and
@@ -554,10 +554,10 @@ def write(suite: Suite, found: Mapping[str, Any]) -> list[Path]:
     """
     written = [suite.results / "analysis.json", suite.results / "README.md"]
     write_json(written[0], found)
-    write_whole(written[1], ("\n".join(report_text(found)) + "\n").encode())
-    drawn = picture(suite, found)
+    write_atomic(written[1], ("\n".join(format_report(found)) + "\n").encode())
+    drawn = render_picture(suite, found)
     if drawn and suite.picture and suite.picture.parent.is_dir():
-        write_whole(suite.picture, drawn.encode())
+        write_atomic(suite.picture, drawn.encode())
         written.append(suite.picture)
     if suite.page and suite.page.is_file():
         begin, end = (f"<!-- suite {suite.name}: {word} -->" for word in ("begin", "end"))
@@ -565,7 +565,7 @@ def write(suite: Suite, found: Mapping[str, Any]) -> list[Path]:
         if begin in text and end in text.partition(begin)[2]:
             head, _, rest = text.partition(begin)
             tail = rest.partition(end)[2]
-            inside = "\n".join(summary_text(found))
-            write_whole(suite.page, f"{head}{begin}\n\n{inside}\n\n{end}{tail}".encode())
+            inside = "\n".join(format_summary(found))
+            write_atomic(suite.page, f"{head}{begin}\n\n{inside}\n\n{end}{tail}".encode())
             written.append(suite.page)
     return written

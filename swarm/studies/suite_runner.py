@@ -23,36 +23,36 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from swarm._version import __version__
-from swarm.certainty import constant_answers, is_mean
+from swarm.certainty import best_constant_answers, is_mean_utility
 from swarm.errors import UserError
-from swarm.evaluation import as_scores, divided
-from swarm.files import read_packed, write_json, write_whole
-from swarm.identity import items_digest
-from swarm.places import PACKAGE, conf_folder
+from swarm.evaluation import records_to_scores, split_dev_holdout
+from swarm.files import read_gzip_json, write_json, write_atomic
+from swarm.identity import digest_items
+from swarm.places import PACKAGE_FOLDER, conf_folder
 from swarm.report.folder import RunFolder
 from swarm.studies import rerun
-from swarm.studies.suite import Cell, Suite, cell_words, cells, head, result_path
-from swarm.tasks import plain
-from swarm.words import sentence
+from swarm.studies.suite import SuiteCell, Suite, cell_words, list_cells, key_head, result_path
+from swarm.tasks import metric_task
+from swarm.words import describe_position
 
-EVALUATED = ("task", "model", "pool")
+EVALUATE_KEYS = ("task", "model", "pool")
 """Keys of a search that an evaluation has, too."""
 
-TUNED = ("task", "model", "pool", "engine", "executor", "job", "gpus")
+FINETUNE_KEYS = ("task", "model", "pool", "engine", "executor", "job", "gpus")
 """Keys of a search that a fine-tuning has, too."""
 
-BACKWARD = 3
+GRADIENT_COST = 3
 """What an example with its derivative, forward and backward, is in prompt-equivalents."""
 
-SPENT = "spent.json"
+USAGE_FILE = "spent.json"
 """In a cell's folder: the seconds, and those of a core, that its processes took, in all starts."""
 
-SECONDS_TO_LEAVE = 60.0
+INTERRUPT_TIMEOUT_S = 60.0
 """How long a process may take to end after it was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessResult:
     """How a process ended.
 
     Attributes:
@@ -68,22 +68,22 @@ class Ended:
     cpu: float
 
     @property
-    def wrong(self) -> str | None:
+    def failure(self) -> str | None:
         """What went wrong, in a line; `None` for nothing."""
         if self.code and not self.last.startswith("error: "):
             return f"ended with exit code {self.code} ({self.last})"
         return self.last.removeprefix("error: ") if self.code else None
 
 
-Steps = Generator[list[str], Ended, dict[str, Any]]
+CellSteps = Generator[list[str], ProcessResult, dict[str, Any]]
 """A cell being run: yields command lines, is sent how they ended, returns the result."""
 
 
-class Failed(Exception):
+class CellError(Exception):
     """A process of a cell failed; the message says why."""
 
 
-class Workshop:
+class CellPlanner:
     """Makes results of cells; it runs nothing itself but yields the command lines.
 
     Args:
@@ -94,15 +94,15 @@ class Workshop:
     def __init__(self, suite: Suite, keep: bool) -> None:
         self.suite, self.keep = suite, keep
 
-    def steps(self, cell: Cell) -> Steps:
+    def run_cell(self, cell: SuiteCell) -> CellSteps:
         """Everything that a cell needs, and the result.
 
         Raises:
             UserError: An input is wrong.
             Failed: A process failed.
         """
-        kind = {"search": self._search, "finetune": self._tune, "evaluate": self._evaluate}
-        task = self._task(cell)
+        kind = {"search": self._search_cell, "finetune": self._finetune_cell, "evaluate": self._evaluate_cell}
+        task = self._load_task(cell)
         found = yield from kind[cell.method.kind](cell, task)
         return {
             "suite": self.suite.name,
@@ -115,14 +115,14 @@ class Workshop:
             "seed": cell.seed,
             "words": cell_words(self.suite, cell),
             **found,
-            "constant": best_constant(task),
-            "dev_digest": items_digest(task, "dev"),
-            "test_digest": items_digest(task, "test"),
-            "experts_digest": self._pool(cell).fingerprint(),
-            **_provenance(),
+            "constant": score_best_constant(task),
+            "dev_digest": digest_items(task, "dev"),
+            "test_digest": digest_items(task, "test"),
+            "experts_digest": self._open_pool(cell).fingerprint(),
+            **_collect_versions(),
         }
 
-    def check(self, some: Sequence[Cell]) -> None:
+    def check_cells(self, some: Sequence[SuiteCell]) -> None:
         """Compose each task and each method once, and read the data of each task.
 
         Raises:
@@ -132,46 +132,46 @@ class Workshop:
         for cell in some:
             if not {cell.task.name, cell.method.name} <= seen:
                 seen |= {cell.task.name, cell.method.name}
-                self._task(cell)
+                self._load_task(cell)
                 if cell.method.kind != "search":
-                    words = self._words(
-                        cell, TUNED if cell.method.kind == "finetune" else EVALUATED
+                    words = self._base_words(
+                        cell, FINETUNE_KEYS if cell.method.kind == "finetune" else EVALUATE_KEYS
                     )
                     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
                         compose(cell.method.kind, [*words, *cell.method.words])
 
-    def folder(self, cell: Cell) -> Path:
+    def run_folder(self, cell: SuiteCell) -> Path:
         """The run folder of a cell."""
         return self.suite.runs / cell.task.name / cell.name
 
-    def shared(self, cell: Cell) -> Path:
+    def shared_answers_folder(self, cell: SuiteCell) -> Path:
         """The answers that the searches of a task, its dev items and a seed share."""
         return self.suite.runs / "answers" / f"{cell.task.name}_dev{cell.dev}_seed{cell.seed}"
 
-    def clean(self) -> None:
+    def remove_finished(self) -> None:
         """Remove run folders of cells with a result, and shared answers that none will read."""
         if self.keep:
             return
-        every = cells(self.suite)
+        every = list_cells(self.suite)
         done = [cell for cell in every if result_path(self.suite, cell).is_file()]
-        read = {self.shared(cell) for cell in set(every) - set(done)}
-        unread = {self.shared(cell) for cell in done} - read
+        read = {self.shared_answers_folder(cell) for cell in set(every) - set(done)}
+        unread = {self.shared_answers_folder(cell) for cell in done} - read
         starts = {self._start_folder(cell) for cell in done}
-        for folder in {self.folder(cell) for cell in done} | starts | unread:
+        for folder in {self.run_folder(cell) for cell in done} | starts | unread:
             if folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _words(self, cell: Cell, allowed: Sequence[str] = ()) -> list[str]:
+    def _base_words(self, cell: SuiteCell, allowed: Sequence[str] = ()) -> list[str]:
         """The words of a cell without its method's, devices too; only those with allowed keys."""
         drawn = [word for word in cell_words(self.suite, cell) if word.startswith("++task.dev_")]
         common = [*self.suite.words, *cell.task.words, *drawn]
-        return [word for word in common if not allowed or head(word) in allowed]
+        return [word for word in common if not allowed or key_head(word) in allowed]
 
-    def _task(self, cell: Cell) -> Any:
+    def _load_task(self, cell: SuiteCell) -> Any:
         """The task of a cell; it must have enough dev items, and the mean as its utility."""
-        words = self._words(cell)
+        words = self._base_words(cell)
         words += cell.method.words if cell.method.kind == "search" else ()
-        task = plain(instantiate(self._composed(words)["task"], _convert_="all"))
+        task = metric_task(instantiate(self._compose_config(words)["task"], _convert_="all"))
         count = len(task.items("dev"))
         if count != cell.dev:
             raise UserError(
@@ -180,53 +180,53 @@ class Workshop:
             )
         return task
 
-    def _composed(self, words: Sequence[str]) -> dict[str, Any]:
-        return rerun.plain(rerun.composed(list(words), "suite"))
+    def _compose_config(self, words: Sequence[str]) -> dict[str, Any]:
+        return rerun.to_plain_config(rerun.compose_search(list(words), "suite"))
 
-    def _pool(self, cell: Cell) -> Any:
+    def _open_pool(self, cell: SuiteCell) -> Any:
         """The open pool without what a method adds to it."""
-        config = self._composed(self._words(cell))
+        config = self._compose_config(self._base_words(cell))
         return instantiate(config["pool"], _convert_="all").open(config["model"]["name"])
 
-    def _budget(self, cell: Cell) -> int:
+    def _prompt_budget(self, cell: SuiteCell) -> int:
         """The budget in prompt-equivalents."""
         assert cell.budget is not None
         return cell.budget * (cell.dev if self.suite.unit == "positions" else 1)
 
-    def _searches(
-        self, cell: Cell, words: Sequence[str], folder: Path, budget: int
-    ) -> rerun.Search:
-        whole = rerun.composed([*words, f"seed={cell.seed or 0}"], "suite")
+    def _build_search(
+        self, cell: SuiteCell, words: Sequence[str], folder: Path, budget: int
+    ) -> rerun.SearchProcess:
+        whole = rerun.compose_search([*words, f"seed={cell.seed or 0}"], "suite")
         if cell.method.limits == "lifted":
-            rerun.lift(whole, words, max(1, budget // cell.dev))
-        config = rerun.plain(whole) | {
+            rerun.lift_limits(whole, words, max(1, budget // cell.dev))
+        config = rerun.to_plain_config(whole) | {
             "folder": str(folder.parent),
             "name": folder.name,
             "budget": budget,
-            "shared": str(self.shared(cell)),
+            "shared": str(self.shared_answers_folder(cell)),
         }
-        return rerun.Search(config)
+        return rerun.SearchProcess(config)
 
-    def _run(self, search: rerun.Search) -> Generator[list[str], Ended, RunFolder]:
+    def _run_search(self, search: rerun.SearchProcess) -> Generator[list[str], ProcessResult, RunFolder]:
         """Run a search, or go on with it, unless it has ended."""
-        if search.metrics() is None:
+        if search.load_metrics() is None:
             with TemporaryDirectory() as folder:
-                ended = yield search.command(Path(folder))
-            _book(search.path, ended)
+                ended = yield search.build_command(Path(folder))
+            _record_usage(search.path, ended)
         return RunFolder(search.path)
 
-    def _search(self, cell: Cell, task: Any) -> Steps:
-        words = [*self._words(cell), *cell.method.words, "test=true"]
-        run = yield from self._run(
-            self._searches(cell, words, self.folder(cell), self._budget(cell))
+    def _search_cell(self, cell: SuiteCell, task: Any) -> CellSteps:
+        words = [*self._base_words(cell), *cell.method.words, "test=true"]
+        run = yield from self._run_search(
+            self._build_search(cell, words, self.run_folder(cell), self._prompt_budget(cell))
         )
-        best = run.best()
+        best = run.find_best()
         position = run.positions[best]
-        before = self._tested(run, run.best_expert(), task)
-        forward = _total(run, "prompts_asked") + _total(run, "losses_asked")
-        gradients = _total(run, "gradients_asked")
-        label = run.label(best)
-        told = sentence(run.experts, position.tolist(), run.groups)
+        before = self._record_test(run, run.best_expert(), task)
+        forward = _sum_rounds(run, "prompts_asked") + _sum_rounds(run, "losses_asked")
+        gradients = _sum_rounds(run, "gradients_asked")
+        label = run.position_label(best)
+        told = describe_position(run.experts, position.tolist(), run.groups)
         return {
             "start": {
                 "expert": run.experts[run.best_expert()[1]],
@@ -234,34 +234,34 @@ class Workshop:
                 **before,
             },
             "dev": run.metrics["ending_best_validation_utility"],
-            **self._tested(run, best, task),
+            **self._record_test(run, best, task),
             "found": f"{label}: {told}" if label else told,
             "experts": run.experts,
             "groups": run.groups,
             "coefficients": [round(float(c), 4) for c in position],
             "prompts": forward,
             "gradients": gradients,
-            "prompt_equivalents": forward + BACKWARD * gradients,
-            "prompts_shared": _total(run, "prompts_shared"),
-            **_spent(run.path),
+            "prompt_equivalents": forward + GRADIENT_COST * gradients,
+            "prompts_shared": _sum_rounds(run, "prompts_shared"),
+            **_read_usage(run.path),
             "finished": run.finished,
             "base_digest": run.identity["base weights"],
         }
 
-    def _tested(self, run: RunFolder, place: tuple[int, int], task: Any) -> dict[str, Any]:
-        rows = run.test_answers(place)
+    def _record_test(self, run: RunFolder, place: tuple[int, int], task: Any) -> dict[str, Any]:
+        rows = run.load_test_answers(place)
         if rows is None:
             raise UserError(f"{run.path}: it was not tested; a suite needs test=true")
-        return tested(task, rows)
+        return build_test_record(task, rows)
 
-    def _start_folder(self, cell: Cell) -> Path:
-        folder = self.folder(cell)
+    def _start_folder(self, cell: SuiteCell) -> Path:
+        folder = self.run_folder(cell)
         return folder.with_name(f"{folder.name}_start")
 
-    def _tune(self, cell: Cell, task: Any) -> Steps:
+    def _finetune_cell(self, cell: SuiteCell, task: Any) -> CellSteps:
         """Choose the best expert on the dev items, and train it with what is left of the budget."""
-        base = self._words(cell, TUNED)
-        count, budget = len(self._pool(cell).names), self._budget(cell)
+        base = self._base_words(cell, FINETUNE_KEYS)
+        count, budget = len(self._open_pool(cell).names), self._prompt_budget(cell)
         if budget <= count * cell.dev:
             raise UserError(
                 f"budget={cell.budget}: {cell.method.name} needs more than the "
@@ -275,8 +275,8 @@ class Workshop:
             "noise_floor=false",
         ]
         start = self._start_folder(cell)
-        run = yield from self._run(self._searches(cell, [*base, *experts], start, count * cell.dev))
-        folder = self.folder(cell)
+        run = yield from self._run_search(self._build_search(cell, [*base, *experts], start, count * cell.dev))
+        folder = self.run_folder(cell)
         words = [
             *base,
             *cell.method.words,
@@ -286,62 +286,62 @@ class Workshop:
             f"seed={cell.seed or 0}",
             "test=true",
         ]
-        words.append(f"steps={_steps(words, budget - count * cell.dev, task)}")
-        if not _finished(folder):
+        words.append(f"steps={_affordable_steps(words, budget - count * cell.dev, task)}")
+        if not _is_finetuned(folder):
             ended = yield [sys.executable, "-m", "swarm.finetune", *words]
-            _book(folder, ended)
+            _record_usage(folder, ended)
         metrics = json.loads((folder / "tuning.json").read_text())["metrics"]
-        rows = read_packed(folder / "answers.json.gz")
+        rows = read_gzip_json(folder / "answers.json.gz")
         seen, looked = metrics["examples_seen"], metrics["examples_looked_at"]
         return {
             "start": {
                 "expert": metrics["starting_best_expert"],
                 "dev": metrics["starting_best_validation_utility"],
-                **tested(task, rows["test"][0]),
+                **build_test_record(task, rows["test"][0]),
             },
             "dev": metrics["ending_best_validation_utility"],
-            **tested(task, rows["test"][1]),
+            **build_test_record(task, rows["test"][1]),
             "found": f"step {metrics['step']} of {metrics['steps']}",
             "prompts": count * cell.dev + looked,
             "gradients": seen,
-            "prompt_equivalents": count * cell.dev + looked + BACKWARD * seen,
-            "prompts_shared": _total(run, "prompts_shared"),
-            **_spent(folder, start),
+            "prompt_equivalents": count * cell.dev + looked + GRADIENT_COST * seen,
+            "prompts_shared": _sum_rounds(run, "prompts_shared"),
+            **_read_usage(folder, start),
             "finished": f"{metrics['steps']} steps",
             "base_digest": run.identity["base weights"],
         }
 
-    def _evaluate(self, cell: Cell, task: Any) -> Steps:
-        folder = self.folder(cell)
+    def _evaluate_cell(self, cell: SuiteCell, task: Any) -> CellSteps:
+        folder = self.run_folder(cell)
         if not (folder / "result.json").is_file():
-            words = [*self._words(cell, EVALUATED), *cell.method.words, "split=test"]
+            words = [*self._base_words(cell, EVALUATE_KEYS), *cell.method.words, "split=test"]
             words.append(f"out={folder}")
             ended = yield [sys.executable, "-m", "swarm.evaluate", *words]
-            _book(folder, ended)
+            _record_usage(folder, ended)
         result = json.loads((folder / "result.json").read_text())
         rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
         return {
             "start": None,
             "dev": None,
-            **tested(task, rows),
+            **build_test_record(task, rows),
             "found": "",
             "prompts": 0,
             "gradients": 0,
             "prompt_equivalents": 0,
             "prompts_shared": 0,
             "prompts_an_answer": round(result["prompts"] / len(rows), 3),
-            **_spent(folder),
+            **_read_usage(folder),
             "finished": "asked once",
             "base_digest": None,
         }
 
 
-def _total(run: RunFolder, name: str) -> int:
+def _sum_rounds(run: RunFolder, name: str) -> int:
     """A count of a search's rounds, over all of them."""
     return int(sum(entry.get(name, 0) for entry in run.rounds))
 
 
-def tested(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def build_test_record(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The test utility of some answers, and every item's value, compactly.
 
     Returns:
@@ -350,8 +350,8 @@ def tested(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         UserError: The utility is no mean of the items' values.
     """
-    scores = as_scores([dict(row) for row in rows])
-    if not is_mean(task, scores):
+    scores = records_to_scores([dict(row) for row in rows])
+    if not is_mean_utility(task, scores):
         raise UserError(f"task={task.name}: a suite needs a task whose utility is its items' mean")
     values = [score.value for score in scores]
     binary = set(values) <= {0.0, 1.0}
@@ -361,24 +361,24 @@ def tested(task: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def best_constant(task: Any) -> dict[str, Any] | None:
+def score_best_constant(task: Any) -> dict[str, Any] | None:
     """What is reached on test without reading a question, by the answers best on the dev items.
 
     Returns:
         "answer", "test" (that answer to all items) and "by_domain" (one answer to each domain);
         `None` where answers are not graded.
     """
-    constants = constant_answers(task, task.items("dev"))
+    constants = best_constant_answers(task, task.items("dev"))
     if constants is None:
         return None
     items = task.items("test")
     return {"answer": constants.overall} | {
-        name: round(task.utility(constants.scores(task, items, each)), 6)
+        name: round(task.utility(constants.score_items(task, items, each)), 6)
         for name, each in (("test", False), ("by_domain", True))
     }
 
 
-def _steps(words: Sequence[str], budget: int, task: Any) -> int:
+def _affordable_steps(words: Sequence[str], budget: int, task: Any) -> int:
     """The optimizer steps of a fine-tuning that fit a budget of prompt-equivalents.
 
     A step is `batch` examples of `BACKWARD` each; every look at the held-out
@@ -392,10 +392,10 @@ def _steps(words: Sequence[str], budget: int, task: Any) -> int:
                 if k in ("batch", "every", "holdout")
             }
         )
-    held = len(divided(task.items("dev"), config.holdout, 0)[1])
+    held = len(split_dev_holdout(task.items("dev"), config.holdout, 0)[1])
     steps = 0
     while (
-        BACKWARD * config.batch * (steps + 1) + held * (1 - (-(steps + 1) // config.every))
+        GRADIENT_COST * config.batch * (steps + 1) + held * (1 - (-(steps + 1) // config.every))
         <= budget
     ):
         steps += 1
@@ -404,42 +404,42 @@ def _steps(words: Sequence[str], budget: int, task: Any) -> int:
     return steps
 
 
-def _finished(folder: Path) -> bool:
+def _is_finetuned(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / "tuning.json").read_text()).get("metrics"))
     except (OSError, ValueError):
         return False
 
 
-def _spent(*folders: Path) -> dict[str, float]:
+def _read_usage(*folders: Path) -> dict[str, float]:
     """The seconds, and those of a core, that the processes of some folders took together."""
     found = {"seconds": 0.0, "cpu_seconds": 0.0}
-    for path in (folder / SPENT for folder in folders):
+    for path in (folder / USAGE_FILE for folder in folders):
         if path.is_file():
             for key, value in json.loads(path.read_text()).items():
                 found[key] += value
     return {key: round(value, 1) for key, value in found.items()}
 
 
-def _book(folder: Path, ended: Ended) -> None:
+def _record_usage(folder: Path, ended: ProcessResult) -> None:
     """Add the seconds of a process to its folder.
 
     Raises:
         Failed: The process failed.
     """
     if folder.is_dir():
-        before = _spent(folder)
+        before = _read_usage(folder)
         spent = {
             "seconds": before["seconds"] + ended.seconds,
             "cpu_seconds": before["cpu_seconds"] + ended.cpu,
         }
-        write_json(folder / SPENT, spent)
-    if ended.wrong:
-        raise Failed(ended.wrong)
+        write_json(folder / USAGE_FILE, spent)
+    if ended.failure:
+        raise CellError(ended.failure)
 
 
 @cache
-def _provenance() -> dict[str, Any]:
+def _collect_versions() -> dict[str, Any]:
     """What the numbers were made with."""
     versions = {"model-swarms": __version__, "python": sys.version.split()[0]}
     for name in ("torch", "transformers", "numpy"):
@@ -447,7 +447,7 @@ def _provenance() -> dict[str, Any]:
             versions[name] = version(name)
     git = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"],
-        cwd=PACKAGE.parent,
+        cwd=PACKAGE_FOLDER.parent,
         capture_output=True,
         text=True,
     )
@@ -459,20 +459,20 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
     lines = ",\n".join(
         f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in result.items()
     )
-    write_whole(path, f"{{\n{lines}\n}}\n".encode())
+    write_atomic(path, f"{{\n{lines}\n}}\n".encode())
 
 
 @dataclass(slots=True)
-class Live:
+class RunningCell:
     """A cell whose process runs."""
 
-    cell: Cell
-    steps: Steps
+    cell: SuiteCell
+    steps: CellSteps
     process: "subprocess.Popen[bytes]"
     errors: Any
     began: float = field(default_factory=time.monotonic)
 
-    def ended(self) -> Ended | None:
+    def poll(self) -> ProcessResult | None:
         """How the process ended; `None` while it runs."""
         process, status, usage = os.wait4(self.process.pid, os.WNOHANG)
         if not process:
@@ -483,10 +483,10 @@ class Live:
         self.errors.close()
         took = time.monotonic() - self.began
         cpu = usage.ru_utime + usage.ru_stime
-        return Ended(self.process.returncode, (lines or [""])[-1], took, cpu)
+        return ProcessResult(self.process.returncode, (lines or [""])[-1], took, cpu)
 
 
-class Runner:
+class SuiteRunner:
     """Runs cells, several processes at a time, until all are done or time is up.
 
     Args:
@@ -500,7 +500,7 @@ class Runner:
 
     def __init__(
         self,
-        workshop: Workshop,
+        workshop: CellPlanner,
         parallel: int,
         until: float | None,
         environment: Mapping[str, str],
@@ -510,48 +510,48 @@ class Runner:
         self.workshop, self.parallel, self.until = workshop, parallel, until
         self.environment, self.locks, self.say = environment, locks, say
         self.failed: dict[str, str] = {}
-        self._live: list[Live] = []
+        self._live: list[RunningCell] = []
         self._stopped: list[str] = []
 
-    def run(self, todo: Sequence[Cell]) -> bool:
+    def run(self, todo: Sequence[SuiteCell]) -> bool:
         """Run cells in their order; gives whether time was enough.
 
         What fails is in `failed`, by cell, and does not stop the others.
         """
         left, count = list(todo), len(todo)
-        self.workshop.clean()
+        self.workshop.remove_finished()
         try:
-            while (left and not self._late()) or self._live:
-                while left and len(self._live) < self.parallel and not self._late():
+            while (left and not self._is_time_up()) or self._live:
+                while left and len(self._live) < self.parallel and not self._is_time_up():
                     cell = left.pop(0)
                     where = f"{cell.task.name}/{cell.name} ({count - len(left)} of {count})"
                     self.say(f"{where}: begins")
-                    self._advance(cell, self.workshop.steps(cell), None)
-                if self._late():
-                    self._interrupt()
+                    self._advance_cell(cell, self.workshop.run_cell(cell), None)
+                if self._is_time_up():
+                    self._interrupt_all()
                 for live in list(self._live):
-                    if ended := live.ended():
+                    if ended := live.poll():
                         self._live.remove(live)
-                        self._advance(live.cell, live.steps, ended)
+                        self._advance_cell(live.cell, live.steps, ended)
                 time.sleep(0.05)
         finally:
-            self._interrupt()
+            self._interrupt_all()
         return not left and not self._stopped
 
-    def _late(self) -> bool:
+    def _is_time_up(self) -> bool:
         return self.until is not None and time.monotonic() >= self.until
 
-    def _advance(self, cell: Cell, steps: Steps, ended: Ended | None) -> None:
+    def _advance_cell(self, cell: SuiteCell, steps: CellSteps, ended: ProcessResult | None) -> None:
         """Run a cell on to its next process or to its result."""
         suite, name = self.workshop.suite, f"{cell.task.name}/{cell.name}"
         try:
             command = next(steps) if ended is None else steps.send(ended)
         except StopIteration as done:
             write_result(result_path(suite, cell), done.value)
-            self.workshop.clean()
+            self.workshop.remove_finished()
             self.say(f"{name}: test {done.value['test']:.3f}, {done.value['seconds']:.0f} s")
-        except (Failed, UserError) as error:
-            if self._late() and ended and ended.code in (130, 143, -signal.SIGINT):
+        except (CellError, UserError) as error:
+            if self._is_time_up() and ended and ended.code in (130, 143, -signal.SIGINT):
                 self._stopped.append(name)
             else:
                 self.failed[name] = str(error)
@@ -560,16 +560,16 @@ class Runner:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - `Live.ended` closes it
             # Secrets of a search's configuration are put into this process's environment.
             environment = {**os.environ, **self.environment}
-            process = rerun.spawn(command, self.locks, subprocess.DEVNULL, errors, environment)
-            self._live.append(Live(cell, steps, process, errors))
+            process = rerun.spawn_process(command, self.locks, subprocess.DEVNULL, errors, environment)
+            self._live.append(RunningCell(cell, steps, process, errors))
 
-    def _interrupt(self) -> None:
+    def _interrupt_all(self) -> None:
         """Stop what runs as Ctrl-C does; searches keep what is done."""
         for live in self._live:
             os.kill(live.process.pid, signal.SIGINT)
         for live in self._live:
             # Its end is looked at here and kept for `Live.ended`, which reaps it.
-            deadline = time.monotonic() + SECONDS_TO_LEAVE
+            deadline = time.monotonic() + INTERRUPT_TIMEOUT_S
             while not _has_ended(live.process.pid):
                 if time.monotonic() > deadline:
                     os.kill(live.process.pid, signal.SIGKILL)
@@ -581,8 +581,8 @@ def _has_ended(process: int) -> bool:
     return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def run(
-    suite: Suite, todo: Sequence[Cell], parallel: int, until: float | None, keep: bool
+def run_cells(
+    suite: Suite, todo: Sequence[SuiteCell], parallel: int, until: float | None, keep: bool
 ) -> tuple[dict[str, str], bool]:
     """Run cells and write their results.
 
@@ -598,10 +598,10 @@ def run(
     environment = dict(os.environ)
     if parallel > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
-    workshop = Workshop(suite, keep)
-    workshop.check(todo)
-    with rerun.alone(suite.runs) as lock:
-        runner = Runner(
+    workshop = CellPlanner(suite, keep)
+    workshop.check_cells(todo)
+    with rerun.lock_study_folder(suite.runs) as lock:
+        runner = SuiteRunner(
             workshop,
             parallel,
             until,

@@ -7,16 +7,16 @@ from statistics import median
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.files import write_json, write_whole
-from swarm.studies.rerun import Search
-from swarm.words import MOST_DOMAINS, constant_label, line, one_answer_lines
+from swarm.files import write_json, write_atomic
+from swarm.studies.rerun import SearchProcess
+from swarm.words import MAX_DOMAINS, describe_constant_answers, shorten_text, format_one_answer_warnings
 
-SAME = ("task items", "experts", "pool weights", "base weights")
+SHARED_IDENTITY_KEYS = ("task items", "experts", "pool weights", "base weights")
 """What all trials of a sweep have in common, beside their settings."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trial(Search):
+class Trial(SearchProcess):
     """One search of a sweep.
 
     Attributes:
@@ -26,16 +26,16 @@ class Trial(Search):
     drawn: dict[str, Any]
 
 
-def check(trials: Sequence[Trial]) -> None:
+def check_trials(trials: Sequence[Trial]) -> None:
     """Whether what lies in the trials' folders is of this sweep.
 
     Raises:
         UserError: A folder holds a search with other settings, or one on other items or weights
             than another trial's.
     """
-    begun = [(trial, state["identity"]) for trial in trials if (state := trial.state())]
+    begun = [(trial, state["identity"]) for trial in trials if (state := trial.load_state())]
     for trial, identity in begun:
-        wanted = trial.wanted() | {name: begun[0][1].get(name) for name in SAME}
+        wanted = trial.expected_identity() | {name: begun[0][1].get(name) for name in SHARED_IDENTITY_KEYS}
         differ = sorted(key for key in wanted if identity.get(key) != wanted[key])
         if differ:
             key, name = differ[0], trial.path.parent.name
@@ -45,14 +45,14 @@ def check(trials: Sequence[Trial]) -> None:
             )
 
 
-def summarise(trials: Sequence[Trial], errors: Mapping[Path, str]) -> dict[str, Any]:
+def summarize_trials(trials: Sequence[Trial], errors: Mapping[Path, str]) -> dict[str, Any]:
     """All that is known of the trials; those that neither ended nor failed are left out.
 
     Args:
         errors: What went wrong, by the folder of the trial.
     """
-    rows = [_row(trial, errors.get(trial.path)) for trial in trials
-            if trial.metrics() or trial.path in errors]  # fmt: skip
+    rows = [_trial_row(trial, errors.get(trial.path)) for trial in trials
+            if trial.load_metrics() or trial.path in errors]  # fmt: skip
     ended = [row for row in rows if row["error"] is None]
     gains = [row["gain"] for row in ended if row["gain"] is not None]
     summary: dict[str, Any] = {
@@ -66,14 +66,14 @@ def summarise(trials: Sequence[Trial], errors: Mapping[Path, str]) -> dict[str, 
         "gain_on_test_median": median(gains) if gains else None,
         "gain_on_test_range": [min(gains), max(gains)] if gains else None,
     }
-    first = next((m for trial in trials if (m := trial.metrics())), {})
+    first = next((m for trial in trials if (m := trial.load_metrics())), {})
     names = {"expert": "starting_best_expert", "dev": "starting_best_validation_utility",
              "test": "starting_best_single_test_accuracy"}  # fmt: skip
     return summary | {"best_initial": {name: first.get(key) for name, key in names.items()}}
 
 
-def _row(trial: Trial, error: str | None) -> dict[str, Any]:
-    metrics = trial.metrics() if error is None else None
+def _trial_row(trial: Trial, error: str | None) -> dict[str, Any]:
+    metrics = trial.load_metrics() if error is None else None
     names = {
         "dev": "ending_best_validation_utility",
         "test": "ending_best_single_test_accuracy",
@@ -90,20 +90,20 @@ def _row(trial: Trial, error: str | None) -> dict[str, Any]:
     return {**head, **found, "error": error}
 
 
-def write(folder: Path, summary: Mapping[str, Any]) -> None:
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Put summary.json and summary.md into the sweep's folder."""
     write_json(folder / "summary.json", summary)
-    text = "\n".join([f"# {folder.name}", "", *report(summary)])
-    write_whole(folder / "summary.md", (text + "\n").encode())
+    text = "\n".join([f"# {folder.name}", "", *format_summary(summary)])
+    write_atomic(folder / "summary.md", (text + "\n").encode())
 
 
-def report(summary: Mapping[str, Any]) -> list[str]:
+def format_summary(summary: Mapping[str, Any]) -> list[str]:
     """The lines of the table, in Markdown, and of what may be said of it."""
     rows = summary["trials"]
     drawn = list(rows[0]["drawn"]) if rows else []
     heads = ["trial", *(key.removeprefix("optimizer.") for key in drawn)]
     heads += ["dev", "test", "gain on test", "p"]
-    table = [heads, *([row["trial"], *map(str, row["drawn"].values()), *_cells(row)]
+    table = [heads, *([row["trial"], *map(str, row["drawn"].values()), *_trial_cells(row)]
                       for row in rows)]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
@@ -112,30 +112,30 @@ def report(summary: Mapping[str, Any]) -> list[str]:
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     failed = [f"- {row['trial']} failed: {row['error']}" for row in rows if row["error"]]
-    return [*lines, "", *failed, *_conclusions(summary)]
+    return [*lines, "", *failed, *_describe_conclusions(summary)]
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _trial_cells(row: Mapping[str, Any]) -> list[str]:
     """Dev, test, gain and p of a trial."""
     if row["error"] is not None:
         return ["failed", "", "", ""]
     if row["test"] is None:
         return [f"{row['dev']:.3f}", "", "", ""]
     mark = " (!)" * bool(row.get("one_answer"))
-    return [f"{row['dev']:.3f}", _test(row) + mark, _gain(row), f"{row['p']:.3g}"]
+    return [f"{row['dev']:.3f}", _format_test(row) + mark, _format_gain(row), f"{row['p']:.3g}"]
 
 
-def _test(row: Mapping[str, Any]) -> str:
+def _format_test(row: Mapping[str, Any]) -> str:
     low, high = row["test_interval"]
     return f"{row['test']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _gain(row: Mapping[str, Any]) -> str:
+def _format_gain(row: Mapping[str, Any]) -> str:
     low, high = row["gain_interval"]
     return f"{row['gain']:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-def _conclusions(summary: Mapping[str, Any]) -> list[str]:
+def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
     """What the table says, a line each."""
     count = summary["ended"]
     if not count:
@@ -152,22 +152,22 @@ def _conclusions(summary: Mapping[str, Any]) -> list[str]:
     if best["test"] is None:
         return [*lines, "- Nothing was tested (test=false)."]
     low, high = summary["gain_on_test_range"]
-    warnings = one_answer_lines(
+    warnings = format_one_answer_warnings(
         best.get("one_answer") or (), f"the best of {best['trial']}", "test"
     )
     if any(row.get("one_answer") for row in summary["trials"]):
         warnings.append("(!): more than 90 % of the answers to a domain are one value.")
     domains = best.get("domains") or {}
-    if 2 <= len(domains) <= MOST_DOMAINS:
-        told = ", ".join(f"{line(name)} {one['utility']:.3f}" for name, one in domains.items())
+    if 2 <= len(domains) <= MAX_DOMAINS:
+        told = ", ".join(f"{shorten_text(name)} {one['utility']:.3f}" for name, one in domains.items())
         warnings.insert(0, f"Its test value by domain: {told}.")
     if constant := best.get("constant_answers"):
         utility = constant["by_domain"]["test"]["utility"]
-        said = f"The best constant answer ({constant_label(constant)}) has {utility:.3f} on test."
+        said = f"The best constant answer ({describe_constant_answers(constant)}) has {utility:.3f} on test."
         warnings.insert(0, said)
     return [
         *lines,
-        f"- Its test value, on which nothing was selected: {_test(best)}, {_gain(best)} against"
+        f"- Its test value, on which nothing was selected: {_format_test(best)}, {_format_gain(best)} against"
         f" the best initial expert's {before['test']:.3f}, paired p = {best['p']:.3g}.",
         *(f"- {words}" for words in warnings),
         f"- Over the trials: {summary['gained_on_test']} of {count} gained on test,"

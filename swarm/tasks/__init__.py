@@ -31,7 +31,7 @@ class Score:
     measures: Mapping[str, float] = field(default_factory=dict)
 
 
-Play = Generator[list[Request], list[Completion], list[Score]]
+TaskRun = Generator[list[Request], list[Completion], list[Score]]
 """A task being played: yields requests, is sent their completions, returns one score an item."""
 
 
@@ -64,7 +64,7 @@ class Task(Protocol):
         """
         ...
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         """Ask about every item; dev and test are played alike."""
         ...
 
@@ -78,7 +78,7 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class Prepared(Protocol):
+class RequiresSetup(Protocol):
     """A task (or a scorer) with something of its own to be checked and opened."""
 
     def check(self) -> None:
@@ -95,27 +95,27 @@ class Prepared(Protocol):
 
 
 @runtime_checkable
-class Calibrated(Protocol):
+class HasScoreScale(Protocol):
     """A task whose values are on a scale that its experts' own dev answers set."""
 
     def calibrate(self, scores: Sequence[Score]) -> Mapping[str, Any]:
         """Set the scale by these scores of all experts on dev; gives it, for the record."""
         ...
 
-    def restore(self, scale: Mapping[str, Any]) -> None:
+    def restore_scale(self, scale: Mapping[str, Any]) -> None:
         """Set the scale that `calibrate` gave."""
         ...
 
-    def settled(self, score: Score) -> Score:
+    def apply_scale(self, score: Score) -> Score:
         """The score with its value on the scale, from its measures; as it is without a scale."""
         ...
 
 
 @runtime_checkable
-class Supervised(Protocol):
+class HasGoldAnswers(Protocol):
     """A task with gold answers."""
 
-    def examples(self, items: Sequence[Item]) -> list[Example]:
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """Each item's prompt, as the task puts it, with its gold answer.
 
         Raises:
@@ -125,10 +125,10 @@ class Supervised(Protocol):
 
 
 @runtime_checkable
-class Sourced(Protocol):
+class HasSources(Protocol):
     """A task (or a scorer) whose values depend on code or weights that its settings only name."""
 
-    def sources(self) -> Mapping[str, str]:
+    def source_digests(self) -> Mapping[str, str]:
         """A digest of each of them, by the key of the setting and a word: "function source".
 
         Raises:
@@ -137,13 +137,13 @@ class Sourced(Protocol):
         ...
 
 
-def has_gold(task: Task) -> bool:
+def has_gold_answers(task: Task) -> bool:
     """Whether the task, and each part of a mixture, is `Supervised`."""
     parts = getattr(task, "tasks", {})
-    return isinstance(task, Supervised) and all(map(has_gold, parts.values()))
+    return isinstance(task, HasGoldAnswers) and all(map(has_gold_answers, parts.values()))
 
 
-def mean(scores: Sequence[Score]) -> float:
+def mean_score(scores: Sequence[Score]) -> float:
     """The mean value, which is the utility of most tasks; in the scores' unit.
 
     Raises:
@@ -154,13 +154,13 @@ def mean(scores: Sequence[Score]) -> float:
     return fmean(score.value for score in scores)
 
 
-def plain(task: Task) -> Task:
+def metric_task(task: Task) -> Task:
     """The task by its own measure, whatever signal it is searched by."""
-    found: Task = getattr(task, "plain", task)
+    found: Task = getattr(task, "metric_task", task)
     return found
 
 
-def unparsed(scores: Sequence[Score]) -> float:
+def unparsed_rate(scores: Sequence[Score]) -> float:
     """The share of answers, 0 to 1, from which nothing could be read; 0 of no scores.
 
     Beside an accuracy it tells a model that does not know from one that is not understood.

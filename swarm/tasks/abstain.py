@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swarm.models import Completion, Message, Request
-from swarm.tasks import Item, Play, Score, mean
-from swarm.tasks.choice import Choice, choice_prompt
+from swarm.tasks import Item, TaskRun, Score, mean_score
+from swarm.tasks.choice import MultipleChoice, build_choice_prompt
 
-REFLECTION = (
+REFLECTION_PROMPT = (
     "\nProposed answer: {}\n"
     "Is the proposed answer true or false? Directly answer with true or false."
 )
 """What is put behind the first round's prompt (Model Swarms, evaluate.py)."""
 
-ABSTAINED = "abstain"
+ABSTENTION = "abstain"
 """The answer of a model that calls its own answer false; several models can vote for it."""
 
 VERDICT = re.compile(
@@ -27,7 +27,7 @@ VERDICT = re.compile(
 """A word on an answer. "Correct" counts behind "not" alone: "the correct answer" is no verdict."""
 
 
-class Abstain(Choice):
+class Abstain(MultipleChoice):
     """Items as `Choice`'s, asked in two rounds: the answer, then whether it is true or false.
 
     A model that replies "false" abstains. A right answer is worth 1, a wrong one -1 and an
@@ -49,66 +49,66 @@ class Abstain(Choice):
     lowest = -1.0
     signals = ("accuracy",)
     scorings = ("generate", "logits")
-    constants = (ABSTAINED,)
+    constants = (ABSTENTION,)
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         """Ask about every item in two rounds."""
-        first = yield [self.request(item) for item in items]
+        first = yield [self.build_request(item) for item in items]
         pairs = list(zip(items, first, strict=True))
-        second = yield [self.reflection(item, said) for item, said in pairs]
+        second = yield [self.build_reflection(item, said) for item, said in pairs]
         return [
-            self.judged(item, said, reply)
+            self.score_reply(item, said, reply)
             for (item, said), reply in zip(pairs, second, strict=True)
         ]
 
     def grade(self, item: Item, answer: str | None) -> float:
         """1 for the right letter, 0 for an abstention, else -1."""
-        if answer == ABSTAINED:
+        if answer == ABSTENTION:
             return 0.0
         return 1.0 if answer == item["answer"] else -1.0
 
     def utility(self, scores: Sequence[Score]) -> float:
         """The effective reliability, -1 to 1: (answered right - answered wrong) / items."""
-        return mean(scores)
+        return mean_score(scores)
 
-    def request(self, item: Item) -> Request:
+    def build_request(self, item: Item) -> Request:
         """What is put to the model about one item in the first round."""
-        asked = super().request(item)
+        asked = super().build_request(item)
         # The original goes on writing once the letter is there, and shows all of it.
         return replace(asked, decided=None) if self.parser == "original" else asked
 
-    def reflection(self, item: Item, said: Completion) -> Request:
+    def build_reflection(self, item: Item, said: Completion) -> Request:
         """What is put to the model about its answer."""
-        letter = self.read(item, said)
+        letter = self.read_answer(item, said)
         if letter is None or (self.parser == "original" and self.scoring == "generate"):
             # The original strips what is generated.
             proposed = said.text.strip() if self.parser == "original" else said.text
         else:
             proposed = f"{letter}: {item['choices'][letter]}"
-        text = choice_prompt(item, self.instruction) + REFLECTION.format(proposed)
+        text = build_choice_prompt(item, self.instruction) + REFLECTION_PROMPT.format(proposed)
         prompt = (Message("user", text),) if self.chat else text
         if self.scoring == "logits":
             space = "" if self.chat else " "
             return Request(prompt, 0, (f"{space}true", f"{space}false"))
-        stop = says_false if self.parser == "original" else decided
+        stop = contains_false if self.parser == "original" else decided
         return Request(prompt, self.max_new_tokens, decided=stop)
 
-    def judged(self, item: Item, said: Completion, reply: Completion) -> Score:
+    def score_reply(self, item: Item, said: Completion, reply: Completion) -> Score:
         """What an answer and the model's word on it are worth."""
-        letter = self.read(item, said)
-        abstains = self.abstains(reply)
-        answer = ABSTAINED if abstains else letter
+        letter = self.read_answer(item, said)
+        abstains = self.is_abstention(reply)
+        answer = ABSTENTION if abstains else letter
         measures = {"abstained": float(abstains), "right": float(letter == item["answer"])}
         text = f"{said.text}\n{reply.text}" if reply.text else said.text
         return Score(self.grade(item, answer), answer, text, measures=measures)
 
-    def abstains(self, reply: Completion) -> bool:
+    def is_abstention(self, reply: Completion) -> bool:
         """Whether a reply calls the proposed answer false."""
         if self.scoring == "logits":
             true, false = reply.logprobs
             return false > true
         if self.parser == "original":
-            return says_false(reply.text)
+            return contains_false(reply.text)
         return verdict(reply.text) is False
 
 
@@ -136,6 +136,6 @@ def _verdict(text: str) -> re.Match[str] | None:
     return next((one for one in VERDICT.finditer(text) if not one["right"] or one["negated"]), None)
 
 
-def says_false(text: str) -> bool:
+def contains_false(text: str) -> bool:
     """The original's rule: "false" is somewhere in the text, "falsetto" too."""
     return "false" in text.lower()

@@ -7,35 +7,35 @@ whether no further text can change what is read, so that a model may stop.
 import re
 from decimal import Decimal
 
-PAIRS = {"yes": "yes or no", "no": "yes or no", "true": "true or false", "false": "true or false"}
+ANSWER_KINDS = {"yes": "yes or no", "no": "yes or no", "true": "true or false", "false": "true or false"}
 
-GAP = "[ \u00a0\u2009\u202f]"
+DIGIT_GAP = "[ \u00a0\u2009\u202f]"
 NUMBER = re.compile(
     rf"""(?:(?<![\w)])[-−])?[$€£]?[-−]?     # a sign, unless it is a minus between two terms
     (?<![\w.])                             # not the tail of a name or of another number
     (?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])   # 1,234
-      |(?<![0-9]{GAP})[1-9][0-9]{{0,2}}(?:{GAP}[0-9]{{3}})+(?!{GAP}?[0-9])  # 1 234, no list 1 2 345
+      |(?<![0-9]{DIGIT_GAP})[1-9][0-9]{{0,2}}(?:{DIGIT_GAP}[0-9]{{3}})+(?!{DIGIT_GAP}?[0-9])  # 1 234, no list 1 2 345
       |[0-9]+)?
     (?:(?<=[0-9])(?:\.[0-9]+)?|\.[0-9]+)   # 18, 18.50, .5
     (?:e[-+]?[0-9]{{1,2}}(?![0-9]))?        # 6.02e23
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-ENDED = re.compile(rf"[^0-9.,e{GAP[1:-1]}]|(?:[.,]|{GAP})[^0-9]|e(?:[-+][^0-9]|[^-+0-9])", re.I)
+NUMBER_END = re.compile(rf"[^0-9.,e{DIGIT_GAP[1:-1]}]|(?:[.,]|{DIGIT_GAP})[^0-9]|e(?:[-+][^0-9]|[^-+0-9])", re.I)
 """What may follow a number that nothing can be added to: no digit, and no separator or exponent
 that a digit could follow."""
 
-MARKS = r"""(?:
+ANSWER_MARKS = r"""(?:
     \#\#\#\#[^0-9\n]{0,16}
     |\banswer\b[^0-9\n.]{0,24}(?:\bis\b|[:=])[^0-9\n]{0,16}
     |\bboxed\{[^0-9\n]{0,8}
     )\Z"""
-LENGTHS = r"""(?:
+LENGTH_MARKS = r"""(?:
     \b(?:length|distance)\b(?:[^\n.=:]{0,80}(?:\bis\b|[:=]))?(?:\s+of\b)?[^\w\n]{0,8}
     )\Z"""
-REASONED = re.compile(MARKS, re.VERBOSE | re.IGNORECASE)
-DIRECT = re.compile(rf"\A[\W_]*\Z|{MARKS}|{LENGTHS}", re.VERBOSE | re.IGNORECASE)
-WINDOW = 160
+LAST_ANSWER_MARK = re.compile(ANSWER_MARKS, re.VERBOSE | re.IGNORECASE)
+FIRST_ANSWER_MARK = re.compile(rf"\A[\W_]*\Z|{ANSWER_MARKS}|{LENGTH_MARKS}", re.VERBOSE | re.IGNORECASE)
+MARK_WINDOW = 160
 """Characters before a number in which its mark is looked for; longer than any mark."""
 
 NEXT = re.compile(
@@ -66,18 +66,18 @@ TERMS = re.compile(r"[ \t\d.,$€£%()+\-−–*/×÷^=]*")
 """What an expression is written with."""
 OPERATOR = re.compile(r"[ \t)%]*[-+−–*/×÷^][ \t(]*[$€£]?\d")
 
-LEAD = re.compile(r"\A[\W_]*(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|:|=)", re.IGNORECASE)
+ANSWER_LEAD = re.compile(r"\A[\W_]*(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|:|=)", re.IGNORECASE)
 
 
-def kind_of(gold: str) -> str:
+def answer_kind(gold: str) -> str:
     """The kind of answer: "yes or no", "true or false", "number" or "phrase"."""
     stripped = gold.strip()
-    if stripped.lower() in PAIRS:
-        return PAIRS[stripped.lower()]
+    if stripped.lower() in ANSWER_KINDS:
+        return ANSWER_KINDS[stripped.lower()]
     return "number" if NUMBER.fullmatch(stripped) else "phrase"
 
 
-def read(text: str, kind: str, take: str) -> str | None:
+def extract_answer(text: str, kind: str, take: str) -> str | None:
     """The answer that `text` gives, in one spelling per value; `None` if there is none.
 
     - yes or no, true or false: the first of the two that stands as a whole word.
@@ -91,16 +91,16 @@ def read(text: str, kind: str, take: str) -> str | None:
       single spaces, no punctuation.
     """
     if kind == "number":
-        if marked := _marked(text, take):
+        if marked := _find_marked_number(text, take):
             result = None if take == "first" else _result(text, marked)
-            return plain(result or marked.group())
+            return normalize_number(result or marked.group())
         if take == "last":
             return stated(text)
         numbers = NUMBER.findall(text)
-        return plain(numbers[0]) if numbers else None
+        return normalize_number(numbers[0]) if numbers else None
     if kind == "phrase":
-        return next(filter(None, map(_phrase, text.split("\n"))), None)
-    found = _word(kind).search(text)
+        return next(filter(None, map(_normalize_phrase, text.split("\n"))), None)
+    found = _word_pattern(kind).search(text)
     return found.group().capitalize() if found else None
 
 
@@ -124,16 +124,16 @@ def stated(text: str) -> str | None:
             break
     else:
         every = NUMBER.findall(text)
-        return plain(every[-1]) if every else None
+        return normalize_number(every[-1]) if every else None
     quantities = [one for one in numbers if not _aside(shown, one, numbers)] or numbers
     result = next(filter(None, (_equated(shown, one) for one in reversed(numbers))), None)
     if result is None:
-        return plain(quantities[-1].group())
+        return normalize_number(quantities[-1].group())
     found, place = result
     for one in reversed(quantities):
         if one.start() > place and CONCLUDES.search(_sentence(shown, one)):
-            return plain(one.group())
-    return plain(found)
+            return normalize_number(one.group())
+    return normalize_number(found)
 
 
 def _equated(text: str, number: re.Match[str]) -> tuple[str, int] | None:
@@ -151,7 +151,7 @@ def _equated(text: str, number: re.Match[str]) -> tuple[str, int] | None:
 
 def _names(text: str, number: re.Match[str]) -> bool:
     """Whether a number names something, as in "Question 2"."""
-    before = text[max(0, number.start() - WINDOW) : number.start()]
+    before = text[max(0, number.start() - MARK_WINDOW) : number.start()]
     line = not before.rpartition("\n")[2].strip(" \t*-")
     listed = line and not text[: number.start()].endswith("-") and LISTED.match(text, number.end())
     return bool(LABEL.search(before) or listed or ORDINAL.match(text, number.end()))
@@ -187,32 +187,32 @@ def _result(text: str, number: re.Match[str]) -> str | None:
     return found.group() if found else None
 
 
-def settled(kind: str, take: str, text: str) -> bool:
+def is_answer_final(kind: str, take: str, text: str) -> bool:
     """Whether `read` gives the same for `text` and for every text that begins with it."""
     if kind == "number":
-        marked = _marked(text, take)
-        if marked is None or not ENDED.match(text, marked.end()):
+        marked = _find_marked_number(text, take)
+        if marked is None or not NUMBER_END.match(text, marked.end()):
             return False
         # What is written on may make an expression of it, whose result counts.
         return take == "first" or _terms_end(text, marked) < len(text)
     if kind == "phrase":
-        return any(map(_phrase, text.split("\n")[:-1]))
-    found = _word(kind).search(text)
+        return any(map(_normalize_phrase, text.split("\n")[:-1]))
+    found = _word_pattern(kind).search(text)
     return found is not None and found.end() < len(text)
 
 
-def same(answer: str, gold: str) -> bool:
+def is_same_answer(answer: str, gold: str) -> bool:
     """Whether an answer that was read (or any spelling of it) has the gold answer's value."""
-    kind = kind_of(gold)
+    kind = answer_kind(gold)
     if kind == "number":
         stripped = answer.strip()
-        return bool(NUMBER.fullmatch(stripped)) and plain(stripped) == plain(gold.strip())
-    return _phrase(answer) == _phrase(gold)
+        return bool(NUMBER.fullmatch(stripped)) and normalize_number(stripped) == normalize_number(gold.strip())
+    return _normalize_phrase(answer) == _normalize_phrase(gold)
 
 
-def plain(number: str) -> str:
+def normalize_number(number: str) -> str:
     """A number's one spelling: "$1,234.50" is "1234.5", "18.00" is "18", "-0" is "0"."""
-    digits = re.sub(rf"[$€£,]|{GAP}", "", number).replace("−", "-")
+    digits = re.sub(rf"[$€£,]|{DIGIT_GAP}", "", number).replace("−", "-")
     value = Decimal("-" + digits.lstrip("-") if digits.startswith("-") else digits)
     if value == 0:
         return "0"
@@ -220,25 +220,25 @@ def plain(number: str) -> str:
     return spelt.rstrip("0").rstrip(".") if "." in spelt else spelt
 
 
-def read_whole(text: str) -> str | None:
+def extract_line(text: str) -> str | None:
     """The first line that is not blank, whole: lower case, single spaces, no final punctuation.
 
     `None` if all lines are blank. "The answer is 7" is not "7", and "1 2 3" not "1 2".
     """
-    return next(filter(None, map(_whole, text.split("\n"))), None)
+    return next(filter(None, map(_normalize_line, text.split("\n"))), None)
 
 
-def settled_whole(text: str) -> bool:
+def is_line_final(text: str) -> bool:
     """Whether `read_whole` gives the same for `text` and for every text that begins with it."""
-    return any(map(_whole, text.split("\n")[:-1]))
+    return any(map(_normalize_line, text.split("\n")[:-1]))
 
 
-def same_whole(answer: str, gold: str) -> bool:
+def is_same_line(answer: str, gold: str) -> bool:
     """Whether two whole answers differ in case, white space and final punctuation at most."""
-    return _whole(answer) == _whole(gold)
+    return _normalize_line(answer) == _normalize_line(gold)
 
 
-def read_original(text: str, last_words: int | None) -> str | None:
+def extract_original(text: str, last_words: int | None) -> str | None:
     """What the original looks for the gold answer in: the text, or its last words.
 
     Words are what single spaces separate, as there.
@@ -249,32 +249,32 @@ def read_original(text: str, last_words: int | None) -> str | None:
     return shown or None
 
 
-def same_original(answer: str, gold: str) -> bool:
+def is_same_original(answer: str, gold: str) -> bool:
     """The original's rule: the gold answer is somewhere in the text, "18" in "118" too."""
     return gold in answer
 
 
-def _marked(text: str, take: str) -> re.Match[str] | None:
+def _find_marked_number(text: str, take: str) -> re.Match[str] | None:
     # Whether a number is marked depends on what stands before it alone: the first one stays.
-    marks = DIRECT if take == "first" else REASONED
+    marks = FIRST_ANSWER_MARK if take == "first" else LAST_ANSWER_MARK
     for number in NUMBER.finditer(text):
         start = number.start()
         # The whole beginning where it is short, so that "opens the text" means just that.
-        before = text[:start] if start < WINDOW else "x" + text[start - WINDOW : start]
+        before = text[:start] if start < MARK_WINDOW else "x" + text[start - MARK_WINDOW : start]
         if marks.search(before):
             return number
     return None
 
 
-def _phrase(line: str) -> str:
-    rest = LEAD.sub("", line)
+def _normalize_phrase(line: str) -> str:
+    rest = ANSWER_LEAD.sub("", line)
     return " ".join(re.findall(r"\w+", rest.casefold()))
 
 
-def _whole(line: str) -> str:
+def _normalize_line(line: str) -> str:
     return " ".join(line.casefold().split()).rstrip(".,;:!? ")
 
 
-def _word(kind: str) -> re.Pattern[str]:
+def _word_pattern(kind: str) -> re.Pattern[str]:
     either = kind.replace(" or ", "|")
     return re.compile(rf"(?<![\w-])(?:{either})(?![\w'’-])", re.IGNORECASE)

@@ -7,16 +7,16 @@ from math import isnan
 from swarm.errors import UserError
 from swarm.models import Completion, Example, Message, Request
 from swarm.tasks import Item, Score, keys, letters
-from swarm.tasks.data import DataFile, Files, wrong_text
-from swarm.tasks.signal import Signalled, continuation
+from swarm.tasks.data import DataFile, DataFiles, text_field_error
+from swarm.tasks.signal import SearchSignalTask, format_continuation
 
-QUESTION = "{question}"
+QUESTION_FIELD = "{question}"
 """What stands for an item's question in a template."""
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class Choice(Signalled):
+class MultipleChoice(SearchSignalTask):
     """Items `{"question", "choices": {letter: text}, "answer": letter}`; an answer is a letter.
 
     The prompt is the original's (Model Swarms, evaluate.py): the instruction, "Question: ...",
@@ -61,7 +61,7 @@ class Choice(Signalled):
     def __init__(
         self,
         name: str,
-        file: Files | None = None,
+        file: DataFiles | None = None,
         dev_limit: int | None = None,
         test_limit: int | None = None,
         ids: str = "file",
@@ -83,18 +83,18 @@ class Choice(Signalled):
             dev_limit,
             test_limit,
             ids,
-            wrong_choice,
+            choice_item_error,
             dedupe,
             dev_seed=dev_seed,
             too_long=too_long,
         )
         self.name = self.data.name
-        self.instruction = keys.optional_words("instruction", instruction)
-        self.chat = keys.switch("chat", chat)
-        self.scoring = keys.one_of("scoring", scoring, self.scorings)
-        self.template = _template(template)
-        self.max_new_tokens = keys.whole_number("max_new_tokens", max_new_tokens)
-        self.parser = keys.one_of("parser", parser, ("anchored", "original"))
+        self.instruction = keys.check_optional_text("instruction", instruction)
+        self.chat = keys.check_bool("chat", chat)
+        self.scoring = keys.check_one_of("scoring", scoring, self.scorings)
+        self.template = _check_template(template)
+        self.max_new_tokens = keys.check_positive_int("max_new_tokens", max_new_tokens)
+        self.parser = keys.check_one_of("parser", parser, ("anchored", "original"))
 
     def items(self, split: str) -> Sequence[Item]:
         """The items of "dev" or "test"; see `Task.items`."""
@@ -113,50 +113,50 @@ class Choice(Signalled):
         """1 for the right letter, else 0."""
         return float(answer == item["answer"])
 
-    def request(self, item: Item) -> Request:
+    def build_request(self, item: Item) -> Request:
         """What is put to the model about one item."""
-        prompt = self._prompt(item)
+        prompt = self._build_prompt(item)
         if self.scoring == "generate":
-            return Request(prompt, self.max_new_tokens, decided=self._decided(item["choices"]))
-        return Request(prompt, 0, self._options(item, prompt))
+            return Request(prompt, self.max_new_tokens, decided=self._build_stop_check(item["choices"]))
+        return Request(prompt, 0, self._build_options(item, prompt))
 
     def gold_text(self, item: Item) -> str:
         """The right letter, or with `scoring` "text" the right choice's text."""
-        return _text(item, item["answer"]) if self.scoring == "text" else str(item["answer"])
+        return _choice_text(item, item["answer"]) if self.scoring == "text" else str(item["answer"])
 
-    def examples(self, items: Sequence[Item]) -> list[Example]:
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.Supervised`: the right choice's share among all choices.
 
         A choice is its letter; with `scoring` "text" it is its text, and the shares are those of
         the log probabilities per character (nats a character, softmax over the choices).
         """
-        return [self._example(item) for item in items]
+        return [self._gold_example(item) for item in items]
 
-    def _example(self, item: Item) -> Example:
-        prompt = self._prompt(item)
+    def _gold_example(self, item: Item) -> Example:
+        prompt = self._build_prompt(item)
         gold = list(item["choices"]).index(item["answer"])
-        units = tuple(map(float, _lengths(item))) if self.scoring == "text" else ()
-        return Example(prompt, self._options(item, prompt), gold, units=units)
+        units = tuple(map(float, _choice_lengths(item))) if self.scoring == "text" else ()
+        return Example(prompt, self._build_options(item, prompt), gold, units=units)
 
-    def _prompt(self, item: Item) -> str | tuple[Message, ...]:
+    def _build_prompt(self, item: Item) -> str | tuple[Message, ...]:
         if self.scoring == "text":
-            text = self.template.replace(QUESTION, item["question"])
+            text = self.template.replace(QUESTION_FIELD, item["question"])
         else:
-            text = choice_prompt(item, self.instruction)
+            text = build_choice_prompt(item, self.instruction)
         return (Message("user", text),) if self.chat else text
 
-    def _options(self, item: Item, prompt: str | tuple[Message, ...]) -> tuple[str, ...]:
+    def _build_options(self, item: Item, prompt: str | tuple[Message, ...]) -> tuple[str, ...]:
         """Each choice as it continues the prompt."""
         letters = list(item["choices"])
-        texts = [_text(item, one) for one in letters] if self.scoring == "text" else letters
-        return tuple(continuation(prompt, text) for text in texts)
+        texts = [_choice_text(item, one) for one in letters] if self.scoring == "text" else letters
+        return tuple(format_continuation(prompt, text) for text in texts)
 
-    def score(self, item: Item, completion: Completion) -> Score:
+    def score_completion(self, item: Item, completion: Completion) -> Score:
         """What one completion is worth."""
-        answer = self.read(item, completion)
+        answer = self.read_answer(item, completion)
         return Score(self.grade(item, answer), answer, completion.text)
 
-    def read(self, item: Item, completion: Completion) -> str | None:
+    def read_answer(self, item: Item, completion: Completion) -> str | None:
         """The letter a completion picks, or `None`.
 
         Raises:
@@ -164,18 +164,18 @@ class Choice(Signalled):
         """
         choices = item["choices"]
         if self.scoring != "generate":
-            lengths = _lengths(item) if self.scoring == "text" else [1] * len(choices)
-            return _likeliest(self.scoring, list(choices), completion.logprobs, lengths)
+            lengths = _choice_lengths(item) if self.scoring == "text" else [1] * len(choices)
+            return _most_likely_option(self.scoring, list(choices), completion.logprobs, lengths)
         if self.parser == "original":
-            return letters.read_original(completion.text, choices)
-        return letters.read(completion.text, choices)
+            return letters.extract_letter_original(completion.text, choices)
+        return letters.extract_letter(completion.text, choices)
 
-    def _decided(self, choices: Mapping[str, str]) -> Callable[[str], bool]:
-        settled = letters.settled_original if self.parser == "original" else letters.settled
+    def _build_stop_check(self, choices: Mapping[str, str]) -> Callable[[str], bool]:
+        settled = letters.is_original_letter_final if self.parser == "original" else letters.is_letter_final
         return partial(settled, dict(choices))
 
 
-def choice_prompt(item: Item, instruction: str | None) -> str:
+def build_choice_prompt(item: Item, instruction: str | None) -> str:
     """The text that ends in "The answer is", for any task that asks about choices."""
     lines = [item["icl_prompt"]] if "icl_prompt" in item else []
     lines += [instruction] if instruction else []
@@ -184,9 +184,9 @@ def choice_prompt(item: Item, instruction: str | None) -> str:
     return "\n".join([*lines, "The answer is"])
 
 
-def wrong_choice(item: Item) -> str | None:
+def choice_item_error(item: Item) -> str | None:
     """What is wrong with a multiple-choice item, or `None`."""
-    if (wrong := wrong_text(item, "question")) is not None:
+    if (wrong := text_field_error(item, "question")) is not None:
         return wrong
     choices = item.get("choices")
     if not isinstance(choices, Mapping) or len(choices) < 2:
@@ -206,24 +206,24 @@ def wrong_choice(item: Item) -> str | None:
     return None
 
 
-def _text(item: Item, letter: str) -> str:
+def _choice_text(item: Item, letter: str) -> str:
     text: str = item["choices"][letter]
     return text.strip()
 
 
-def _lengths(item: Item) -> list[int]:
+def _choice_lengths(item: Item) -> list[int]:
     """The characters of each choice's text."""
-    return [len(_text(item, letter)) for letter in item["choices"]]
+    return [len(_choice_text(item, letter)) for letter in item["choices"]]
 
 
-def _template(template: object) -> str:
-    text = keys.words("template", template)
-    if QUESTION not in text:
-        raise UserError(f"task.template: {text!r} does not hold {QUESTION}.")
+def _check_template(template: object) -> str:
+    text = keys.check_text("template", template)
+    if QUESTION_FIELD not in text:
+        raise UserError(f"task.template: {text!r} does not hold {QUESTION_FIELD}.")
     return text
 
 
-def _likeliest(
+def _most_likely_option(
     scoring: str, options: Sequence[str], logprobs: Sequence[float], lengths: Sequence[int]
 ) -> str | None:
     """The option with the highest log probability per unit of length; the first of equals."""

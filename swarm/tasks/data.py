@@ -9,11 +9,11 @@ from pathlib import Path
 
 from swarm.errors import UserError
 from swarm.tasks import Item, faults, keys, leak
-from swarm.tasks.formats import SPLITS, Content, Files, Given, read
+from swarm.tasks.formats import SPLITS, DataContent, DataFiles, InMemoryItems, read_data
 
 log = logging.getLogger(__name__)
 
-FETCHED = "data/eval"
+FETCHED_FOLDER = "data/eval"
 """Where scripts/fetch_data.py puts its files."""
 
 
@@ -58,7 +58,7 @@ class DataFile:
     def __init__(
         self,
         name: str,
-        file: Files | None,
+        file: DataFiles | None,
         dev_limit: int | None,
         test_limit: int | None,
         ids: str,
@@ -68,18 +68,18 @@ class DataFile:
         dev_seed: int | None = None,
         too_long: str = "refuse",
     ) -> None:
-        self.name = keys.words("name", name)
-        self.file = _files(file) or f"{FETCHED}/{self.name}.json"
+        self.name = keys.check_text("name", name)
+        self.file = _check_files(file) or f"{FETCHED_FOLDER}/{self.name}.json"
         self.limits = {
-            "dev": keys.optional_number("dev_limit", dev_limit),
-            "test": keys.optional_number("test_limit", test_limit),
+            "dev": keys.check_optional_int("dev_limit", dev_limit),
+            "test": keys.check_optional_int("test_limit", test_limit),
         }
-        self.ids = keys.one_of("ids", ids, ("file", "position"))
+        self.ids = keys.check_one_of("ids", ids, ("file", "position"))
         self.check = check
-        self.dedupe = keys.switch("dedupe", dedupe)
+        self.dedupe = keys.check_bool("dedupe", dedupe)
         self.fields = tuple(fields)
-        self.dev_seed = None if dev_seed is None else keys.count("dev_seed", dev_seed)
-        self.too_long = keys.one_of("too_long", too_long, keys.TOO_LONG)
+        self.dev_seed = None if dev_seed is None else keys.check_non_negative_int("dev_seed", dev_seed)
+        self.too_long = keys.check_one_of("too_long", too_long, keys.TOO_LONG)
         self._splits: dict[str, tuple[Item, ...]] = {}
         self._warned = False
 
@@ -94,10 +94,10 @@ class DataFile:
         if split not in SPLITS:
             raise UserError(f"split: {split!r} is not one of {', '.join(SPLITS)}.")
         if split not in self._splits:
-            items = self._read(split)
+            items = self._load_split(split)
             if split == "dev" and self.dev_seed is not None:
                 random.Random(f"{self.dev_seed}/dev").shuffle(items)
-            items = balanced(items)
+            items = balance_domains(items)
             self._splits[split] = tuple(items[: self.limits[split]])
         return self._splits[split]
 
@@ -105,44 +105,44 @@ class DataFile:
         """Take these in the place of a split's items, from now on."""
         self._splits[split] = tuple(items)
 
-    def _read(self, split: str) -> list[Item]:
-        content = read(self.file, self._remedy, self.fields)
+    def _load_split(self, split: str) -> list[Item]:
+        content = read_data(self.file, self._missing_file_hint, self.fields)
         if not content.entries.get(split):
             path = content.path.get(split) or f"task.file={self.file}"
             raise UserError(f'{path}: "{split}" is not a list of at least one item.')
         path = content.path[split]
-        items = self._items(path, split, content)
-        if again := faults.repeated(items, self.fields):
+        items = self._validate_items(path, split, content)
+        if again := faults.find_repeated_ids(items, self.fields):
             log.warning(
                 "%s: %d of %d %s items repeat an earlier one, question, choices and answer; they"
                 " stay and count again: %s.",
-                *(path, len(again), len(items), split, faults.listed(again)),
+                *(path, len(again), len(items), split, faults.format_ids(again)),
             )
-        return self._apart(path, content, split, items)
+        return self._remove_shared_items(path, content, split, items)
 
-    def _items(self, path: Path, split: str, content: Content) -> list[Item]:
+    def _validate_items(self, path: Path, split: str, content: DataContent) -> list[Item]:
         """The split's items, all of them sound and with different ids."""
         items: list[Item] = []
         wrong: list[tuple[object, str]] = []
         for place, value in content.entries[split]:
             own = value.get("id", place) if isinstance(value, Mapping) else place
-            if (what := self._wrong(value, own)) is not None:
+            if (what := self._entry_error(value, own)) is not None:
                 wrong.append((own, what))
                 continue
             own = place if self.ids == "position" else own
             items.append({**content.common, **value, "id": own})
         if wrong:
-            told = faults.told(split, wrong, len(content.entries[split]))
+            told = faults.format_faults(split, wrong, len(content.entries[split]))
             raise UserError(f"{path}: {told}.")
         times = Counter(str(item["id"]) for item in items)
         if repeated := [f'"{own}"' for own, number in times.items() if number > 1]:
             raise UserError(
                 f"{path}: {len(repeated)} ids occur more than once in {split}:"
-                f" {faults.listed(repeated)}; make ids unique, or set task.ids=position."
+                f" {faults.format_ids(repeated)}; make ids unique, or set task.ids=position."
             )
         return items
 
-    def _wrong(self, value: object, own: object) -> str | None:
+    def _entry_error(self, value: object, own: object) -> str | None:
         if not isinstance(value, Mapping):
             return "it is not an object"
         if isinstance(own, bool) or not isinstance(own, (int, str)):
@@ -154,7 +154,7 @@ class DataFile:
             return "it has half of a surrogate pair, which is no character"
         return self.check(value)
 
-    def _apart(self, path: Path, content: Content, split: str, items: list[Item]) -> list[Item]:
+    def _remove_shared_items(self, path: Path, content: DataContent, split: str, items: list[Item]) -> list[Item]:
         """The items without those that the other split keeps."""
         other = "test" if split == "dev" else "dev"
         rest = [
@@ -163,11 +163,11 @@ class DataFile:
             if isinstance(entry.value, Mapping) and self.check(entry.value) is None
         ]
         dev, test = (items, rest) if split == "dev" else (rest, items)
-        kept = leak.divide(dev, test, self.fields)
-        self._warn(path, kept, dev)
+        kept = leak.assign_shared_items(dev, test, self.fields)
+        self._warn_shared_items(path, kept, dev)
         if not self.dedupe:
             return items
-        left = leak.without(items, kept[other], self.fields)
+        left = leak.exclude_items(items, kept[other], self.fields)
         if not left:
             raise UserError(
                 f"{path}: {split} has no item that is not in {other} too;"
@@ -175,8 +175,8 @@ class DataFile:
             )
         return left
 
-    def _warn(
-        self, path: Path, kept: Mapping[str, set[leak.Identity]], items: Sequence[Item]
+    def _warn_shared_items(
+        self, path: Path, kept: Mapping[str, set[leak.ItemIdentity]], items: Sequence[Item]
     ) -> None:
         """Say, once, what dev and test share; `items` are those of dev."""
         dev, test = len(kept["dev"]), len(kept["test"])
@@ -188,14 +188,14 @@ class DataFile:
         else:
             what = "they stay in both (task.dedupe=true divides them)"
         shared = kept["dev"] | kept["test"]
-        ids = faults.listed([i["id"] for i in items if leak.identity(i, self.fields) in shared])
+        ids = faults.format_ids([i["id"] for i in items if leak.item_identity(i, self.fields) in shared])
         log.warning(
             "%s: %d items are in dev and in test alike; %s. By their ids in dev: %s.",
             *(path, dev + test, what, ids),
         )
 
-    def _remedy(self, path: Path) -> str:
-        if isinstance(self.file, str) and Path(self.file) == Path(FETCHED) / path.name:
+    def _missing_file_hint(self, path: Path) -> str:
+        if isinstance(self.file, str) and Path(self.file) == Path(FETCHED_FOLDER) / path.name:
             fetch = f"run `python -m swarm.fetch_data {path.stem}`, if it is one of --list"
             return f"{fetch}, or name a file of your own in task.file"
         return "see task.file"
@@ -209,17 +209,17 @@ def _is_text(value: object) -> bool:
     return True
 
 
-def _files(file: object) -> Files | None:
-    if isinstance(file, Given):
+def _check_files(file: object) -> DataFiles | None:
+    if isinstance(file, InMemoryItems):
         return file
     if not isinstance(file, Mapping):
-        return keys.optional_words("file", file)
+        return keys.check_optional_text("file", file)
     if not file or not set(file) <= set(SPLITS):
         raise UserError(f"task.file: {dict(file)} is not a file for each of {', '.join(SPLITS)}.")
-    return {split: keys.words(f"file.{split}", path) for split, path in file.items()}
+    return {split: keys.check_text(f"file.{split}", path) for split, path in file.items()}
 
 
-def balanced(items: Sequence[Item]) -> list[Item]:
+def balance_domains(items: Sequence[Item]) -> list[Item]:
     """The items so ordered that every beginning has the domains in the whole's proportions.
 
     The k-th of a domain's n items stands at (k - 1/2)/n of the way; ties go by position.
@@ -234,7 +234,7 @@ def balanced(items: Sequence[Item]) -> list[Item]:
     return [items[position] for _, position in sorted(places)]
 
 
-def wrong_text(item: Item, field: str) -> str | None:
+def text_field_error(item: Item, field: str) -> str | None:
     """What is wrong with a field that has to be a text, or `None`."""
     if field not in item:
         return f'it has no "{field}"'
@@ -244,7 +244,7 @@ def wrong_text(item: Item, field: str) -> str | None:
     return None if isinstance(value, str) else f'its "{field}" is not a text'
 
 
-def wrong_gold(answer: object) -> str | None:
+def gold_answer_error(answer: object) -> str | None:
     """What is wrong with an answer that has to be a text or a number, or `None`."""
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         return 'its "answer" is neither a text nor a number'

@@ -10,31 +10,31 @@ from random import Random
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.places import find
+from swarm.places import find_path
 from swarm.tasks import Item
 
 log = logging.getLogger(__name__)
 
-INSTALL = 'pip install "lm_eval>=0.4.13"'
+INSTALL_COMMAND = 'pip install "lm_eval>=0.4.13"'
 
 FEWSHOT_SEED = 1234
 """lm-eval's own, so that the same examples are drawn."""
 
-UNREADABLE = "[invalid]"
+INVALID_TEXT = "[invalid]"
 """What lm-eval's filters give for a text in which they find nothing."""
 
 
-def require(key: str) -> None:
+def require_lm_eval(key: str) -> None:
     """See to it that the package is there.
 
     Raises:
         UserError: It is not.
     """
     if find_spec("lm_eval") is None:
-        raise UserError(f"{key} needs the lm-evaluation-harness, which is not installed: {INSTALL}")
+        raise UserError(f"{key} needs the lm-evaluation-harness, which is not installed: {INSTALL_COMMAND}")
 
 
-def load(name: str, include_path: str | None) -> dict[str, Any]:
+def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
     """The tasks of a task's, group's or tag's name.
 
     Raises:
@@ -42,7 +42,7 @@ def load(name: str, include_path: str | None) -> dict[str, Any]:
     """
     from lm_eval.tasks import TaskManager
 
-    folder = None if include_path is None else _folder(include_path)
+    folder = None if include_path is None else _check_folder(include_path)
     # Reading the index of its own 14,000 tasks takes lm-eval seconds.
     manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
     if manager is None or name not in manager.all_tasks:
@@ -58,14 +58,14 @@ def load(name: str, include_path: str | None) -> dict[str, Any]:
         ) from error
 
 
-def _folder(include_path: str) -> str:
-    folder: Path = find(include_path)
+def _check_folder(include_path: str) -> str:
+    folder: Path = find_path(include_path)
     if not folder.is_dir():
         raise UserError(f"task.include_path={include_path}: there is no such folder.")
     return str(folder)
 
 
-def of_split(task: Any, split: str, seed: int) -> Sequence[Any]:
+def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
     """The documents of "dev" or "test" (see `Harness`).
 
     Raises:
@@ -83,8 +83,8 @@ def of_split(task: Any, split: str, seed: int) -> Sequence[Any]:
         )
     first, *others = found.values()
     if others:
-        return _listed(first() if split == "test" else others[0]())
-    docs = _listed(first())
+        return _as_sequence(first() if split == "test" else others[0]())
+    docs = _as_sequence(first())
     order = list(range(len(docs)))
     Random(seed).shuffle(order)
     half = (len(order) + 1) // 2
@@ -92,11 +92,11 @@ def of_split(task: Any, split: str, seed: int) -> Sequence[Any]:
     return [docs[place] for place in sorted(mine)]
 
 
-def _listed(docs: Any) -> Sequence[Any]:
+def _as_sequence(docs: Any) -> Sequence[Any]:
     return docs if hasattr(docs, "__getitem__") and hasattr(docs, "__len__") else list(docs)
 
 
-class Others:
+class FewShotSampler:
     """A sampler of few-shot examples that never draws the document that is asked about."""
 
     def __init__(self, sampler: Any) -> None:
@@ -109,7 +109,7 @@ class Others:
         return self.sampler.sample(n, eval_doc=known, **more)
 
 
-def prompted(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list[Item]:
+def build_items(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list[Item]:
     """The first documents as items, with their prompts; made in order, as lm-eval draws examples.
 
     Args:
@@ -117,7 +117,7 @@ def prompted(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list[It
     """
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
     sampler = getattr(task, "sampler", None)
-    others = Others(sampler)
+    others = FewShotSampler(sampler)
     if apart and sampler is not None:
         task.sampler = others
     items: list[Item] = []
@@ -135,13 +135,13 @@ def prompted(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list[It
         name = task.task_name
         shown = (context if isinstance(context, str) else "\n".join(context)).rstrip()
         items.append({"id": f"{name}:{place}", "task": name, "doc": doc, "context": context,
-                      "prompt": shown, "answer": gold(task, doc)})  # fmt: skip
+                      "prompt": shown, "answer": format_target(task, doc)})  # fmt: skip
     if sampler is not None:
         task.sampler = sampler
     return items
 
 
-def gold(task: Any, doc: Any) -> str:
+def format_target(task: Any, doc: Any) -> str:
     """A document's target in words, for people."""
     target = task.doc_to_target(doc)
     if isinstance(target, int) and getattr(task.config, "doc_to_choice", None) is not None:
@@ -150,14 +150,14 @@ def gold(task: Any, doc: Any) -> str:
     return str(target)
 
 
-def instances(task: Any, item: Item) -> list[Any]:
+def build_instances(task: Any, item: Item) -> list[Any]:
     """What lm-eval asks about an item."""
     metadata = (item["task"], item["id"], task.config.repeats)
     made = task.construct_requests(doc=item["doc"], ctx=item["context"], metadata=metadata)
     return list(made) if isinstance(made, list) else [made]
 
 
-def means(task: Any) -> list[str]:
+def mean_metrics(task: Any) -> list[str]:
     """The metrics that are means over documents; of texts scored as wholes, the bits a byte."""
     from lm_eval.api.registry import get_aggregation
 
@@ -167,9 +167,9 @@ def means(task: Any) -> list[str]:
     return [metric for metric, combine in task.aggregation().items() if combine is average]
 
 
-def measured(task: Any, item: Item, responses: Sequence[Any]) -> dict[str, float]:
+def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str, float]:
     """A document's metrics that are numbers; none of them where a metric fails."""
-    if any(math.isnan(number) for number in _numbers(responses)):
+    if any(math.isnan(number) for number in _float_responses(responses)):
         return {}
     try:
         found = task.process_results(item["doc"], responses)
@@ -183,12 +183,12 @@ def measured(task: Any, item: Item, responses: Sequence[Any]) -> dict[str, float
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-def readable(responses: Sequence[Any]) -> bool:
+def is_readable(responses: Sequence[Any]) -> bool:
     """Whether there is anything in the texts."""
     texts = [one for one in responses if isinstance(one, str)]
-    return not texts or any(text.strip() not in ("", UNREADABLE) for text in texts)
+    return not texts or any(text.strip() not in ("", INVALID_TEXT) for text in texts)
 
 
-def _numbers(responses: Sequence[Any]) -> list[float]:
+def _float_responses(responses: Sequence[Any]) -> list[float]:
     firsts = [one[0] if isinstance(one, tuple) else one for one in responses]
     return [number for number in firsts if isinstance(number, float)]

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from swarm.tasks import Item, leak
 
-SHOWN = 5
+MAX_LISTED_IDS = 5
 """The most ids that are named of one kind."""
 
 
-def listed(ids: Sequence[object]) -> str:
+def format_ids(ids: Sequence[object]) -> str:
     """The first few ids, and how many there are beside: "3, 7, 9, 11, 20 and 12 more"."""
-    named = ", ".join(map(str, ids[:SHOWN]))
-    return named + (f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "")
+    named = ", ".join(map(str, ids[:MAX_LISTED_IDS]))
+    return named + (f" and {len(ids) - MAX_LISTED_IDS} more" if len(ids) > MAX_LISTED_IDS else "")
 
 
-def told(split: str, faults: Sequence[tuple[object, str]], count: int) -> str:
+def format_faults(split: str, faults: Sequence[tuple[object, str]], count: int) -> str:
     """All faulty items of a split, in one line without an end.
 
     Args:
@@ -34,15 +34,15 @@ def by_kind(faults: Sequence[tuple[object, str]]) -> str:
     kinds: dict[str, list[object]] = {}
     for own, what in faults:
         kinds.setdefault(what.partition(": ")[0], []).append(own)
-    return "; ".join(f"{kind} ({len(ids)}: {listed(ids)})" for kind, ids in kinds.items())
+    return "; ".join(f"{kind} ({len(ids)}: {format_ids(ids)})" for kind, ids in kinds.items())
 
 
-def repeated(items: Sequence[Item], fields: Sequence[str]) -> list[object]:
+def find_repeated_ids(items: Sequence[Item], fields: Sequence[str]) -> list[object]:
     """The ids of items that say the same as an earlier one (see `leak.identity`)."""
-    seen: set[leak.Identity] = set()
+    seen: set[leak.ItemIdentity] = set()
     again = []
     for item in items:
-        identity = leak.identity(item, fields)
+        identity = leak.item_identity(item, fields)
         if identity in seen:
             again.append(item["id"])
         seen.add(identity)

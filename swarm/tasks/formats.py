@@ -8,27 +8,27 @@ from typing import Any, NamedTuple
 
 from swarm.errors import UserError
 from swarm.files import read_text
-from swarm.places import find
+from swarm.places import find_path
 from swarm.tasks import faults, leak
 
 SPLITS = ("dev", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InMemoryItems:
     """Items that a program holds: a list, which is divided as a file's is, or one of each split."""
 
     items: Sequence[Any] | Mapping[str, Sequence[Any]]
 
 
-Files = str | Mapping[str, str] | Given
+DataFiles = str | Mapping[str, str] | InMemoryItems
 """The path of one file, or of one for each split, {"dev": path, "test": path}; or the items."""
 
-Remedy = Callable[[Path], str]
+MissingFileHint = Callable[[Path], str]
 """What to do about a file that is missing."""
 
 
-class Entry(NamedTuple):
+class DataEntry(NamedTuple):
     """What stands at a place: a line from 1 on of JSON lines, else a position in a list from 0."""
 
     place: int
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class DataContent:
     """What a data file holds.
 
     Attributes:
@@ -46,11 +46,11 @@ class Content:
     """
 
     path: Mapping[str, Path]
-    entries: Mapping[str, Sequence[Entry]]
+    entries: Mapping[str, Sequence[DataEntry]]
     common: Mapping[str, str] = field(default_factory=dict)
 
 
-def read(file: Files, remedy: Remedy, fields: Sequence[str]) -> Content:
+def read_data(file: DataFiles, remedy: MissingFileHint, fields: Sequence[str]) -> DataContent:
     """The content of one file or of two.
 
     - An object `{"dev": [...], "test": [...]}`, optionally with an "icl_prompt".
@@ -65,64 +65,64 @@ def read(file: Files, remedy: Remedy, fields: Sequence[str]) -> Content:
     Raises:
         UserError: A file is missing, unreadable, or of no such format.
     """
-    if isinstance(file, Given):
-        return _given(file, fields)
+    if isinstance(file, InMemoryItems):
+        return _read_in_memory(file, fields)
     if isinstance(file, Mapping):
-        paths = {split: find(path) for split, path in file.items()}
-        return Content(paths, {split: _listed(path, remedy) for split, path in paths.items()})
-    path = find(file)
+        paths = {split: find_path(path) for split, path in file.items()}
+        return DataContent(paths, {split: _read_single_split(path, remedy) for split, path in paths.items()})
+    path = find_path(file)
     both = dict.fromkeys(SPLITS, path)
     if path.suffix == ".jsonl":
-        return Content(both, _divided(path, _lines(path, remedy), fields))
-    value = _json(path, remedy)
+        return DataContent(both, _divide_entries(path, _read_jsonl(path, remedy), fields))
+    value = _read_json(path, remedy)
     if isinstance(value, list):
-        return Content(both, _divided(path, _numbered(path, value), fields))
+        return DataContent(both, _divide_entries(path, _number_entries(path, value), fields))
     if not isinstance(value, Mapping):
         raise UserError(f"{path}: the outermost value is not an object and not a list.")
-    entries = {split: _entries(path, split, value.get(split)) for split in SPLITS}
+    entries = {split: _list_entries(path, split, value.get(split)) for split in SPLITS}
     shown = value.get("icl_prompt")
-    return Content(both, entries, {"icl_prompt": shown} if shown and type(shown) is str else {})
+    return DataContent(both, entries, {"icl_prompt": shown} if shown and type(shown) is str else {})
 
 
-def _given(given: Given, fields: Sequence[str]) -> Content:
+def _read_in_memory(given: InMemoryItems, fields: Sequence[str]) -> DataContent:
     path = Path("items")
     both = dict.fromkeys(SPLITS, path)
     if isinstance(given.items, Mapping):
-        split = {name: _entries(path, name, values) for name, values in given.items.items()}
-        return Content(both, split)
-    return Content(both, _divided(path, _numbered(path, given.items), fields))
+        split = {name: _list_entries(path, name, values) for name, values in given.items.items()}
+        return DataContent(both, split)
+    return DataContent(both, _divide_entries(path, _number_entries(path, given.items), fields))
 
 
-def _entries(path: Path, split: str, values: object) -> list[Entry]:
+def _list_entries(path: Path, split: str, values: object) -> list[DataEntry]:
     if values is None:
         return []
     if not isinstance(values, list):
         raise UserError(f'{path}: "{split}" is not a list of at least one item.')
-    return [Entry(place, value) for place, value in enumerate(values)]
+    return [DataEntry(place, value) for place, value in enumerate(values)]
 
 
-def _listed(path: Path, remedy: Remedy) -> list[Entry]:
+def _read_single_split(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
     """The entries of a file that is of one split."""
     if path.suffix == ".jsonl":
-        return _lines(path, remedy)
-    value = _json(path, remedy)
+        return _read_jsonl(path, remedy)
+    value = _read_json(path, remedy)
     if not isinstance(value, list):
         raise UserError(f"{path}: the outermost value is not a list, as one split's has to be.")
-    return _numbered(path, value)
+    return _number_entries(path, value)
 
 
-def _json(path: Path, remedy: Remedy) -> Any:
+def _read_json(path: Path, remedy: MissingFileHint) -> Any:
     try:
-        return json.loads(_text(path, remedy))
+        return json.loads(_read_text(path, remedy))
     except (ValueError, RecursionError) as error:
         lines = "; is it one item a line? Then name it .jsonl" if "Extra data" in str(error) else ""
         raise UserError(f"{path} is not readable JSON: {error}{lines}.") from error
 
 
-def _lines(path: Path, remedy: Remedy) -> list[Entry]:
+def _read_jsonl(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
     # Not splitlines(): JSON texts may hold U+2028 and other ends of lines as they are.
     entries, wrong = [], []
-    for number, line in enumerate(_text(path, remedy).split("\n"), 1):
+    for number, line in enumerate(_read_text(path, remedy).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -133,19 +133,19 @@ def _lines(path: Path, remedy: Remedy) -> list[Entry]:
         if not isinstance(value, Mapping):
             wrong.append((number, "it is not an object"))
             continue
-        entries.append(Entry(number, value))
+        entries.append(DataEntry(number, value))
     _refuse(path, "line", wrong, len(entries) + len(wrong))
     return entries
 
 
-def _numbered(path: Path, values: Sequence[Any]) -> list[Entry]:
+def _number_entries(path: Path, values: Sequence[Any]) -> list[DataEntry]:
     wrong = [
         (place, "it is not an object")
         for place, value in enumerate(values)
         if not isinstance(value, Mapping)
     ]
     _refuse(path, "item", wrong, len(values))
-    return [Entry(place, value) for place, value in enumerate(values)]
+    return [DataEntry(place, value) for place, value in enumerate(values)]
 
 
 def _refuse(path: Path, unit: str, wrong: Sequence[tuple[int, str]], count: int) -> None:
@@ -163,7 +163,7 @@ def _refuse(path: Path, unit: str, wrong: Sequence[tuple[int, str]], count: int)
         raise UserError(f"{path}: {len(wrong)} of {count} {unit}s are wrong: {kinds}.")
 
 
-def _text(path: Path, remedy: Remedy) -> str:
+def _read_text(path: Path, remedy: MissingFileHint) -> str:
     try:
         return read_text(path, "utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
@@ -173,11 +173,11 @@ def _text(path: Path, remedy: Remedy) -> str:
         raise UserError(f"{path} is not readable: {why}.") from error
 
 
-def _divided(path: Path, entries: Sequence[Entry], fields: Sequence[str]) -> dict[str, list[Entry]]:
+def _divide_entries(path: Path, entries: Sequence[DataEntry], fields: Sequence[str]) -> dict[str, list[DataEntry]]:
     """The entries by their "split", else by a hash of their content."""
     named = [entry for entry in entries if "split" in entry.value]
     if not named:
-        dev = leak.thirds([entry.value for entry in entries], fields)
+        dev = leak.split_dev_third([entry.value for entry in entries], fields)
         return {
             "dev": [e for e, first in zip(entries, dev, strict=True) if first],
             "test": [e for e, first in zip(entries, dev, strict=True) if not first],

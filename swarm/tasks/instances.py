@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 from swarm.errors import UserError
 from swarm.models import Completion, Request
-from swarm.tasks.perplexity import before, log_probability, windows
+from swarm.tasks.perplexity import preceding_context, choice_logprob, split_windows
 
-WINDOW, CONTEXT = 1000, 500
+ROLLING_WINDOW, ROLLING_CONTEXT = 1000, 500
 """Characters of a long text that are scored together, and that are shown before them."""
 
-NEW_TOKENS = 256
+DEFAULT_NEW_TOKENS = 256
 """The most new tokens where a task says nothing, as lm-eval's own models have it."""
 
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
-class Asked(NamedTuple):
+class InstanceRequests(NamedTuple):
     """Instances (of one kind, about one context) and the requests they are answered by."""
 
     kind: str
@@ -26,7 +26,7 @@ class Asked(NamedTuple):
     requests: list[Request]
 
 
-def requests_of(instances: Sequence[Any]) -> list[Asked]:
+def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
     """The requests of a document's instances; choices after the same context share one.
 
     Raises:
@@ -35,69 +35,69 @@ def requests_of(instances: Sequence[Any]) -> list[Asked]:
     grouped = groupby(
         instances, key=lambda one: one.args[0] if one.request_type == "loglikelihood" else id(one)
     )
-    return [_asked(list(group)) for _, group in grouped]
+    return [_build_requests(list(group)) for _, group in grouped]
 
 
-def respond(asked: Asked, completions: Iterator[Completion]) -> None:
+def set_responses(asked: InstanceRequests, completions: Iterator[Completion]) -> None:
     """Give the instances their responses, as lm-eval's models do."""
     said = [next(completions) for _ in asked.requests]
     if asked.kind == "loglikelihood":
-        responses: list[Any] = _scored(asked, said[0])
+        responses: list[Any] = _loglikelihoods(asked, said[0])
     elif asked.kind == "loglikelihood_rolling":
-        responses = [sum(log_probability(one, "task=lm_eval") for one in said)]
+        responses = [sum(choice_logprob(one, "task=lm_eval") for one in said)]
     else:
-        responses = [before_any(said[0].text, _until(asked.instances[0]))]
+        responses = [cut_at_stops(said[0].text, _stop_strings(asked.instances[0]))]
     for instance, response in zip(asked.instances, responses, strict=True):
         # Greedy decoding says the same however often it is asked.
         instance.resps = [response] * (instance.repeats or 1)
 
 
-def before_any(text: str, stops: Sequence[str]) -> str:
+def cut_at_stops(text: str, stops: Sequence[str]) -> str:
     """The text up to the first of the stops."""
     for stop in filter(None, stops):
         text = text.split(stop)[0]
     return text
 
 
-def stopped(stops: Sequence[str], text: str) -> bool:
+def contains_stop(stops: Sequence[str], text: str) -> bool:
     """Whether a stop has been written."""
     return any(stop in text for stop in stops if stop)
 
 
-def _asked(group: list[Any]) -> Asked:
+def _build_requests(group: list[Any]) -> InstanceRequests:
     kind, context = group[0].request_type, group[0].args[0]
     if kind == "loglikelihood":
         # A word and the space before it are one token: the space goes with the word.
         shown = context.rstrip()
         spaces = context[len(shown) :]
         choices = tuple(spaces + one.args[1] for one in group)
-        return Asked(kind, group, [Request(shown, 0, choices)])
+        return InstanceRequests(kind, group, [Request(shown, 0, choices)])
     if kind == "loglikelihood_rolling":
-        parts = windows(context, WINDOW)
-        requests = [Request(before(context, at, CONTEXT), 0, (part,)) for at, part in parts]
-        return Asked(kind, group, requests)
+        parts = split_windows(context, ROLLING_WINDOW)
+        requests = [Request(preceding_context(context, at, ROLLING_CONTEXT), 0, (part,)) for at, part in parts]
+        return InstanceRequests(kind, group, requests)
     if kind != "generate_until":
         raise UserError(f"task=lm_eval: it asks for {kind}, which is not supported.")
-    return Asked(kind, group, [_generation(context, group[0])])
+    return InstanceRequests(kind, group, [_generation_request(context, group[0])])
 
 
-def _generation(context: str, instance: Any) -> Request:
+def _generation_request(context: str, instance: Any) -> Request:
     settings = instance.args[1]
     if settings.get("do_sample") and settings.get("temperature") != 0:
         raise UserError(
             f"task=lm_eval: {instance.task_name} samples (do_sample), and a search needs greedy"
             " answers; set do_sample: false in a yaml of your own."
         )
-    most = next((settings[key] for key in LENGTHS if settings.get(key)), NEW_TOKENS)
-    return Request(context, int(most), decided=partial(stopped, _until(instance)))
+    most = next((settings[key] for key in LENGTH_KEYS if settings.get(key)), DEFAULT_NEW_TOKENS)
+    return Request(context, int(most), decided=partial(contains_stop, _stop_strings(instance)))
 
 
-def _until(instance: Any) -> tuple[str, ...]:
+def _stop_strings(instance: Any) -> tuple[str, ...]:
     stops = instance.args[1].get("until") or ()
     return (stops,) if isinstance(stops, str) else tuple(stops)
 
 
-def _scored(asked: Asked, said: Completion) -> list[tuple[float, bool]]:
+def _loglikelihoods(asked: InstanceRequests, said: Completion) -> list[tuple[float, bool]]:
     count = len(asked.requests[0].choices)
     if len(said.logprobs) != count:
         raise UserError(

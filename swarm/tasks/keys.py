@@ -8,7 +8,7 @@ TOO_LONG = ("refuse", "drop", "truncate")
 """What a task may do with items that do not fit into the model's context."""
 
 
-def one_of(key: str, value: object, allowed: Sequence[str]) -> str:
+def check_one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     """`value` if it is one of the `allowed` words.
 
     Raises:
@@ -19,7 +19,7 @@ def one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     raise UserError(f"task.{key}: {value!r} is not one of {', '.join(allowed)}.")
 
 
-def whole_number(key: str, value: object) -> int:
+def check_positive_int(key: str, value: object) -> int:
     """`value` if it is a whole number from 1 on.
 
     Raises:
@@ -30,7 +30,7 @@ def whole_number(key: str, value: object) -> int:
     raise UserError(f"task.{key}: {value!r} is not a whole number from 1 on.")
 
 
-def count(key: str, value: object) -> int:
+def check_non_negative_int(key: str, value: object) -> int:
     """`value` if it is a whole number from 0 on.
 
     Raises:
@@ -41,7 +41,7 @@ def count(key: str, value: object) -> int:
     raise UserError(f"task.{key}: {value!r} is not a whole number from 0 on.")
 
 
-def optional_number(key: str, value: object) -> int | None:
+def check_optional_int(key: str, value: object) -> int | None:
     """`value` if it is `None` or a whole number from 1 on.
 
     Raises:
@@ -54,7 +54,7 @@ def optional_number(key: str, value: object) -> int | None:
     raise UserError(f"task.{key}: {value!r} is neither null nor a whole number from 1 on.")
 
 
-def words(key: str, value: object) -> str:
+def check_text(key: str, value: object) -> str:
     """`value` if it is a text with something in it.
 
     Raises:
@@ -65,7 +65,7 @@ def words(key: str, value: object) -> str:
     raise UserError(f"task.{key}: {value!r} is not a text.")
 
 
-def optional_words(key: str, value: object) -> str | None:
+def check_optional_text(key: str, value: object) -> str | None:
     """`value` if it is a text; `None` for `None` and for the empty text.
 
     Raises:
@@ -73,10 +73,10 @@ def optional_words(key: str, value: object) -> str | None:
     """
     if value is None or value == "":
         return None
-    return words(key, value)
+    return check_text(key, value)
 
 
-def switch(key: str, value: object) -> bool:
+def check_bool(key: str, value: object) -> bool:
     """`value` if it is true or false.
 
     Raises:

@@ -7,11 +7,11 @@ from typing import Any
 
 from swarm.tasks import Item
 
-Identity = tuple[str, tuple[str, ...], str]
+ItemIdentity = tuple[str, tuple[str, ...], str]
 """Question, choice texts in sorted order (none without choices), text of the right answer."""
 
 
-def identity(item: Item, fields: Sequence[str] = ()) -> Identity:
+def item_identity(item: Item, fields: Sequence[str] = ()) -> ItemIdentity:
     """What makes two items the same to someone who has seen one of them.
 
     Ids, letters and the order of the choices do not count; a question that comes back with other
@@ -31,9 +31,9 @@ def identity(item: Item, fields: Sequence[str] = ()) -> Identity:
     return question, tuple(sorted(map(str, choices.values()))), str(right)
 
 
-def divide(
+def assign_shared_items(
     dev: Sequence[Item], test: Sequence[Item], fields: Sequence[str] = ()
-) -> dict[str, set[Identity]]:
+) -> dict[str, set[ItemIdentity]]:
     """Who keeps which of the items that are in both splits.
 
     The shared items are sorted by the text of the right answer, then by domain, then by a hash of
@@ -44,33 +44,33 @@ def divide(
     Returns:
         For "dev" and "test" the shared items that stay there; both are empty if none is shared.
     """
-    domains = {identity(item, fields): str(item.get("domain")) for item in dev}
+    domains = {item_identity(item, fields): str(item.get("domain")) for item in dev}
     shared = sorted(
-        domains.keys() & {identity(item, fields) for item in test},
-        key=lambda one: (one[2], domains[one], _hash(one)),
+        domains.keys() & {item_identity(item, fields) for item in test},
+        key=lambda one: (one[2], domains[one], _hash_identity(one)),
     )
     return {"dev": set(shared[::2]), "test": set(shared[1::2])}
 
 
-def thirds(items: Sequence[Item], fields: Sequence[str] = ()) -> list[bool]:
+def split_dev_third(items: Sequence[Item], fields: Sequence[str] = ()) -> list[bool]:
     """Of each item whether it is of dev, where a file says nothing of splits.
 
     Dev is the third, rounded up, of the different items whose content has the lowest hashes. So
     equal items are in one split, the file's order does not count, and one more item moves at most
     one other across.
     """
-    identities = [identity(item, fields) for item in items]
-    ranked = sorted(set(identities), key=_hash)
+    identities = [item_identity(item, fields) for item in items]
+    ranked = sorted(set(identities), key=_hash_identity)
     dev = set(ranked[: -(-len(ranked) // 3)])
     return [one in dev for one in identities]
 
 
-def without(
-    items: Sequence[Item], gone: Collection[Identity], fields: Sequence[str] = ()
+def exclude_items(
+    items: Sequence[Item], gone: Collection[ItemIdentity], fields: Sequence[str] = ()
 ) -> list[Item]:
     """The items that are not in `gone`, in their order."""
-    return [item for item in items if identity(item, fields) not in gone] if gone else list(items)
+    return [item for item in items if item_identity(item, fields) not in gone] if gone else list(items)
 
 
-def _hash(one: Identity) -> str:
+def _hash_identity(one: ItemIdentity) -> str:
     return hashlib.sha256(json.dumps(one).encode()).hexdigest()

@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 # What closes a letter. After "." no initial may follow ("C. S. Lewis" is read, "C.S." is not).
-CLOSER = r"""(?:[):;\]}>|*$<`\n"”!?]|\.(?!\w\.)|'(?!\w))"""
-CERTAIN_CLOSER = r"""(?:[):;\]}>|*$<`\n"”!?]|\.(?:\W|\w[^.])|'\W)"""
-FILLER = (
+LETTER_CLOSER = r"""(?:[):;\]}>|*$<`\n"”!?]|\.(?!\w\.)|'(?!\w))"""
+CERTAIN_LETTER_CLOSER = r"""(?:[):;\]}>|*$<`\n"”!?]|\.(?:\W|\w[^.])|'\W)"""
+FILLER_WORDS = (
     r"(?i:is|be|are|was|to|of|for|the|this|that|question|would|should|must|will|can|only|option|"
     r"choice|letter|correct|answer|text|most|likely|best|probably|definitely|therefore|thus|given)"
 )
-MARK = rf"(?i:\b(?:answer|boxed|correct\s+(?:option|choice|letter)))\b[\W_]*(?:{FILLER}\b[\W_]*)*"
-OPENING = r"\A[\W_]*"
+LETTER_MARK = rf"(?i:\b(?:answer|boxed|correct\s+(?:option|choice|letter)))\b[\W_]*(?:{FILLER_WORDS}\b[\W_]*)*"
+LETTER_OPENING = r"\A[\W_]*"
 # Words that often begin a sentence that does not pick the choice of that name ("no opinion").
-BARE = {"yes", "no", "true", "false", "not", "none", "all", "both", "neither"}
+BARE_WORDS = {"yes", "no", "true", "false", "not", "none", "all", "both", "neither"}
 
 
 @dataclass(frozen=True)
-class Patterns:
+class LetterPatterns:
     """The regular expressions for one set of letters; group 1 is the letter."""
 
     opening: re.Pattern[str]
@@ -42,22 +42,22 @@ class Patterns:
     any_letter: re.Pattern[str]
 
 
-def read(text: str, choices: Mapping[str, str]) -> str | None:
+def extract_letter(text: str, choices: Mapping[str, str]) -> str | None:
     """The key of the choice that `text` picks, or `None`; see the module for the rules."""
-    patterns = _patterns("".join(choices))
-    masked = _mask(text, choices, patterns)
+    patterns = _build_patterns("".join(choices))
+    masked = _mask_choices(text, choices, patterns)
     if found := patterns.opening.match(masked) or patterns.marked.search(masked):
         return found.group(1).upper()
     alone = {next(filter(None, groups)).upper() for groups in patterns.alone.findall(masked)}
     if alone:
         return alone.pop() if len(alone) == 1 else None
-    return _named(text, choices)
+    return _find_named_choice(text, choices)
 
 
-def settled(choices: Mapping[str, str], text: str) -> bool:
+def is_letter_final(choices: Mapping[str, str], text: str) -> bool:
     """Whether `read` gives the same for `text` and for every text that begins with it."""
-    patterns = _patterns("".join(choices))
-    if any(_holds_letter(words, patterns) for words in choices.values()):
+    patterns = _build_patterns("".join(choices))
+    if any(_contains_letter(words, patterns) for words in choices.values()):
         return False  # The letter might still turn out to be part of a choice's words.
     if patterns.opening.match(text):
         return patterns.certain_opening.match(text) is not None
@@ -65,7 +65,7 @@ def settled(choices: Mapping[str, str], text: str) -> bool:
     return marked is not None and bool(patterns.certain_mark.match(text, marked.start()))
 
 
-def read_original(text: str, choices: Mapping[str, str]) -> str | None:
+def extract_letter_original(text: str, choices: Mapping[str, str]) -> str | None:
     """The original's rule: the first key in the first, else in the last five characters, else
     the first choice whose words are part of the text; without regard to word boundaries.
 
@@ -79,32 +79,32 @@ def read_original(text: str, choices: Mapping[str, str]) -> str | None:
     return next((key for key in choices if choices[key].lower() in shown.lower()), None)
 
 
-def settled_original(choices: Mapping[str, str], text: str) -> bool:
+def is_original_letter_final(choices: Mapping[str, str], text: str) -> bool:
     """Whether `read_original` gives the same for every text that begins with `text`."""
     shown = text.lstrip()
     return len(shown) >= 5 and any(key in shown[:5] for key in choices)
 
 
 @lru_cache(maxsize=64)
-def _patterns(letters: str) -> Patterns:
+def _build_patterns(letters: str) -> LetterPatterns:
     capitals, small = f"[{letters}]", f"[{letters.lower()}]"
-    ending = _ending(letters)
-    certain = rf"([{letters}{letters.lower()}])(?={CERTAIN_CLOSER})"
+    ending = _letter_ending(letters)
+    certain = rf"([{letters}{letters.lower()}])(?={CERTAIN_LETTER_CLOSER})"
     article = r"A(?=\s+(?!(?:and|or|nor|is|because|since)\b)[a-zA-Z])"
     pronoun = r"I(?![)\]*])"
     free = rf"(?<![\w'’.-])(?<!not\s)(?<!n't\s)(?!{article}|{pronoun})({capitals})"
     free += rf"(?![\w'’+-])(?!\.\w\.)|\(({small})\)"
-    return Patterns(
-        opening=re.compile(OPENING + ending),
-        marked=re.compile(MARK + ending),
-        certain_opening=re.compile(OPENING + certain),
-        certain_mark=re.compile(MARK + certain),
+    return LetterPatterns(
+        opening=re.compile(LETTER_OPENING + ending),
+        marked=re.compile(LETTER_MARK + ending),
+        certain_opening=re.compile(LETTER_OPENING + certain),
+        certain_mark=re.compile(LETTER_MARK + certain),
         alone=re.compile(free),
-        any_letter=re.compile(rf"(?<!\w)({capitals}(?!\w)|{small}(?={CLOSER}))"),
+        any_letter=re.compile(rf"(?<!\w)({capitals}(?!\w)|{small}(?={LETTER_CLOSER}))"),
     )
 
 
-def _ending(letters: str) -> str:
+def _letter_ending(letters: str) -> str:
     """A letter, as group 1, that is closed or followed as a letter that is meant is."""
     anywhere = f"[{letters}{letters.lower()}]"
     plain = "".join(sorted(set(letters) - {"A", "I"}))
@@ -112,42 +112,42 @@ def _ending(letters: str) -> str:
     others += [r"A(?![\w'’]|\s+\w)"] if "A" in letters else []
     # Another letter joined on: "B or C", "B, C", "B/C".
     joined = rf"\s*[,/&]?\s*(?:(?:and|or|nor)\s+)*[(\[]?(?:{'|'.join(others) or '(?!)'})"
-    ways = [rf"{anywhere}(?={CLOSER}|\s*\Z)"]
+    ways = [rf"{anywhere}(?={LETTER_CLOSER}|\s*\Z)"]
     ways += [rf"[{plain}](?=[\s,])(?!{joined})"] if plain else []
     reason = r"\s+(?:is|because|since)\b|\s+[-–—=(:]|,"
     ways += [rf"A(?={reason})(?!{joined})"] if "A" in letters else []
     return f"({'|'.join(ways)})"
 
 
-def _holds_letter(words: str, patterns: Patterns) -> bool:
+def _contains_letter(words: str, patterns: LetterPatterns) -> bool:
     """Whether a choice's words, if they are more than a letter, hold one by itself."""
     return len(re.findall(r"\w", words)) > 1 and bool(patterns.any_letter.search(words))
 
 
-def _mask(text: str, choices: Mapping[str, str], patterns: Patterns) -> str:
+def _mask_choices(text: str, choices: Mapping[str, str], patterns: LetterPatterns) -> str:
     """`text` with "text" for every choice whose words hold a letter by itself."""
     for words in sorted(choices.values(), key=len, reverse=True):
-        if _holds_letter(words, patterns):
-            text = _whole(words.strip()).sub("text", text)
+        if _contains_letter(words, patterns):
+            text = _text_pattern(words.strip()).sub("text", text)
     return text
 
 
-def _named(text: str, choices: Mapping[str, str]) -> str | None:
+def _find_named_choice(text: str, choices: Mapping[str, str]) -> str | None:
     found = {}
     for key, words in choices.items():
         core = " ".join(words.split()).rstrip(".,;:!?")
-        ending = r"(?=\s*(?:\Z|[.,;:!?)\n\"*]))" if core.casefold() in BARE else ""
-        if core and re.search(_whole(core).pattern + ending, text, re.IGNORECASE):
+        ending = r"(?=\s*(?:\Z|[.,;:!?)\n\"*]))" if core.casefold() in BARE_WORDS else ""
+        if core and re.search(_text_pattern(core).pattern + ending, text, re.IGNORECASE):
             found[key] = core.casefold()
     # "Paris, France" holds "Paris": the longer one is meant.
     longest = [
         key
         for key, core in found.items()
-        if not any(core != other and _whole(core).search(other) for other in found.values())
+        if not any(core != other and _text_pattern(core).search(other) for other in found.values())
     ]
     return longest[0] if len(longest) == 1 else None
 
 
-def _whole(words: str) -> re.Pattern[str]:
+def _text_pattern(words: str) -> re.Pattern[str]:
     spaced = r"\s+".join(map(re.escape, words.split()))
     return re.compile(rf"(?<!\w)(?<!not\s){spaced}(?!\w)", re.IGNORECASE)

@@ -6,18 +6,18 @@ from functools import partial
 
 from swarm.models import Completion, Example, Message, Request
 from swarm.tasks import Item, Score, answers, keys
-from swarm.tasks.data import DataFile, Files, wrong_gold, wrong_text
-from swarm.tasks.signal import Signalled
+from swarm.tasks.data import DataFile, DataFiles, gold_answer_error, text_field_error
+from swarm.tasks.signal import SearchSignalTask
 
-SAME = {
-    "anchored": answers.same,
-    "original": answers.same_original,
-    "whole": answers.same_whole,
+COMPARISONS = {
+    "anchored": answers.is_same_answer,
+    "original": answers.is_same_original,
+    "whole": answers.is_same_line,
 }
 """Whether an answer is the gold answer, by parser."""
 
 
-class Match(Signalled):
+class ExactMatch(SearchSignalTask):
     """Items `{"question", "answer"}`; the question is put as it stands, the answer is compared.
 
     The gold answer's kind decides what is read from a text (swarm/tasks/answers.py), and dev and
@@ -56,7 +56,7 @@ class Match(Signalled):
     def __init__(
         self,
         name: str,
-        file: Files | None = None,
+        file: DataFiles | None = None,
         dev_limit: int | None = None,
         test_limit: int | None = None,
         ids: str = "file",
@@ -78,18 +78,18 @@ class Match(Signalled):
             dev_limit,
             test_limit,
             ids,
-            wrong_match,
+            match_item_error,
             dedupe,
             dev_seed=dev_seed,
             too_long=too_long,
         )
         self.name = self.data.name
-        self.instruction = keys.optional_words("instruction", instruction)
-        self.chat = keys.switch("chat", chat)
-        self.max_new_tokens = keys.whole_number("max_new_tokens", max_new_tokens)
-        self.parser = keys.one_of("parser", parser, tuple(SAME))
-        self.take = keys.one_of("take", take, ("first", "last"))
-        self.last_words = keys.optional_number("last_words", last_words)
+        self.instruction = keys.check_optional_text("instruction", instruction)
+        self.chat = keys.check_bool("chat", chat)
+        self.max_new_tokens = keys.check_positive_int("max_new_tokens", max_new_tokens)
+        self.parser = keys.check_one_of("parser", parser, tuple(COMPARISONS))
+        self.take = keys.check_one_of("take", take, ("first", "last"))
+        self.last_words = keys.check_optional_int("last_words", last_words)
 
     def items(self, split: str) -> Sequence[Item]:
         """The items of "dev" or "test"; see `Task.items`."""
@@ -106,39 +106,39 @@ class Match(Signalled):
 
     def grade(self, item: Item, answer: str | None) -> float:
         """1 for an answer of the gold answer's value, else 0."""
-        same = SAME[self.parser]
+        same = COMPARISONS[self.parser]
         return float(answer is not None and same(answer, str(item["answer"])))
 
-    def request(self, item: Item) -> Request:
+    def build_request(self, item: Item) -> Request:
         """What is put to the model about one item."""
         text = "\n".join(filter(None, [self.instruction, item["question"]]))
         prompt = (Message("user", text),) if self.chat else text
         if self.parser == "original":
             return Request(prompt, self.max_new_tokens)
         if self.parser == "whole":
-            return Request(prompt, self.max_new_tokens, decided=answers.settled_whole)
-        kind = answers.kind_of(str(item["answer"]))
-        decided = partial(answers.settled, kind, self.take)
+            return Request(prompt, self.max_new_tokens, decided=answers.is_line_final)
+        kind = answers.answer_kind(str(item["answer"]))
+        decided = partial(answers.is_answer_final, kind, self.take)
         return Request(prompt, self.max_new_tokens, decided=decided)
 
-    def examples(self, items: Sequence[Item]) -> list[Example]:
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.Supervised`; where answers are compared whole, they end the text."""
-        return [replace(e, ends=self.parser == "whole") for e in super().examples(items)]
+        return [replace(e, ends=self.parser == "whole") for e in super().gold_examples(items)]
 
-    def score(self, item: Item, completion: Completion) -> Score:
+    def score_completion(self, item: Item, completion: Completion) -> Score:
         """What one completion is worth."""
         if self.parser == "original":
-            answer = answers.read_original(completion.text, self.last_words)
+            answer = answers.extract_original(completion.text, self.last_words)
         elif self.parser == "whole":
-            answer = answers.read_whole(completion.text)
+            answer = answers.extract_line(completion.text)
         else:
-            kind = answers.kind_of(str(item["answer"]))
-            answer = answers.read(completion.text, kind, self.take)
+            kind = answers.answer_kind(str(item["answer"]))
+            answer = answers.extract_answer(completion.text, kind, self.take)
         return Score(self.grade(item, answer), answer, completion.text)
 
 
-def wrong_match(item: Item) -> str | None:
+def match_item_error(item: Item) -> str | None:
     """What is wrong with an exact-match item, or `None`."""
-    if (wrong := wrong_text(item, "question")) is not None:
+    if (wrong := text_field_error(item, "question")) is not None:
         return wrong
-    return wrong_gold(item["answer"]) if "answer" in item else 'it has no "answer"'
+    return gold_answer_error(item["answer"]) if "answer" in item else 'it has no "answer"'

@@ -7,8 +7,8 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.models import Completion, Example, Request
-from swarm.tasks import Calibrated, Item, Play, Prepared, Score, Supervised, Task, keys, plain
-from swarm.tasks.parts import named, shares
+from swarm.tasks import HasScoreScale, Item, TaskRun, RequiresSetup, Score, HasGoldAnswers, Task, keys, metric_task
+from swarm.tasks.parts import check_tasks, check_weights
 
 COMBINATIONS = ("harmonic", "mean", "minimum", "weights")
 
@@ -53,14 +53,14 @@ class Mixture:
         combine: str = "harmonic",
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        self.name = keys.words("name", name)
-        self.tasks = named(tasks)
+        self.name = keys.check_text("name", name)
+        self.tasks = check_tasks(tasks)
         self.votes = all(getattr(task, "votes", True) for task in self.tasks.values())
-        self.combine = keys.one_of("combine", combine, COMBINATIONS)
-        self.weights = shares(weights, self.tasks) if self.combine == "weights" else None
+        self.combine = keys.check_one_of("combine", combine, COMBINATIONS)
+        self.weights = check_weights(weights, self.tasks) if self.combine == "weights" else None
         if weights is not None and self.weights is None:
             raise UserError("task.weights: they have an effect with task.combine=weights only.")
-        self._refuse_negative()
+        self._check_no_negative()
 
     @property
     def lowest(self) -> float:
@@ -74,9 +74,9 @@ class Mixture:
         return tuple(dict.fromkeys(answer for answers in found for answer in answers))
 
     @property
-    def plain(self) -> "Mixture":
+    def metric_task(self) -> "Mixture":
         """The mixture of the parts by their own measures; itself if it is that."""
-        parts = {part: plain(task) for part, task in self.tasks.items()}
+        parts = {part: metric_task(task) for part, task in self.tasks.items()}
         if all(parts[part] is task for part, task in self.tasks.items()):
             return self
         return Mixture(self.name, parts, self.combine, self.weights)
@@ -90,15 +90,15 @@ class Mixture:
     def items(self, split: str) -> Sequence[Item]:
         """The items of all parts, one part after the other; see `Task.items`."""
         found = tuple(
-            {**item, "id": f"{part}/{item['id']}", "part": self._path(part, item), "item": item}
+            {**item, "id": f"{part}/{item['id']}", "part": self._subtask_path(part, item), "item": item}
             for part, task in self.tasks.items()
             for item in task.items(split)
         )
         # Some parts know their metric only now.
-        self._refuse_negative()
+        self._check_no_negative()
         return found
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         """Play the parts in step: a round asks all that the parts ask in it.
 
         A part that needs fewer rounds than another is done earlier. The scores are in the order
@@ -106,12 +106,12 @@ class Mixture:
         """
         places: dict[str, list[int]] = {}
         for place, item in enumerate(items):
-            places.setdefault(_part(item), []).append(place)
+            places.setdefault(_subtask_name(item), []).append(place)
         plays = {
-            part: self.tasks[part].play([items[place]["item"] for place in mine])
+            part: self.tasks[part].run([items[place]["item"] for place in mine])
             for part, mine in places.items()
         }
-        ended = yield from _in_step(plays)
+        ended = yield from _run_lockstep(plays)
         found: dict[int, Score] = {}
         for part, scores in ended.items():
             for place, score in zip(places[part], scores, strict=True):
@@ -119,7 +119,7 @@ class Mixture:
                 found[place] = replace(score, part=path)
         return [found[place] for place in range(len(items))]
 
-    def examples(self, items: Sequence[Item]) -> list[Example]:
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.Supervised`.
 
         Weighted so that the mean loss over all dev items is the mean of the parts' mean losses, by
@@ -133,14 +133,14 @@ class Mixture:
         scale = sum(sizes.values()) / sum(shares.values())
         found = []
         for item in items:
-            part = _part(item)
+            part = _subtask_name(item)
             task = self.tasks[part]
-            if not isinstance(task, Supervised):
+            if not isinstance(task, HasGoldAnswers):
                 raise UserError(
                     f"task.tasks.{part}: has no gold answers, whose loss a gradient could descend; "
                     "use optimizer.descent=null, or an optimizer without gradients"
                 )
-            (example,) = task.examples([item["item"]])
+            (example,) = task.gold_examples([item["item"]])
             weight = example.weight * scale * shares[part] / sizes[part]
             found.append(replace(example, weight=weight))
         return found
@@ -148,49 +148,49 @@ class Mixture:
     def check(self) -> None:
         """Check every part that asks for it."""
         for task in self.tasks.values():
-            if isinstance(task, Prepared):
+            if isinstance(task, RequiresSetup):
                 task.check()
 
     def open(self, device: str) -> None:
         """Open every part that asks for it."""
         for task in self.tasks.values():
-            if isinstance(task, Prepared):
+            if isinstance(task, RequiresSetup):
                 task.open(device)
 
     def calibrate(self, scores: Sequence[Score]) -> dict[str, Any]:
         """Set the scale of every part that has one."""
-        mine = self.by_part(scores)
+        mine = self.scores_by_subtask(scores)
         return {
             part: dict(task.calibrate(mine[part]))
             for part, task in self.tasks.items()
-            if isinstance(task, Calibrated)
+            if isinstance(task, HasScoreScale)
         }
 
-    def restore(self, scale: Mapping[str, Any]) -> None:
+    def restore_scale(self, scale: Mapping[str, Any]) -> None:
         """Set the parts' scales that `calibrate` gave."""
         for part, task in self.tasks.items():
-            if isinstance(task, Calibrated):
-                task.restore(scale[part])
+            if isinstance(task, HasScoreScale):
+                task.restore_scale(scale[part])
 
-    def settled(self, score: Score) -> Score:
+    def apply_scale(self, score: Score) -> Score:
         """The score on the scale of its part."""
         part, _, inner = score.part.partition("/")
         task = self.tasks[part]
-        if not isinstance(task, Calibrated):
+        if not isinstance(task, HasScoreScale):
             return score
-        return replace(task.settled(replace(score, part=inner)), part=score.part)
+        return replace(task.apply_scale(replace(score, part=inner)), part=score.part)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """The value that the item's part gives to a parsed answer."""
-        return self.tasks[_part(item)].grade(item["item"], answer)
+        return self.tasks[_subtask_name(item)].grade(item["item"], answer)
 
-    def parts(self, scores: Sequence[Score]) -> dict[str, float]:
+    def subtask_utilities(self, scores: Sequence[Score]) -> dict[str, float]:
         """Each part's utility, in the parts' order and units.
 
         Raises:
             ValueError: A part has no score, or a score is of none of the parts.
         """
-        sorted_out = self.by_part(scores)
+        sorted_out = self.scores_by_subtask(scores)
         if empty := [part for part, mine in sorted_out.items() if not mine]:
             raise ValueError(f"{self.name}: no score of the part {', '.join(empty)}")
         return {part: self.tasks[part].utility(mine) for part, mine in sorted_out.items()}
@@ -202,7 +202,7 @@ class Mixture:
             UserError: A part's utility is below 0, of which there is no harmonic mean.
             ValueError: As `parts`.
         """
-        utilities = self.parts(scores)
+        utilities = self.subtask_utilities(scores)
         if self.combine == "minimum":
             return min(utilities.values())
         if self.combine == "mean":
@@ -214,7 +214,7 @@ class Mixture:
             raise UserError(NO_HARMONIC_MEAN.format(part, f"came to {utilities[part]:.4g}", ""))
         return float(harmonic_mean(list(utilities.values())))
 
-    def _refuse_negative(self) -> None:
+    def _check_no_negative(self) -> None:
         for part, task in self.tasks.items():
             if self.combine == "harmonic" and getattr(task, "lowest", 0.0) < 0:
                 by_logprob = getattr(task, "signal", None) == "logprob"
@@ -222,7 +222,7 @@ class Mixture:
                 way_out = f", or task.tasks.{part}.signal=both" * by_logprob
                 raise UserError(NO_HARMONIC_MEAN.format(part, what, way_out))
 
-    def by_part(self, scores: Sequence[Score]) -> dict[str, list[Score]]:
+    def scores_by_subtask(self, scores: Sequence[Score]) -> dict[str, list[Score]]:
         """The scores of each part, as the part itself gave them."""
         found: dict[str, list[Score]] = {part: [] for part in self.tasks}
         for score in scores:
@@ -232,12 +232,12 @@ class Mixture:
             found[part].append(replace(score, part=inner))
         return found
 
-    def _path(self, part: str, item: Item) -> str:
+    def _subtask_path(self, part: str, item: Item) -> str:
         return f"{part}/{item['part']}" if isinstance(self.tasks[part], Mixture) else part
 
 
-def _in_step(
-    plays: Mapping[str, Play],
+def _run_lockstep(
+    plays: Mapping[str, TaskRun],
 ) -> Generator[list[Request], list[Completion], dict[str, list[Score]]]:
     """Play all to their ends, all requests of a round together; returns each one's scores."""
     ended: dict[str, list[Score]] = {}
@@ -259,6 +259,6 @@ def _in_step(
     return ended
 
 
-def _part(item: Item) -> str:
+def _subtask_name(item: Item) -> str:
     part: str = item["part"]
     return part.partition("/")[0]

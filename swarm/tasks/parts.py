@@ -7,7 +7,7 @@ from swarm.errors import UserError
 from swarm.tasks import Task
 
 
-def named(tasks: object) -> dict[str, Task]:
+def check_tasks(tasks: object) -> dict[str, Task]:
     """The parts by name, checked."""
     if isinstance(tasks, Mapping):
         pairs = [(str(part), task) for part, task in tasks.items()]
@@ -23,7 +23,7 @@ def named(tasks: object) -> dict[str, Task]:
     for part, task in pairs:
         if not part or "/" in part:
             raise UserError(f'task.tasks: the name "{part}" is empty or has a "/".')
-        if not all(hasattr(task, needed) for needed in ("items", "play", "grade", "utility")):
+        if not all(hasattr(task, needed) for needed in ("items", "run", "grade", "utility")):
             raise UserError(f"task.tasks.{part}: {task!r} is not a task.")
         if part in found:
             raise UserError(f'task.tasks: the name "{part}" occurs more than once.')
@@ -31,7 +31,7 @@ def named(tasks: object) -> dict[str, Task]:
     return found
 
 
-def shares(weights: object, tasks: Mapping[str, Task]) -> dict[str, float]:
+def check_weights(weights: object, tasks: Mapping[str, Task]) -> dict[str, float]:
     """The weights by part, checked."""
     if not isinstance(weights, Mapping) or {str(part) for part in weights} != set(tasks):
         raise UserError(

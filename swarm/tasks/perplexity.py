@@ -8,10 +8,10 @@ from pathlib import Path
 
 from swarm.errors import UserError
 from swarm.models import Completion, Example, Request
-from swarm.places import find
-from swarm.tasks import Item, Play, Score, keys, mean
+from swarm.places import find_path
+from swarm.tasks import Item, TaskRun, Score, keys, mean_score
 
-KNOWS_NOTHING = 8.0
+UNIFORM_BITS_PER_BYTE = 8.0
 """Bits a byte of who holds all bytes for equally likely."""
 
 
@@ -64,17 +64,17 @@ class Perplexity:
         dev_seed: int | None = None,
         too_long: str = "refuse",
     ) -> None:
-        self.name = keys.words("name", name)
-        self.file = keys.optional_words("file", file)
-        self.window = keys.whole_number("window", window)
-        self.context = keys.count("context", context)
+        self.name = keys.check_text("name", name)
+        self.file = keys.check_optional_text("file", file)
+        self.window = keys.check_positive_int("window", window)
+        self.context = keys.check_non_negative_int("context", context)
         self.limits = {
-            "dev": keys.optional_number("dev_limit", dev_limit),
-            "test": keys.optional_number("test_limit", test_limit),
+            "dev": keys.check_optional_int("dev_limit", dev_limit),
+            "test": keys.check_optional_int("test_limit", test_limit),
         }
-        self.seed = keys.count("seed", seed)
-        self.dev_seed = None if dev_seed is None else keys.count("dev_seed", dev_seed)
-        self.too_long = keys.one_of("too_long", too_long, keys.TOO_LONG)
+        self.seed = keys.check_non_negative_int("seed", seed)
+        self.dev_seed = None if dev_seed is None else keys.check_non_negative_int("dev_seed", dev_seed)
+        self.too_long = keys.check_one_of("too_long", too_long, keys.TOO_LONG)
         self._splits: dict[str, list[Item]] = {}
 
     def items(self, split: str) -> Sequence[Item]:
@@ -82,19 +82,19 @@ class Perplexity:
         if split not in self.limits:
             raise UserError(f"split: {split!r} is not one of {', '.join(self.limits)}.")
         if not self._splits:
-            self._splits = self._divided()
+            self._splits = self._load_splits()
         return self._splits[split]
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
         """Take these in the place of a split's windows, from now on."""
-        self._splits[split] = weighed(items)
+        self._splits[split] = add_mean_bytes(items)
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         """Have every window scored, in one round."""
         completions = yield [Request(item["prompt"], 0, (item["answer"],)) for item in items]
-        return [self.score(item, said) for item, said in zip(items, completions, strict=True)]
+        return [self.score_completion(item, said) for item, said in zip(items, completions, strict=True)]
 
-    def examples(self, items: Sequence[Item]) -> list[Example]:
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.Supervised`: the loss is minus the utility, in bits a byte."""
         return [
             Example(item["prompt"], (item["answer"],), unit=item["mean_bytes"] * math.log(2))
@@ -105,38 +105,38 @@ class Perplexity:
         """The value in words, which is the answer of a score; 8 bits a byte for none."""
         if answer is not None:
             return float(answer)
-        return -KNOWS_NOTHING * size(item["answer"]) / item["mean_bytes"]
+        return -UNIFORM_BITS_PER_BYTE * count_bytes(item["answer"]) / item["mean_bytes"]
 
     def utility(self, scores: Sequence[Score]) -> float:
         """Minus the bits a byte."""
-        return mean(scores)
+        return mean_score(scores)
 
-    def score(self, item: Item, completion: Completion) -> Score:
+    def score_completion(self, item: Item, completion: Completion) -> Score:
         """What a window's log probability is worth.
 
         Raises:
             UserError: The model gives none.
         """
-        logprob = log_probability(completion, f"task={self.name}")
+        logprob = choice_logprob(completion, f"task={self.name}")
         if not math.isfinite(logprob):
             return Score(self.grade(item, None), None)
         bits = -logprob / math.log(2)
         value = -bits / item["mean_bytes"]
         tokens = sum(completion.choice_tokens)
-        measures = {"bits_per_byte": bits / size(item["answer"]), "tokens": float(tokens)}
+        measures = {"bits_per_byte": bits / count_bytes(item["answer"]), "tokens": float(tokens)}
         if tokens:
             measures["perplexity"] = math.exp(min(-logprob / tokens, 700.0))
         return Score(value, repr(value), measures=measures)
 
-    def _divided(self) -> dict[str, list[Item]]:
+    def _load_splits(self) -> dict[str, list[Item]]:
         """Both splits, from the file."""
         if self.file is None:
             raise UserError("task.file: name a text file, or a .jsonl file with a text a line.")
-        path = find(self.file)
+        path = find_path(self.file)
         found: list[Item] = [
-            {"id": f"{number}:{start}", "prompt": before(text, start, self.context), "answer": part}
-            for number, text in enumerate(texts(path))
-            for start, part in windows(text, self.window)
+            {"id": f"{number}:{start}", "prompt": preceding_context(text, start, self.context), "answer": part}
+            for number, text in enumerate(read_texts(path))
+            for start, part in split_windows(text, self.window)
         ]
         if len(found) < 2:
             raise UserError(
@@ -148,16 +148,16 @@ class Perplexity:
         halves = {"dev": found[:half], "test": found[half:]}
         if self.dev_seed is not None:
             random.Random(f"{self.dev_seed}/dev").shuffle(halves["dev"])
-        return {split: weighed(rows[: self.limits[split]]) for split, rows in halves.items()}
+        return {split: add_mean_bytes(rows[: self.limits[split]]) for split, rows in halves.items()}
 
 
-def weighed(items: Sequence[Item]) -> list[Item]:
+def add_mean_bytes(items: Sequence[Item]) -> list[Item]:
     """The items, each with the mean bytes of all of them."""
-    bytes_each = sum(size(item["answer"]) for item in items) / len(items)
+    bytes_each = sum(count_bytes(item["answer"]) for item in items) / len(items)
     return [{**item, "mean_bytes": bytes_each} for item in items]
 
 
-def texts(path: Path) -> list[str]:
+def read_texts(path: Path) -> list[str]:
     """The texts of a file: one, or of a .jsonl file one a line.
 
     Raises:
@@ -176,10 +176,10 @@ def texts(path: Path) -> list[str]:
     if path.suffix != ".jsonl":
         return [content]
     lines = content.split("\n")
-    return [_text(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    return [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _text(path: Path, number: int, line: str) -> str:
+def _parse_line(path: Path, number: int, line: str) -> str:
     try:
         text = json.loads(line)["text"]
     except (ValueError, RecursionError, TypeError, KeyError):
@@ -189,7 +189,7 @@ def _text(path: Path, number: int, line: str) -> str:
     return text
 
 
-def windows(text: str, most: int) -> list[tuple[int, str]]:
+def split_windows(text: str, most: int) -> list[tuple[int, str]]:
     """A text in pieces of at most so many characters, each with its place; none is empty.
 
     A piece ends before white space, which the next one begins with; in its second half if there is
@@ -206,7 +206,7 @@ def windows(text: str, most: int) -> list[tuple[int, str]]:
     return [(place, part) for place, part in found if part.strip()]
 
 
-def before(text: str, start: int, most: int) -> str:
+def preceding_context(text: str, start: int, most: int) -> str:
     """At most so many characters before a place, from the beginning of a word on."""
     first = max(0, start - most)
     shown = text[first:start]
@@ -216,7 +216,7 @@ def before(text: str, start: int, most: int) -> str:
     return space + rest
 
 
-def log_probability(completion: Completion, key: str) -> float:
+def choice_logprob(completion: Completion, key: str) -> float:
     """The log probability of a request's only choice.
 
     Raises:
@@ -229,6 +229,6 @@ def log_probability(completion: Completion, key: str) -> float:
     return completion.logprobs[0]
 
 
-def size(text: str) -> int:
+def count_bytes(text: str) -> int:
     """Bytes of a text in UTF-8."""
     return len(text.encode("utf-8", "surrogatepass"))

@@ -6,13 +6,13 @@ from math import isfinite
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.tasks import Item, Play, Score, keys
-from swarm.tasks.written import Scorer, Written
+from swarm.tasks import Item, TaskRun, Score, keys
+from swarm.tasks.written import Scorer, FreeText
 
 MODES = ("default", "verbose", "concise", "reverse")
 
 
-class Rewarded(Written):
+class RewardModelTask(FreeText):
     """Answers to prompts, valued by a reward model; objective 3 of Model Swarms.
 
     With `q`, the reward's place between `low` and `high`, and `l`, the length's place between
@@ -59,8 +59,8 @@ class Rewarded(Written):
         **written: Any,
     ) -> None:
         super().__init__(name, scorer, chat=chat, **written)
-        self.mode = keys.one_of("mode", mode, MODES)
-        self.given = _limits("low", low, high) | _limits("length_low", length_low, length_high)
+        self.mode = keys.check_one_of("mode", mode, MODES)
+        self.given = _scale_limits("low", low, high) | _scale_limits("length_low", length_low, length_high)
         self.needed = {"reward": ("low", "high")}
         if self.mode in ("verbose", "concise"):
             self.needed["length"] = ("length_low", "length_high")
@@ -68,14 +68,14 @@ class Rewarded(Written):
         self.scale: Mapping[str, float] | None = self.given if known else None
         self.highest, self.lowest = (-0.5, -1.0) if mode == "reverse" else (1.0, 0.0)
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         """Ask about every item in one round."""
-        scores = yield from super().play(items)
-        return [self.settled(score) for score in scores]
+        scores = yield from super().run(items)
+        return [self.apply_scale(score) for score in scores]
 
     def grade(self, item: Item, answer: str | None) -> float:
         """The value of an answer as a text of its own, on the scale."""
-        return self.settled(self.scorer.score([item], [answer or ""])[0]).value
+        return self.apply_scale(self.scorer.score([item], [answer or ""])[0]).value
 
     def calibrate(self, scores: Sequence[Score]) -> dict[str, float]:
         """See `Calibrated.calibrate`.
@@ -93,10 +93,10 @@ class Rewarded(Written):
         for name, (low, high) in self.needed.items():
             values = [float(mine[name]) for mine in measures]
             found |= {low: min(values), high: max(values)}
-        self.restore(found | self.given)
+        self.restore_scale(found | self.given)
         return found | self.given
 
-    def restore(self, scale: Mapping[str, Any]) -> None:
+    def restore_scale(self, scale: Mapping[str, Any]) -> None:
         """See `Calibrated.restore`."""
         self.scale = dict(scale)
 
@@ -116,7 +116,7 @@ class Rewarded(Written):
                 f"experts; give task.{', task.'.join(keys)}, or candidate=run with such a search"
             )
 
-    def settled(self, score: Score) -> Score:
+    def apply_scale(self, score: Score) -> Score:
         """See `Calibrated.settled`."""
         if self.scale is None:
             if "reward" not in score.measures:
@@ -125,27 +125,27 @@ class Rewarded(Written):
             return replace(score, value=sign * score.measures["reward"])
         if "reward" not in score.measures:
             return replace(score, value=self.lowest)
-        value = self._value(score.measures["reward"], score.measures["length"], self.scale)
+        value = self._scaled_value(score.measures["reward"], score.measures["length"], self.scale)
         return replace(score, value=value)
 
-    def _value(self, reward: float, length: float, scale: Mapping[str, float]) -> float:
-        quality = place(reward, scale["low"], scale["high"])
+    def _scaled_value(self, reward: float, length: float, scale: Mapping[str, float]) -> float:
+        quality = relative_value(reward, scale["low"], scale["high"])
         if self.mode == "reverse":
             return -(quality + 1) / 2
         if self.mode == "default":
             return quality
-        size = place(length, scale["length_low"], scale["length_high"])
+        size = relative_value(length, scale["length_low"], scale["length_high"])
         return (quality + (size if self.mode == "verbose" else 1 - size)) / 2
 
 
-def place(value: float, low: float, high: float) -> float:
+def relative_value(value: float, low: float, high: float) -> float:
     """Where `value` lies from `low`, 0, to `high`, 1; outside of them it is 0 or 1."""
     if low == high:
         return 0.5 + ((value > low) - (value < low)) / 2
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
-def _limits(name: str, low: object, high: object) -> dict[str, float]:
+def _scale_limits(name: str, low: object, high: object) -> dict[str, float]:
     """Both limits under their names, or nothing if neither is given."""
     other = name.replace("low", "high")
     if low is None and high is None:

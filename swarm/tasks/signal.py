@@ -9,16 +9,16 @@ from typing import Self
 
 from swarm.errors import UserError
 from swarm.models import Completion, Example, Message, Request
-from swarm.tasks import Item, Play, Score, keys, mean
+from swarm.tasks import Item, TaskRun, Score, keys, mean_score
 
 SIGNALS = ("accuracy", "logprob", "both")
 
-LEAST = -100.0
+MIN_LOGPROB = -100.0
 """Nats a token: the lowest log probability that is told apart, and that of a model whose numbers
 overflow. One item that a model holds for impossible must not outweigh all others."""
 
 
-class Signalled(ABC):
+class SearchSignalTask(ABC):
     """Items with an "answer" each, asked about in one round and valued by a signal.
 
     - "accuracy": 1 for a right answer, 0 for a wrong one. Few items change between two models that
@@ -43,7 +43,7 @@ class Signalled(ABC):
     """Those that a class of tasks knows."""
 
     def __init__(self, signal: str) -> None:
-        self.signal = keys.one_of("signal", signal, self.signals)
+        self.signal = keys.check_one_of("signal", signal, self.signals)
 
     @property
     def highest(self) -> float:
@@ -53,7 +53,7 @@ class Signalled(ABC):
     @property
     def lowest(self) -> float:
         """See `Task`."""
-        return LEAST if self.signal == "logprob" else 0.0
+        return MIN_LOGPROB if self.signal == "logprob" else 0.0
 
     @property
     def votes(self) -> bool:
@@ -61,7 +61,7 @@ class Signalled(ABC):
         return self.signal == "accuracy"
 
     @property
-    def plain(self) -> Self:
+    def metric_task(self) -> Self:
         """The task by its accuracy, of the same items, read once; itself if that is its signal."""
         if self.signal == "accuracy":
             return self
@@ -69,34 +69,34 @@ class Signalled(ABC):
         plain.signal = "accuracy"
         return plain
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         """Ask about every item in one round.
 
         Raises:
             UserError: The signal needs log probabilities, and the model gives none.
         """
-        asked = [] if self.signal == "logprob" else [self.request(item) for item in items]
+        asked = [] if self.signal == "logprob" else [self.build_request(item) for item in items]
         golds = [] if self.signal == "accuracy" else [self.gold_request(item) for item in items]
         said = yield [*asked, *golds]
         answered, forced = said[: len(asked)], said[len(asked) :]
-        likely = [self._logprob(completion) for completion in forced]
+        likely = [self._logprob_per_token(completion) for completion in forced]
         if self.signal == "logprob":
-            return [_scored(logprob) for logprob in likely]
-        scores = [self.score(item, one) for item, one in zip(items, answered, strict=True)]
+            return [_logprob_score(logprob) for logprob in likely]
+        scores = [self.score_completion(item, one) for item, one in zip(items, answered, strict=True)]
         if self.signal == "accuracy":
             return scores
-        return [_joined(score, one) for score, one in zip(scores, likely, strict=True)]
+        return [_combine_score(score, one) for score, one in zip(scores, likely, strict=True)]
 
     def utility(self, scores: Sequence[Score]) -> float:
         """The mean value: the accuracy, nats a token, or the mean of accuracy and probability."""
-        return mean(scores)
+        return mean_score(scores)
 
     @abstractmethod
-    def request(self, item: Item) -> Request:
+    def build_request(self, item: Item) -> Request:
         """What is put to the model about one item, for its answer."""
 
     @abstractmethod
-    def score(self, item: Item, completion: Completion) -> Score:
+    def score_completion(self, item: Item, completion: Completion) -> Score:
         """What the completion of that request is worth: 1 or 0."""
 
     def gold_text(self, item: Item) -> str:
@@ -105,15 +105,15 @@ class Signalled(ABC):
 
     def gold_request(self, item: Item) -> Request:
         """The item's prompt with its gold answer as the continuation to be scored."""
-        prompt = self.request(item).prompt
-        return Request(prompt, 0, (continuation(prompt, self.gold_text(item)),))
+        prompt = self.build_request(item).prompt
+        return Request(prompt, 0, (format_continuation(prompt, self.gold_text(item)),))
 
-    def examples(self, items: Sequence[Item]) -> list[Example]:
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `swarm.tasks.Supervised`: the gold answer's tokens, straight after the prompt."""
         requests = [self.gold_request(item) for item in items]
         return [Example(request.prompt, request.choices) for request in requests]
 
-    def _logprob(self, completion: Completion) -> float:
+    def _logprob_per_token(self, completion: Completion) -> float:
         """Nats a token of the request's only choice; not finite where the model's are not."""
         if len(completion.logprobs) != 1 or len(completion.choice_tokens) != 1:
             raise UserError(
@@ -123,7 +123,7 @@ class Signalled(ABC):
         return completion.logprobs[0] / max(1, completion.choice_tokens[0])
 
 
-def continuation(prompt: str | tuple[Message, ...], answer: str) -> str:
+def format_continuation(prompt: str | tuple[Message, ...], answer: str) -> str:
     """The answer as it continues a prompt.
 
     After a chat header, or white space, an answer starts at once; else with a space.
@@ -132,16 +132,16 @@ def continuation(prompt: str | tuple[Message, ...], answer: str) -> str:
     return space + answer
 
 
-def _scored(logprob: float) -> Score:
-    return Score(_bounded(logprob), "" if math.isfinite(logprob) else None)
+def _logprob_score(logprob: float) -> Score:
+    return Score(_clip_logprob(logprob), "" if math.isfinite(logprob) else None)
 
 
-def _joined(score: Score, logprob: float) -> Score:
-    logprob = _bounded(logprob)
+def _combine_score(score: Score, logprob: float) -> Score:
+    logprob = _clip_logprob(logprob)
     value = (score.value + math.exp(logprob)) / 2
     return replace(score, value=value, measures={"correct": score.value, "logprob": logprob})
 
 
-def _bounded(logprob: float) -> float:
+def _clip_logprob(logprob: float) -> float:
     """The value of a log probability; rounding can lift one of 0 above it."""
-    return min(0.0, max(LEAST, logprob)) if math.isfinite(logprob) else LEAST
+    return min(0.0, max(MIN_LOGPROB, logprob)) if math.isfinite(logprob) else MIN_LOGPROB

@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from swarm.errors import UserError
 from swarm.models import Message, Request
-from swarm.tasks import Item, Play, Prepared, Score, keys, mean
-from swarm.tasks.data import DataFile, Files, wrong_text
+from swarm.tasks import Item, TaskRun, RequiresSetup, Score, keys, mean_score
+from swarm.tasks.data import DataFile, DataFiles, text_field_error
 
 
 class Scorer(Protocol):
@@ -23,7 +23,7 @@ class Scorer(Protocol):
     highest: float | None
     votes: bool
 
-    def wrong(self, item: Item) -> str | None:
+    def item_error(self, item: Item) -> str | None:
         """What is wrong with an item, beside its prompt, or `None`."""
         ...
 
@@ -45,15 +45,15 @@ class Grader(Protocol):
 
 
 @runtime_checkable
-class Settling(Protocol):
+class SupportsEarlyStop(Protocol):
     """A scorer that can say that more text would change nothing, so that a model may stop."""
 
-    def decided(self, item: Item) -> Callable[[str], bool] | None:
+    def build_stop_check(self, item: Item) -> Callable[[str], bool] | None:
         """Of one item's text so far; `None` if only the end of the text tells."""
         ...
 
 
-class Written:
+class FreeText:
     """Items with a prompt, `{"prompt": ...}` or what `template` names; a text is an answer.
 
     Args:
@@ -77,7 +77,7 @@ class Written:
         self,
         name: str,
         scorer: Scorer,
-        file: Files | None = None,
+        file: DataFiles | None = None,
         dev_limit: int | None = None,
         test_limit: int | None = None,
         ids: str = "file",
@@ -88,26 +88,26 @@ class Written:
         too_long: str = "refuse",
     ) -> None:
         self.scorer = scorer
-        self.template, self.fields = template, _fields(template)
+        self.template, self.fields = template, _template_fields(template)
         limits = (dev_limit, test_limit)
         self.data = DataFile(
-            name, file, *limits, ids, self._wrong, dedupe, self.fields, too_long=too_long
+            name, file, *limits, ids, self._item_error, dedupe, self.fields, too_long=too_long
         )
         self.name = self.data.name
-        self.chat = keys.switch("chat", chat)
-        self.max_new_tokens = keys.whole_number("max_new_tokens", max_new_tokens)
+        self.chat = keys.check_bool("chat", chat)
+        self.max_new_tokens = keys.check_positive_int("max_new_tokens", max_new_tokens)
         self.votes = scorer.votes
         if scorer.highest is not None:
             self.highest = scorer.highest
 
     def check(self) -> None:
         """Check the scorer, if it asks for it; see `Prepared.check`."""
-        if isinstance(self.scorer, Prepared):
+        if isinstance(self.scorer, RequiresSetup):
             self.scorer.check()
 
     def open(self, device: str) -> None:
         """Open the scorer, if it asks for it; see `Prepared.open`."""
-        if isinstance(self.scorer, Prepared):
+        if isinstance(self.scorer, RequiresSetup):
             self.scorer.open(device)
 
     def items(self, split: str) -> Sequence[Item]:
@@ -123,9 +123,9 @@ class Written:
         """See `DataFile.replace_items`."""
         self.data.replace_items(split, items)
 
-    def play(self, items: Sequence[Item]) -> Play:
+    def run(self, items: Sequence[Item]) -> TaskRun:
         """Ask about every item in one round."""
-        completions = yield [self.request(item) for item in items]
+        completions = yield [self.build_request(item) for item in items]
         return self.scorer.score(items, [completion.text for completion in completions])
 
     def grade(self, item: Item, answer: str | None) -> float:
@@ -136,30 +136,30 @@ class Written:
 
     def utility(self, scores: Sequence[Score]) -> float:
         """The mean value, in the scorer's unit."""
-        return mean(scores)
+        return mean_score(scores)
 
-    def request(self, item: Item) -> Request:
+    def build_request(self, item: Item) -> Request:
         """What is put to the model about one item."""
-        text = self.prompt(item)
-        decided = self.scorer.decided(item) if isinstance(self.scorer, Settling) else None
+        text = self.build_prompt(item)
+        decided = self.scorer.build_stop_check(item) if isinstance(self.scorer, SupportsEarlyStop) else None
         prompt = (Message("user", text),) if self.chat else text
         return Request(prompt, self.max_new_tokens, decided=decided)
 
-    def prompt(self, item: Item) -> str:
+    def build_prompt(self, item: Item) -> str:
         """The template, filled in."""
         return self.template.format_map(item)
 
-    def _wrong(self, item: Item) -> str | None:
+    def _item_error(self, item: Item) -> str | None:
         for field in self.fields:
-            if (wrong := wrong_text(item, field)) is not None:
+            if (wrong := text_field_error(item, field)) is not None:
                 return wrong
-        return self.scorer.wrong(item)
+        return self.scorer.item_error(item)
 
 
-def _fields(template: object) -> tuple[str, ...]:
+def _template_fields(template: object) -> tuple[str, ...]:
     """The fields that a template names."""
     try:
-        parts = list(Formatter().parse(keys.words("template", template)))
+        parts = list(Formatter().parse(keys.check_text("template", template)))
     except ValueError as error:
         raise UserError(f"task.template: {template!r} is no template: {error}.") from None
     fields = tuple(dict.fromkeys(name for _, name, _, _ in parts if name is not None))

@@ -1,12 +1,12 @@
 """Shows a run elsewhere than in its folder: Weights & Biases, TensorBoard, both or nowhere."""
 
-from swarm.track.base import Nothing, Shown, Stacked, Table, Tracker
-from swarm.track.both import Both
-from swarm.track.named import NAMES, named
+from swarm.track.base import NullTracker, TrackedRun, StackedAreaChart, TrackerTable, Tracker
+from swarm.track.both import MultiTracker
+from swarm.track.named import TRACKER_NAMES, tracker_by_name
 from swarm.track.tensorboard import TensorBoard
 from swarm.track.wandb import WandB
 
 __all__ = [
-    "NAMES", "Both", "Nothing", "Shown", "Stacked", "Table", "TensorBoard", "Tracker", "WandB",
-    "named",
+    "TRACKER_NAMES", "MultiTracker", "NullTracker", "TrackedRun", "StackedAreaChart", "TrackerTable", "TensorBoard", "Tracker", "WandB",
+    "tracker_by_name",
 ]  # fmt: skip

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Table(NamedTuple):
+class TrackerTable(NamedTuple):
     """Rows of texts and numbers; `None` is an empty cell."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
 
-class Stacked(NamedTuple):
+class StackedAreaChart(NamedTuple):
     """Shares that are drawn one on top of the other, those below 0 downwards.
 
     Attributes:
@@ -35,11 +35,11 @@ class Stacked(NamedTuple):
     values: "np.ndarray"
 
 
-Value = float | Table | Stacked
+LoggedValue = float | TrackerTable | StackedAreaChart
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TrackedRun:
     """A run that is shown.
 
     Attributes:
@@ -66,7 +66,7 @@ class Tracker(Protocol):
         """
         ...
 
-    def start(self, shown: Shown) -> None:
+    def start(self, shown: TrackedRun) -> None:
         """A run begins, or goes on, in a folder.
 
         Raises:
@@ -74,11 +74,11 @@ class Tracker(Protocol):
         """
         ...
 
-    def log(self, step: int, values: Mapping[str, Value]) -> None:
+    def log(self, step: int, values: Mapping[str, LoggedValue]) -> None:
         """Numbers, tables and pictures of a step; steps that are there already are left alone."""
         ...
 
-    def model(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """A model that the run came to: its folder, and what is known of it."""
         ...
 
@@ -92,26 +92,26 @@ class Tracker(Protocol):
         ...
 
 
-class Nothing:
+class NullTracker:
     """Shows nothing, writes nothing and loads nothing."""
 
     def check(self) -> None:
         """See `Tracker`."""
 
-    def start(self, shown: Shown) -> None:
+    def start(self, shown: TrackedRun) -> None:
         """See `Tracker`."""
 
-    def log(self, step: int, values: Mapping[str, Value]) -> None:
+    def log(self, step: int, values: Mapping[str, LoggedValue]) -> None:
         """See `Tracker`."""
 
-    def model(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """See `Tracker`."""
 
     def finish(self, summary: Mapping[str, Any], code: int = 0) -> None:
         """See `Tracker`."""
 
 
-class Careful(ABC):
+class SafeTracker(ABC):
     """A tracker that warns once when it fails under way, and is silent from then on."""
 
     name: str
@@ -122,27 +122,27 @@ class Careful(ABC):
     def check(self) -> None:
         """See `Tracker`."""
 
-    def start(self, shown: Shown) -> None:
+    def start(self, shown: TrackedRun) -> None:
         """See `Tracker`."""
-        self._first = self._start(shown)
+        self._first = self._start_run(shown)
         self._open = True
 
-    def log(self, step: int, values: Mapping[str, Value]) -> None:
+    def log(self, step: int, values: Mapping[str, LoggedValue]) -> None:
         """See `Tracker`."""
         if step >= self._first:
-            kept = {name: _cleaned(value) for name, value in values.items()}
-            self._carefully(lambda: self._log(step, kept))
+            kept = {name: _clean_value(value) for name, value in values.items()}
+            self._run_safely(lambda: self._log_values(step, kept))
 
-    def model(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """See `Tracker`."""
-        self._carefully(lambda: self._model(folder, clean(facts)))
+        self._run_safely(lambda: self._log_model(folder, clean(facts)))
 
     def finish(self, summary: Mapping[str, Any], code: int = 0) -> None:
         """See `Tracker`."""
-        self._carefully(lambda: self._finish(clean(summary), code))
+        self._run_safely(lambda: self._finish_run(clean(summary), code))
         self._open = False
 
-    def _carefully(self, work: Callable[[], None]) -> None:
+    def _run_safely(self, work: Callable[[], None]) -> None:
         if not self._open:
             return
         try:
@@ -154,18 +154,18 @@ class Careful(ABC):
                         error)  # fmt: skip
 
     @abstractmethod
-    def _start(self, shown: Shown) -> int:
+    def _start_run(self, shown: TrackedRun) -> int:
         """Begin; gives the first step that is not there yet."""
 
     @abstractmethod
-    def _log(self, step: int, values: Mapping[str, Value]) -> None: ...
+    def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None: ...
 
     @abstractmethod
-    def _model(self, folder: Path, facts: Mapping[str, Any]) -> None: ...
+    def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None: ...
 
     @abstractmethod
-    def _finish(self, summary: Mapping[str, Any], code: int) -> None: ...
+    def _finish_run(self, summary: Mapping[str, Any], code: int) -> None: ...
 
 
-def _cleaned(value: Value) -> Value:
-    return value._replace(rows=clean(value.rows)) if isinstance(value, Table) else value
+def _clean_value(value: LoggedValue) -> LoggedValue:
+    return value._replace(rows=clean(value.rows)) if isinstance(value, TrackerTable) else value

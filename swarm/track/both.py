@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm.track.base import Shown, Value
+from swarm.track.base import TrackedRun, LoggedValue
 from swarm.track.tensorboard import TensorBoard
 from swarm.track.wandb import WandB
 
 
-class Both:
+class MultiTracker:
     """Tells both; that one fails is nothing to the other.
 
     Args:
@@ -33,7 +33,7 @@ class Both:
         for tracker in self.trackers:
             tracker.check()
 
-    def start(self, shown: Shown) -> None:
+    def start(self, shown: TrackedRun) -> None:
         """See `swarm.track.Tracker`."""
         first, second = self.trackers
         first.start(shown)
@@ -43,15 +43,15 @@ class Both:
             first.finish({}, 1)
             raise
 
-    def log(self, step: int, values: Mapping[str, Value]) -> None:
+    def log(self, step: int, values: Mapping[str, LoggedValue]) -> None:
         """See `swarm.track.Tracker`."""
         for tracker in self.trackers:
             tracker.log(step, values)
 
-    def model(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """See `swarm.track.Tracker`."""
         for tracker in self.trackers:
-            tracker.model(folder, facts)
+            tracker.log_model(folder, facts)
 
     def finish(self, summary: Mapping[str, Any], code: int = 0) -> None:
         """See `swarm.track.Tracker`."""

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.track.base import Table, Tracker
+from swarm.track.base import TrackerTable, Tracker
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SUMS = ("cost", "prompt_tokens", "new_tokens")
+SUMMED_COLUMNS = ("cost", "prompt_tokens", "new_tokens")
 
 
-def compared(
+def log_comparison(
     tracker: Tracker, folder: Path, frames: "Mapping[str, pd.DataFrame]"
 ) -> dict[str, Any]:
     """Tell each question's counts, and the tables that its folder has; gives the summary.
@@ -28,23 +28,23 @@ def compared(
         keys = [key for key in ("model", "paraphrase_ix", "sample") if key in frame]
         once = frame.drop_duplicates(keys) if "sample" in frame else frame
         values: dict[str, Any] = {"rows": len(frame), "errors": int(frame["error"].notna().sum())}
-        values |= {key: float(once[key].sum()) for key in SUMS if key in once}
+        values |= {key: float(once[key].sum()) for key in SUMMED_COLUMNS if key in once}
         totals |= {key: totals.get(key, 0) + value for key, value in values.items()}
         for file in sorted((folder / name).glob("*.csv")):
-            table = _table(file)
+            table = _read_table(file)
             values[f"{name}/{file.stem}"] = table
             if file.stem.endswith("_summary"):
-                values |= _numbers(f"{name}/{file.stem.removesuffix('_summary')}", table)
+                values |= _summary_numbers(f"{name}/{file.stem.removesuffix('_summary')}", table)
         tracker.log(number, values)
     return totals
 
 
-def _table(file: Path) -> Table:
+def _read_table(file: Path) -> TrackerTable:
     """A file's rows; its numbers as numbers."""
     with file.open(newline="", encoding="utf-8") as lines:
         columns, *rows = csv.reader(lines)
     numeric = [all(_is_number(row[n]) for row in rows) for n in range(len(columns))]
-    return Table(columns, [
+    return TrackerTable(columns, [
         [(float(cell) if cell else None) if numeric[n] else cell for n, cell in enumerate(row)]
         for row in rows
     ])  # fmt: skip
@@ -57,7 +57,7 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _numbers(name: str, table: Table) -> dict[str, float]:
+def _summary_numbers(name: str, table: TrackerTable) -> dict[str, float]:
     """Of a summary: each row's value and the ends of its interval."""
     place = {column: n for n, column in enumerate(table.columns)}
     found: dict[str, float] = {}

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from swarm.report.trajectories import diversity
+from swarm.report.trajectories import swarm_diversity
 
 
-class Course:
+class SearchSeries:
     """What the iterations come to, told one after the other.
 
     Args:
@@ -26,7 +26,7 @@ class Course:
         self._highest, self._lowest = -np.inf, np.inf
         self._personal: dict[int, float] = {}
 
-    def add(self, entry: Mapping[str, Any]) -> dict[str, float]:
+    def add_iteration(self, entry: Mapping[str, Any]) -> dict[str, float]:
         """The series' values after one more round; what is not measured is left out."""
         shape = (len(entry["positions"]), self.groups, len(self.experts))
         positions = np.array(entry["positions"], dtype=float).reshape(shape).mean(axis=1)
@@ -41,7 +41,7 @@ class Course:
         found = {"g": self._highest, "g_worst": self._lowest} if self._personal else {}
         found |= {f"particle_{i}_now": utility for i, utility in known.items()}
         found |= {f"particle_{i}_best": utility for i, utility in self._personal.items()}
-        found["diversity"] = float(diversity(positions[None])[0])
+        found["diversity"] = float(swarm_diversity(positions[None])[0])
         for name in ("prompts_asked", "prompts_saved", "prompts_shared"):
             found |= {name: entry[name]} if name in entry else {}
         names = zip(self.experts, held.tolist(), strict=True)

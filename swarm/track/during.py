@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from swarm.track.base import Shown, Tracker
+from swarm.track.base import TrackedRun, Tracker
 
-INTERRUPTED = 130
+INTERRUPTED_CODE = 130
 """The code of what Ctrl-C ends."""
 
 
 @contextmanager
-def during(tracker: Tracker, shown: Shown) -> Iterator[dict[str, Any]]:
+def track_run(tracker: Tracker, shown: TrackedRun) -> Iterator[dict[str, Any]]:
     """Start, and finish with the summary that the block fills; else as interrupted or failed.
 
     Raises:
@@ -22,6 +22,6 @@ def during(tracker: Tracker, shown: Shown) -> Iterator[dict[str, Any]]:
     try:
         yield summary
     except BaseException as error:
-        tracker.finish(summary, INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
+        tracker.finish(summary, INTERRUPTED_CODE if isinstance(error, KeyboardInterrupt) else 1)
         raise
     tracker.finish(summary)

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.files import append, as_json
-from swarm.report.compared import Compared
+from swarm.files import append, encode_json
+from swarm.report.compared import TestComparison
 from swarm.report.folder import RunFolder
-from swarm.report.items import flip, questions_of
-from swarm.track.base import Nothing, Shown, Stacked, Table, Tracker
-from swarm.track.course import Course
-from swarm.track.during import during
+from swarm.report.items import build_changed_item, load_questions
+from swarm.track.base import NullTracker, TrackedRun, StackedAreaChart, TrackerTable, Tracker
+from swarm.track.course import SearchSeries
+from swarm.track.during import track_run
 
-SPEEDS = "tracker.jsonl"
+SPEEDS_FILE = "tracker.jsonl"
 """A line an iteration: what it took, which the state does not have: that is the same everywhere."""
 
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
-METRICS = {
+METRIC_NAMES = {
     "dev": "ending_best_validation_utility",
     "dev_interval": "ending_best_validation_interval",
     "test": "ending_best_single_test_accuracy",
@@ -35,7 +35,7 @@ METRICS = {
 """What an artifact's metadata say of its worth, and the metrics' names for it."""
 
 
-class Followed:
+class SearchTracker:
     """One search and who is told of it.
 
     All is told from the run's record. So a search that goes on tells what its tracker may have
@@ -48,67 +48,67 @@ class Followed:
 
     def __init__(self, tracker: Tracker, folder: Path) -> None:
         self.tracker, self.folder = tracker, folder
-        self.shown = not isinstance(tracker, Nothing)
+        self.shown = not isinstance(tracker, NullTracker)
         self._speeds: dict[int, dict[str, float]] = {}
 
     @contextlib.contextmanager
-    def during(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
+    def track_search(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
         """Tell of the search as far as it is, and at the end that it is over, and how."""
         if not self.shown:
             yield
             return
         self._config, self._metrics = dict(config), dict[str, Any]()
-        self._course = Course(state["experts"], len(state["groups"]))
-        self._speeds = _speeds(self.folder / SPEEDS)
+        self._course = SearchSeries(state["experts"], len(state["groups"]))
+        self._speeds = _speeds(self.folder / SPEEDS_FILE)
         pool = Path(str(self._config.get("pool", {}).get("folder") or self.folder))
         sources = [pool / name for name in state["experts"] if (pool / name).is_dir()]
         self._sources = {source.name: source for source in sources}
-        with during(self.tracker, Shown("search", self.folder, config, sources)) as summary:
+        with track_run(self.tracker, TrackedRun("search", self.folder, config, sources)) as summary:
             for number, entry in enumerate(state["rounds"]):
-                self._tell(number, entry)
+                self._log_entry(number, entry)
             yield
             summary |= self._metrics
 
-    def iteration(self, number: int, entry: Mapping[str, Any], **measured: float) -> None:
+    def log_iteration(self, number: int, entry: Mapping[str, Any], **measured: float) -> None:
         """An iteration is recorded; `measured` is what the record does not have of it."""
         if not self.shown:
             return
         self._speeds[number] = measured
-        line = as_json({"iteration": number, **measured}) + b"\n"
+        line = encode_json({"iteration": number, **measured}) + b"\n"
         with contextlib.suppress(UserError):  # a series with a gap; the search is what counts
-            append(self.folder / SPEEDS, line)
-        self._tell(number, entry)
+            append(self.folder / SPEEDS_FILE, line)
+        self._log_entry(number, entry)
 
-    def _tell(self, number: int, entry: Mapping[str, Any]) -> None:
-        self.tracker.log(number, self._course.add(entry) | self._speeds.get(number, {}))
+    def _log_entry(self, number: int, entry: Mapping[str, Any]) -> None:
+        self.tracker.log(number, self._course.add_iteration(entry) | self._speeds.get(number, {}))
 
-    def judged(self, metrics: Mapping[str, Any]) -> None:
+    def log_final_metrics(self, metrics: Mapping[str, Any]) -> None:
         """The search is judged: its tables, its picture and its best, in a step after the last."""
         if not self.shown:
             return
         self._metrics = dict(metrics)
         run = RunFolder(self.folder)
-        models = Compared(run)
+        models = TestComparison(run)
         best = np.array(self._course.best)
-        found: dict[str, Any] = {"coefficients": Stacked("Best so far", run.experts, best)}
+        found: dict[str, Any] = {"coefficients": StackedAreaChart("Best so far", run.experts, best)}
         for split in ("dev", "test"):
-            if (table := _flips(models, split)) is not None:
+            if (table := _flip_table(models, split)) is not None:
                 found[f"flips_{split}"] = table
         self.tracker.log(len(run.rounds), found)
-        self.tracker.model(self.folder / "global_best", self._facts(run))
+        self.tracker.log_model(self.folder / "global_best", self._describe_best(run))
 
-    def _facts(self, run: RunFolder) -> dict[str, Any]:
+    def _describe_best(self, run: RunFolder) -> dict[str, Any]:
         """What is known of the best."""
-        position = run.positions[run.best()]
+        position = run.positions[run.find_best()]
         rows = position.reshape(len(run.groups), len(run.experts))
         experts = {}
         for name, share in zip(run.experts, rows.mean(axis=0).tolist(), strict=True):
             source = self._sources.get(name)
-            weights = source / WEIGHTS if source else None
+            weights = source / WEIGHTS_FILE if source else None
             experts[name] = {
                 "coefficient": share,
                 "folder": str(source) if source else None,
-                "sha256": _sha256(weights) if weights and weights.is_file() else None,
+                "sha256": _file_sha256(weights) if weights and weights.is_file() else None,
             }
         several = {"groups": dict(zip(run.groups, rows.tolist(), strict=True))}
         model = self._config.get("model", {})
@@ -119,7 +119,7 @@ class Followed:
             "experts": experts,
             **(several if len(run.groups) > 1 else {}),
             "pool weights": run.identity.get("pool weights"),
-            **{name: run.metrics.get(metric) for name, metric in METRICS.items()},
+            **{name: run.metrics.get(metric) for name, metric in METRIC_NAMES.items()},
         }
 
 
@@ -137,12 +137,12 @@ def _speeds(file: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def _sha256(file: Path) -> str:
+def _file_sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _flips(models: Compared, split: str) -> Table | None:
+def _flip_table(models: TestComparison, split: str) -> TrackerTable | None:
     """The items that best initial expert and best found answered differently well.
 
     `None` where the two did not both answer the split.
@@ -151,22 +151,22 @@ def _flips(models: Compared, split: str) -> Table | None:
     if split == "dev":
         if any(np.isnan(run.utilities[place]) for place in places):
             return None
-        before, after = (run.answers(place) for place in places)
+        before, after = (run.load_answers(place) for place in places)
     else:
-        tested = [run.test_answers(place) for place in places]
+        tested = [run.load_test_answers(place) for place in places]
         if tested[0] is None or tested[1] is None:
             return None
         before, after = tested[0], tested[1]
-    questions, _ = questions_of(models, split)
+    questions, _ = load_questions(models, split)
     rows = []
     for pair in zip(before, after, strict=True):
         if pair[0]["value"] == pair[1]["value"]:
             continue
-        one = flip(*pair, questions)
+        one = build_changed_item(*pair, questions)
         (old, old_text), (new, new_text) = one.before, one.after
         rows.append([one.item, one.question, one.gold, old, new, *one.values, old_text, new_text])
     expert = models.expert
     columns = ["item", "question", "gold", f"answer of {expert}", "answer of best found",
                f"value of {expert}", "value of best found", f"text of {expert}",
                "text of best found"]  # fmt: skip
-    return Table(columns, rows)
+    return TrackerTable(columns, rows)

@@ -9,16 +9,16 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.secrets import clean
-from swarm.track.base import Careful, Shown, Stacked, Table, Value
+from swarm.track.base import SafeTracker, TrackedRun, StackedAreaChart, TrackerTable, LoggedValue
 
-ROWS = 200
+MAX_ROWS = 200
 """Of a table: it is text here, which the page shows at once."""
 
-LETTERS = 300
+MAX_CELL_LENGTH = 300
 """Of a cell."""
 
 
-class TensorBoard(Careful):
+class TensorBoard(SafeTracker):
     """TensorBoard; one file, written anew from the first step by every start."""
 
     name = "TensorBoard"
@@ -35,7 +35,7 @@ class TensorBoard(Careful):
                     f"tracker=tensorboard needs {package}: pip install 'model-swarms[tensorboard]'"
                 )
 
-    def _start(self, shown: Shown) -> int:
+    def _start_run(self, shown: TrackedRun) -> int:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -46,10 +46,10 @@ class TensorBoard(Careful):
             folder.mkdir(parents=True, exist_ok=True)
             # Written by this thread: the package's own event writer waits for ever on a full disk.
             self._writer = RecordWriter((folder / name).open("wb"))
-            self._add(0, file_version="brain.Event:2")
+            self._write_event(0, file_version="brain.Event:2")
             # Who has the page open forgets what an earlier file said.
-            self._add(0, session_log=SessionLog(status=SessionLog.START))
-            self._text("config", _block(clean(shown.config)), 0)
+            self._write_event(0, session_log=SessionLog(status=SessionLog.START))
+            self._write_text("config", _json_block(clean(shown.config)), 0)
             self._writer.flush()
             for file in before:
                 file.unlink(missing_ok=True)
@@ -58,46 +58,46 @@ class TensorBoard(Careful):
                             "another folder") from None  # fmt: skip
         return 0
 
-    def _log(self, step: int, values: Mapping[str, Value]) -> None:
+    def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._last = max(self._last, step)
         scalars = []
         for name, value in values.items():
-            if isinstance(value, Table):
-                self._text(name, _markdown(value), step)
-            elif isinstance(value, Stacked):
-                self._picture(name, value, step)
+            if isinstance(value, TrackerTable):
+                self._write_text(name, _markdown_table(value), step)
+            elif isinstance(value, StackedAreaChart):
+                self._write_image(name, value, step)
             else:
                 scalars.append(Summary.Value(tag=name, simple_value=float(value)))
         if scalars:
-            self._add(step, summary=Summary(value=scalars))
+            self._write_event(step, summary=Summary(value=scalars))
         self._writer.flush()
 
-    def _model(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        self._text("best", _block(facts), self._last)
+    def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self._write_text("best", _json_block(facts), self._last)
 
-    def _finish(self, summary: Mapping[str, Any], code: int) -> None:
+    def _finish_run(self, summary: Mapping[str, Any], code: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         numbers = {k: v for k, v in summary.items() if type(v) in (int, float, bool)}
         values = [
             Summary.Value(tag=f"final/{k}", simple_value=float(v)) for k, v in numbers.items()
         ]
-        self._add(self._last, summary=Summary(value=values))
-        self._text("final", _block(summary), self._last)
+        self._write_event(self._last, summary=Summary(value=values))
+        self._write_text("final", _json_block(summary), self._last)
         if code:
-            self._text("interrupted", f"The run did not come to its end (code {code}).", self._last)
+            self._write_text("interrupted", f"The run did not come to its end (code {code}).", self._last)
         writer, self._writer = self._writer, None
         writer.close()
 
-    def _add(self, step: int, **what: Any) -> None:
+    def _write_event(self, step: int, **what: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         event = Event(wall_time=time.time(), step=step, **what)
         self._writer.write(event.SerializeToString())
 
-    def _text(self, name: str, markdown: str, step: int) -> None:
+    def _write_text(self, name: str, markdown: str, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.types_pb2 import DT_STRING
@@ -105,30 +105,30 @@ class TensorBoard(Careful):
         kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         text = TensorProto(dtype=DT_STRING, string_val=[markdown.encode("utf-8", "replace")])
         value = Summary.Value(tag=name, metadata=kind, tensor=text)
-        self._add(step, summary=Summary(value=[value]))
+        self._write_event(step, summary=Summary(value=[value]))
 
-    def _picture(self, name: str, stacked: Stacked, step: int) -> None:
+    def _write_image(self, name: str, stacked: StackedAreaChart, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        from swarm.track.stacked import PIXELS, as_png
+        from swarm.track.stacked import PICTURE_SIZE, render_png
 
-        image = Summary.Image(width=PIXELS[0], height=PIXELS[1], colorspace=3,
-                              encoded_image_string=as_png(stacked))  # fmt: skip
-        self._add(step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+        image = Summary.Image(width=PICTURE_SIZE[0], height=PICTURE_SIZE[1], colorspace=3,
+                              encoded_image_string=render_png(stacked))  # fmt: skip
+        self._write_event(step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
 
-def _block(value: Mapping[str, Any]) -> str:
+def _json_block(value: Mapping[str, Any]) -> str:
     """Values as Markdown shows them word by word."""
     return "".join(f"    {line}\n" for line in json.dumps(value, indent=1, default=str).split("\n"))
 
 
-def _markdown(table: Table) -> str:
-    rows = [table.columns, ["---"] * len(table.columns), *table.rows[:ROWS]]
-    left = len(table.rows) - ROWS
+def _markdown_table(table: TrackerTable) -> str:
+    rows = [table.columns, ["---"] * len(table.columns), *table.rows[:MAX_ROWS]]
+    left = len(table.rows) - MAX_ROWS
     more = f"\n\nand {left:,} rows more, which the run's folder has" if left > 0 else ""
-    return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in rows) + more
+    return "\n".join("| " + " | ".join(map(_format_cell, row)) + " |" for row in rows) + more
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     words = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-    return " ".join(words.replace("|", "\\|").split())[:LETTERS]
+    return " ".join(words.replace("|", "\\|").split())[:MAX_CELL_LENGTH]

@@ -14,24 +14,24 @@ from typing import Any
 from urllib.parse import urlparse
 
 from swarm.errors import UserError
-from swarm.files import write_whole
+from swarm.files import write_atomic
 from swarm.secrets import clean
-from swarm.track.base import Careful, Shown, Stacked, Table, Value
+from swarm.track.base import SafeTracker, TrackedRun, StackedAreaChart, TrackerTable, LoggedValue
 
-MODES = ("online", "offline")
+WANDB_MODES = ("online", "offline")
 
-PROJECT = "model-swarms"
+DEFAULT_PROJECT = "model-swarms"
 
-PATIENCE_S = 120.0
+FINISH_TIMEOUT_S = 120.0
 """How long the end of a run may wait for a server that does not answer."""
 
-KILLED_S = 30.0
+INIT_TIMEOUT_S = 30.0
 """How long a run may be held by what a killed process has left."""
 
 log = logging.getLogger(__name__)
 
 
-class WandB(Careful):
+class WandB(SafeTracker):
     """Weights & Biases.
 
     A run that goes on keeps its id, which lies in its folder, so that it is one run there too. An
@@ -59,25 +59,25 @@ class WandB(Careful):
         model: bool = True,
         uses: Sequence[str] = (),
     ) -> None:
-        if mode not in MODES:
-            raise UserError(f"tracker.mode={mode}: must be one of {', '.join(MODES)}", 2)
+        if mode not in WANDB_MODES:
+            raise UserError(f"tracker.mode={mode}: must be one of {', '.join(WANDB_MODES)}", 2)
         if isinstance(uses, str):
             raise UserError(f"tracker.uses={uses}: must be a list of artifacts, [{uses}]", 2)
         if mode == "online" and os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
             mode = "offline"
         self.mode, self.entity, self.group = mode, entity, group
-        self.project = project or os.environ.get("WANDB_PROJECT", PROJECT)
+        self.project = project or os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT)
         self.keeps_model, self.uses = model, tuple(uses)
         self._run: Any = None
 
     def check(self) -> None:
         """See `Tracker`: online needs a key, from the environment or from `wandb login`."""
-        if self.mode == "online" and not os.environ.get("WANDB_API_KEY") and not _logged_in():
+        if self.mode == "online" and not os.environ.get("WANDB_API_KEY") and not _is_logged_in():
             raise UserError(
                 "tracker=wandb: nobody is logged in; `wandb login`, or tracker.mode=offline"
             )
 
-    def _start(self, shown: Shown) -> int:
+    def _start_run(self, shown: TrackedRun) -> int:
         # Else a mistake inside of the package is reported to its makers, offline too.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         if "wandb" not in sys.modules:
@@ -88,17 +88,17 @@ class WandB(Careful):
         online, folder = self.mode == "online", shown.folder.resolve()
         for before in () if online else folder.glob("wandb/offline-run-*"):
             shutil.rmtree(before, ignore_errors=True)
-        self._run = _begun(
+        self._run = _init_run(
             project=self.project, entity=self.entity, group=self.group, name=folder.name,
-            job_type=shown.kind, id=_id(folder / "wandb"), dir=str(folder), mode=self.mode,
+            job_type=shown.kind, id=_run_id(folder / "wandb"), dir=str(folder), mode=self.mode,
             resume="allow" if online else None, reinit="create_new",
-            config=clean(shown.config), settings=_settings(wandb),
+            config=clean(shown.config), settings=_build_settings(wandb),
         )  # fmt: skip
         if online:
-            self._use([*self.uses, *artifacts(shown.sources)])
+            self._use_artifacts([*self.uses, *artifact_names(shown.sources)])
         return int(self._run.step)
 
-    def _use(self, artifacts: Sequence[str]) -> None:
+    def _use_artifacts(self, artifacts: Sequence[str]) -> None:
         """Say where experts come from; a lineage that cannot be told costs no run."""
         for name in dict.fromkeys(artifacts):
             try:
@@ -106,12 +106,12 @@ class WandB(Careful):
             except Exception as error:  # whatever the server has against it
                 log.warning("WandB: the run does not name the artifact %s (%s)", name, error)
 
-    def _log(self, step: int, values: Mapping[str, Value]) -> None:
+    def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None:
         # At once: a row that waits for the next one is lost with the process.
-        made = {name: _made(value) for name, value in values.items()}
+        made = {name: _to_wandb(value) for name, value in values.items()}
         self._run.log(made, step=step, commit=True)
 
-    def _model(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
         if not self.keeps_model:
             return
         import wandb
@@ -126,7 +126,7 @@ class WandB(Careful):
                 )
         self._run.log_artifact(artifact)
 
-    def _finish(self, summary: Mapping[str, Any], code: int) -> None:
+    def _finish_run(self, summary: Mapping[str, Any], code: int) -> None:
         run, self._run = self._run, None
         try:
             run.summary.update(dict(summary))
@@ -134,7 +134,7 @@ class WandB(Careful):
             run.finish(exit_code=code)
 
 
-def _begun(**given: Any) -> Any:
+def _init_run(**given: Any) -> Any:
     """The run, begun.
 
     Raises:
@@ -142,7 +142,7 @@ def _begun(**given: Any) -> Any:
     """
     import wandb
 
-    deadline = time.monotonic() + KILLED_S
+    deadline = time.monotonic() + INIT_TIMEOUT_S
     while True:
         try:
             return wandb.init(**given)
@@ -158,7 +158,7 @@ def _begun(**given: Any) -> Any:
             ) from None
 
 
-def _settings(wandb: Any) -> Any:
+def _build_settings(wandb: Any) -> Any:
     """What the package may look at and send: nothing that this toolkit did not tell it.
 
     Not the code, the command line, git, the host's name, what is installed or the terminal.
@@ -166,11 +166,11 @@ def _settings(wandb: Any) -> Any:
     return wandb.Settings(
         console="off", silent=True, save_code=False, disable_code=True, disable_git=True,
         x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
-        host="", finish_timeout=PATIENCE_S,
+        host="", finish_timeout=FINISH_TIMEOUT_S,
     )  # fmt: skip
 
 
-def _id(folder: Path) -> str:
+def _run_id(folder: Path) -> str:
     """The run's id, which the folder keeps.
 
     Raises:
@@ -178,33 +178,33 @@ def _id(folder: Path) -> str:
     """
     path = folder / "id"
     if not path.is_file():
-        write_whole(path, uuid.uuid4().hex[:16].encode())
+        write_atomic(path, uuid.uuid4().hex[:16].encode())
     return path.read_text().strip()
 
 
-def _made(value: Value) -> Any:
+def _to_wandb(value: LoggedValue) -> Any:
     """A value as the package has it."""
-    if isinstance(value, Table):
+    if isinstance(value, TrackerTable):
         import wandb
 
         return wandb.Table(columns=list(value.columns), data=[list(row) for row in value.rows],
                            allow_mixed_types=True)  # fmt: skip
-    if isinstance(value, Stacked):
+    if isinstance(value, StackedAreaChart):
         import wandb
 
-        from swarm.track.stacked import as_svg
+        from swarm.track.stacked import render_svg
 
-        return wandb.Html(as_svg(value), inject=False)
+        return wandb.Html(render_svg(value), inject=False)
     return value
 
 
-def artifacts(folders: Sequence[Path]) -> list[str]:
+def artifact_names(folders: Sequence[Path]) -> list[str]:
     """Names of artifacts, NAME:v3, as folders that they were downloaded to are called."""
     parts = (part for folder in folders for part in folder.resolve().parts)
     return [part for part in parts if re.fullmatch(r"[\w.-]+:v\d+", part)]
 
 
-def _logged_in() -> bool:
+def _is_logged_in() -> bool:
     """Whether `wandb login` has left a key for the server in use."""
     server = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from nicegui import ui
 
-from swarm.collab import Answer
+from swarm.collab import AgentAnswer
 from swarm.moa import accounts
-from swarm.moa.describing import named, number, outcome
-from swarm.printing import harmless
-from swarm.ui.asking import Asking
+from swarm.moa.describing import answer_label, pluralize, format_outcome
+from swarm.printing import escape_control_chars
+from swarm.ui.asking import ChatWorker
 
-MIXED = "mixed: "
+MIXTURE_PREFIX = "mixed: "
 """What the name of a mixture by hand begins with."""
 
 STYLE = """
@@ -33,7 +33,7 @@ body.body--dark .chat-wrong { color: #ff8a80; }
 """
 
 
-class Shown:
+class AnswerCard:
     """Draws an answer where it is made; `look` brings it up to what has come.
 
     All that a model wrote is drawn as text.
@@ -42,12 +42,12 @@ class Shown:
         asking: What is shown.
     """
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: ChatWorker) -> None:
         self.asking, self._began = asking, time.monotonic()
         self._calls = 0
         self._over = False
         with ui.card().classes("gap-1 p-3"):
-            ui.label(harmless(asking.name)).classes("font-semibold text")
+            ui.label(escape_control_chars(asking.name)).classes("font-semibold text")
             self._text = ui.label().classes("text w-full").props("data-answer")
             with ui.row().classes("items-center gap-2 no-wrap w-full"):
                 self._spinner = ui.spinner(size="1em")
@@ -58,73 +58,73 @@ class Shown:
             self._stages = ui.expansion("Stages").classes("w-full").props("dense")
             self._stages.set_visibility(False)
 
-    def look(self) -> None:
+    def refresh_card(self) -> None:
         """Show what has come since the last time."""
         asking = self.asking
         if self._over:
             return
-        self._text.set_text(harmless(asking.text))
-        self._notes.set_text("\n".join(map(harmless, [*asking.notes, *asking.turn.warnings])))
-        self._state.set_text(self._words())
+        self._text.set_text(escape_control_chars(asking.text))
+        self._notes.set_text("\n".join(map(escape_control_chars, [*asking.notes, *asking.turn.warnings])))
+        self._state.set_text(self._status_text())
         for answer in asking.turn.answers[self._calls :]:
             self._calls += 1
             with self._stages:
-                _call(self._calls, answer)
+                _draw_call(self._calls, answer)
         self._stages.set_visibility(self._calls > 0)
-        self._stages.set_text(f"Stages: {number(self._calls, 'call')}")
+        self._stages.set_text(f"Stages: {pluralize(self._calls, 'call')}")
         if asking.state == "done":
             self._over = True
             self._spinner.set_visibility(False)
-            self._wrong.set_text(harmless(asking.turn.error))
+            self._wrong.set_text(escape_control_chars(asking.turn.error))
             self._wrong.set_visibility(bool(asking.turn.error))
 
-    def _words(self) -> str:
+    def _status_text(self) -> str:
         """What it is doing, or what it took."""
         asking = self.asking
         took = f"{time.monotonic() - self._began:.0f} s"
         if asking.state == "loading":
             return f"loading the model, {took}"
         if asking.state == "answering":
-            waiting = ", ".join(map(harmless, list(asking.waiting)))
+            waiting = ", ".join(map(escape_control_chars, list(asking.waiting)))
             return f"answering, {took}" + (f"; waiting for {waiting}" if waiting else "")
         stages = asking.turn.stages
         if stages is None:
             return took
-        account = accounts.total(asking.turn.answers)
+        account = accounts.sum_usage(asking.turn.answers)
         tokens = f"{account.prompt_tokens} + {account.new_tokens} tokens"
         kept = f", {account.cached} from the cache" if account.cached else ""
         empty = "" if stages.final.text.strip() else "an empty answer; "
-        return f"{empty}{stages.final.seconds:.1f} s, {tokens}{kept}{_cost(asking.turn.answers)}"
+        return f"{empty}{stages.final.seconds:.1f} s, {tokens}{kept}{_format_cost(asking.turn.answers)}"
 
 
-def _call(count: int, answer: Answer) -> None:
+def _draw_call(count: int, answer: AgentAnswer) -> None:
     """One call: who, what it came to, what it was asked and what it said."""
     where = "" if answer.role == "model" else f"layer {answer.layer}, {answer.role} "
-    words = f"{count}. {where}{named(answer)}: {outcome(answer)}{_cost([answer])}"
-    with ui.expansion(harmless(words)).classes("chat-call").props("dense"):
+    words = f"{count}. {where}{answer_label(answer)}: {format_outcome(answer)}{_format_cost([answer])}"
+    with ui.expansion(escape_control_chars(words)).classes("chat-call").props("dense"):
         if isinstance(answer.prompt, str):
-            _part("prompt", answer.prompt)
+            _draw_part("prompt", answer.prompt)
         else:
             for turn in answer.prompt:
-                _part(turn.role, turn.content)
+                _draw_part(turn.role, turn.content)
         if answer.completion and answer.completion.reasoning:
-            _part("reasoning", answer.completion.reasoning)
+            _draw_part("reasoning", answer.completion.reasoning)
         if answer.text or not answer.error:
-            _part("answer", answer.text)
+            _draw_part("answer", answer.text)
         if answer.error:
-            _part("error", answer.error)
+            _draw_part("error", answer.error)
 
 
-def _cost(answers: Sequence[Answer]) -> str:
+def _format_cost(answers: Sequence[AgentAnswer]) -> str:
     """What answers cost; nothing of this machine's models, which have no price."""
-    asked = [one for one in answers if one.completion and not _here(one.name)]
-    return f", {accounts.total(asked).told()}" if asked else ""
+    asked = [one for one in answers if one.completion and not _is_local(one.name)]
+    return f", {accounts.sum_usage(asked).format_cost()}" if asked else ""
 
 
-def _here(name: str) -> bool:
-    return name.startswith(("local/", MIXED))
+def _is_local(name: str) -> bool:
+    return name.startswith(("local/", MIXTURE_PREFIX))
 
 
-def _part(name: str, text: str) -> None:
+def _draw_part(name: str, text: str) -> None:
     ui.label(name).classes("quiet text-xs")
-    ui.label(harmless(text)).classes("text text-sm pb-2")
+    ui.label(escape_control_chars(text)).classes("text text-sm pb-2")

@@ -10,13 +10,13 @@ import webbrowser
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from swarm.serve.guard import HERE
-from swarm.ui.home import Home
+from swarm.serve.guard import LOCAL_HOST_PATTERN
+from swarm.ui.home import AppState
 
-PAGES = ("runs", "run", "together", "start", "models", "talk", "compare")
-"""The modules of the pages; each has a `register`."""
+PAGES = ("swarm.ui.runs.register", "swarm.ui.run.register", "swarm.ui.together.register", "swarm.ui.start.register", "swarm.ui.models.register", "swarm.ui.talk.register", "swarm.ui.compare.register",)
+"""The functions that register the pages."""
 
-HEADERS = {
+SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
@@ -24,7 +24,7 @@ HEADERS = {
 }
 """The page loads what is here, and a text of a model loads nothing from elsewhere."""
 
-GRACE = 2
+SHUTDOWN_GRACE_S = 2
 """Seconds for what is under way when the page ends."""
 
 
@@ -37,7 +37,7 @@ NO_TOKEN = (
 )
 
 
-class Guard:
+class HostGuard:
     """Lets in who has the token, and calls the page by an address of this machine, from the page.
 
     Another user of the machine has no token. A page of somebody else's in the same browser could
@@ -56,15 +56,15 @@ class Guard:
         """Answer, or refuse."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        if not allowed(scope):
+        if not is_allowed(scope):
             return await _refused(scope, send, b"not from here\n")
         if self._token is None or self._has_cookie(scope) or self._is_bearer(scope):
-            return await self._app(scope, receive, _marked(send))
+            return await self._app(scope, receive, _with_headers(send))
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if not self._is_token(dict(query).get(TOKEN, "")):
             return await _refused(scope, send, NO_TOKEN)
         if scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD"):
-            return await self._app(scope, receive, _marked(send))
+            return await self._app(scope, receive, _with_headers(send))
         await self._welcome(scope, send, [pair for pair in query if pair[0] != TOKEN])
 
     def _is_token(self, given: str) -> bool:
@@ -89,7 +89,7 @@ class Guard:
         cookie = f"{_cookie_name(scope)}={self._token}; HttpOnly; SameSite=Strict; Path=/"
         headers = [(b"location", where.encode("latin-1")), (b"set-cookie", cookie.encode()),
                    (b"cache-control", b"no-store")]  # fmt: skip
-        marked = _marked(send)
+        marked = _with_headers(send)
         await marked({"type": "http.response.start", "status": 303, "headers": headers})
         await marked({"type": "http.response.body", "body": b""})
 
@@ -113,43 +113,44 @@ async def _refused(scope: dict[str, Any], send: Any, why: bytes) -> None:
     await send({"type": "http.response.body", "body": why})
 
 
-def allowed(scope: dict[str, Any]) -> bool:
+def is_allowed(scope: dict[str, Any]) -> bool:
     """Whether a request means this machine, and does not come from another page."""
     host = _header(scope, b"host")
     origins = [value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"]
     here = f"http://{host}".lower()
-    return bool(HERE.fullmatch(host)) and all(origin.lower() == here for origin in origins)
+    return bool(LOCAL_HOST_PATTERN.fullmatch(host)) and all(origin.lower() == here for origin in origins)
 
 
-def _marked(send: Any) -> Any:
+def _with_headers(send: Any) -> Any:
     """Send with the headers; those that an answer has itself stay."""
 
-    async def sent(message: dict[str, Any]) -> None:
+    async def send_with_headers(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             own = {name.lower() for name, _ in message["headers"]}
-            more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+            more = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
             message["headers"] = [*message["headers"], *(m for m in more if m[0] not in own)]
         await send(message)
 
-    return sent
+    return send_with_headers
 
 
-def application(home: Home, token: str | None = None) -> Guard:
+def build_application(home: AppState, token: str | None = None) -> HostGuard:
     """The pages, behind the guard; once a process, as NiceGUI has one set of pages."""
     from fastapi import FastAPI
     from nicegui import ui
 
-    for name in PAGES:
-        importlib.import_module(f"swarm.ui.{name}").register(home)
+    for page in PAGES:
+        module, _, name = page.rpartition(".")
+        getattr(importlib.import_module(module), name)(home)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     # A search keeps this machine busy: a slow answer is no lost connection.
     ui.run_with(
         app, title="model-swarms", dark=None, show_welcome_message=False, reconnect_timeout=10.0
     )
-    return Guard(app, token)
+    return HostGuard(app, token)
 
 
-def serve(home: Home, host: str, port: int, browser: bool, guarded: bool = True) -> None:
+def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bool = True) -> None:
     """Serve the page until an interrupt.
 
     Args:
@@ -164,14 +165,14 @@ def serve(home: Home, host: str, port: int, browser: bool, guarded: bool = True)
     """
     import uvicorn
 
-    from swarm.serve.server import bind
+    from swarm.serve.server import bind_socket
 
-    with bind(host, port) as bound:
+    with bind_socket(host, port) as bound:
         token = secrets.token_hex(24) if guarded else None
-        url = address(bound) + (f"?{TOKEN}={token}" if token else "")
+        url = page_url(bound) + (f"?{TOKEN}={token}" if token else "")
         server = uvicorn.Server(uvicorn.Config(
-            application(home, token), log_config=None, log_level="warning", access_log=False,
-            server_header=False, timeout_graceful_shutdown=GRACE,
+            build_application(home, token), log_config=None, log_level="warning", access_log=False,
+            server_header=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
         ))  # fmt: skip
         logging.getLogger("nicegui").setLevel(logging.ERROR)
         print(f"the page is at {url} (Ctrl-C ends it)", flush=True)
@@ -182,7 +183,7 @@ def serve(home: Home, host: str, port: int, browser: bool, guarded: bool = True)
         server.run([bound])
 
 
-def address(bound: socket.socket) -> str:
+def page_url(bound: socket.socket) -> str:
     """Where a browser finds it."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

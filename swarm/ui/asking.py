@@ -5,21 +5,21 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from swarm.collab import Answer, Asked, Piece, Stages
+from swarm.collab import AgentAnswer, CallStarted, AnswerDelta, Transcript
 from swarm.collab.collaboration import Collaboration
 from swarm.collab.deliberation.verdicts import Iteration
-from swarm.collab.following import Left
+from swarm.collab.following import Cancelled
 from swarm.errors import UserError
-from swarm.moa.session import Manner
-from swarm.moa.turns import Turn, conversation
+from swarm.moa.session import ChatOptions
+from swarm.moa.turns import ChatTurn, build_conversation
 from swarm.models import Model, Request, stream
 
 STATES = ("loading", "answering", "done")
 
-EMPTY = "an empty answer"
+EMPTY_ANSWER = "an empty answer"
 
 
-class Asking:
+class ChatWorker:
     """A question on its way; its attributes may be read by any thread at any time.
 
     Args:
@@ -42,28 +42,28 @@ class Asking:
         name: str,
         find: Callable[[], Model],
         question: str,
-        before: Sequence[Turn],
-        manner: Manner,
+        before: Sequence[ChatTurn],
+        manner: ChatOptions,
     ) -> None:
         self.name, self._find, self._manner = name, find, manner
-        self._prompt = conversation(before, question, manner.system)
+        self._prompt = build_conversation(before, question, manner.system)
         self._over = threading.Event()
-        self.turn = Turn(question)
+        self.turn = ChatTurn(question)
         self.state, self.text = STATES[0], ""
         self.waiting: list[str] = []
         self.notes: list[str] = []
 
     def start(self) -> None:
         """Ask."""
-        threading.Thread(target=self._work, name="swarm-page", daemon=True).start()
+        threading.Thread(target=self._run_worker, name="swarm-page", daemon=True).start()
 
     def stop(self) -> None:
         """Wait no longer; what is being written for it ends at its next piece."""
         if self.state != "done":
             self._over.set()
-            self._end(error="stopped")
+            self._finish_turn(error="stopped")
 
-    def _end(self, stages: Stages | None = None, error: str = "") -> None:
+    def _finish_turn(self, stages: Transcript | None = None, error: str = "") -> None:
         if self.state == "done":
             return
         self.turn.stages, self.turn.error = stages, error
@@ -72,7 +72,7 @@ class Asking:
             self.text = stages.final.text
         self.state = "done"
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         try:
             model = self._find()
             for prepare, given in (("check", ()), ("open", (None,))):
@@ -80,15 +80,15 @@ class Asking:
             if self._over.is_set():
                 return
             self.state = "answering"
-            self._end(self._asked(model))
-        except Left:
-            self._end(error="stopped")
+            self._finish_turn(self._collect_transcript(model))
+        except Cancelled:
+            self._finish_turn(error="stopped")
         except UserError as error:
-            self._end(error=str(error))
+            self._finish_turn(error=str(error))
         except Exception as error:  # a page shows it; a thread would only write a traceback
-            self._end(error=f"{self.name}: it failed with {type(error).__name__}: {error}")
+            self._finish_turn(error=f"{self.name}: it failed with {type(error).__name__}: {error}")
 
-    def _request(self) -> Request:
+    def _build_request(self) -> Request:
         manner = self._manner
         return Request(
             self._prompt,
@@ -98,54 +98,54 @@ class Asking:
             decided=lambda text: self._over.is_set(),
         )
 
-    def _asked(self, model: Model) -> Stages:
+    def _collect_transcript(self, model: Model) -> Transcript:
         """What the model comes to.
 
         Raises:
             UserError: Nothing.
         """
         if not isinstance(model, Collaboration):
-            return self._streamed(model)
-        (came,) = model.run([self._request()], lambda number, event: self._hear(model, event))
+            return self._stream_answer(model)
+        (came,) = model.run([self._build_request()], lambda number, event: self._handle_event(model, event))
         if isinstance(came, UserError):
             raise came
-        stages: Stages = came
+        stages: Transcript = came
         return stages
 
-    def _streamed(self, model: Model) -> Stages:
-        with closing(stream(model, self._request())) as pieces:
+    def _stream_answer(self, model: Model) -> Transcript:
+        with closing(stream(model, self._build_request())) as pieces:
             while True:
                 try:
                     delta = next(pieces)
                 except StopIteration as end:
                     final = end.value
                     break
-                self._live()
+                self._check_running()
                 self.text += delta.text
-        error = "" if final.text.strip() else EMPTY
-        return Stages([[Answer(1, "model", self.name, 0, self._prompt, final, error)]], final)
+        error = "" if final.text.strip() else EMPTY_ANSWER
+        return Transcript([[AgentAnswer(1, "model", self.name, 0, self._prompt, final, error)]], final)
 
-    def _hear(self, model: Any, event: Any) -> None:
+    def _handle_event(self, model: Any, event: Any) -> None:
         """Take notice of an event of a collaboration."""
-        self._live()
-        if isinstance(event, Asked):
+        self._check_running()
+        if isinstance(event, CallStarted):
             self.waiting.append(event.name)
-        elif isinstance(event, Answer):
+        elif isinstance(event, AgentAnswer):
             self.turn.answers.append(event)
             if event.name in self.waiting:
                 self.waiting.remove(event.name)
-        elif isinstance(event, Piece):
+        elif isinstance(event, AnswerDelta):
             self.text += event.delta.text
         elif isinstance(event, Iteration):
-            from swarm.collab.deliberation.progress import line
+            from swarm.collab.deliberation.progress import format_event
 
-            self.notes.append(line(model, event))
+            self.notes.append(format_event(model, event))
 
-    def _live(self) -> None:
+    def _check_running(self) -> None:
         """See that somebody still waits.
 
         Raises:
             Left: Nobody does.
         """
         if self._over.is_set():
-            raise Left
+            raise Cancelled

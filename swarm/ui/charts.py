@@ -6,60 +6,60 @@ from typing import Any
 
 import numpy as np
 
-from swarm.front import Front
-from swarm.report.course import best_positions, measure
+from swarm.front import ParetoFront
+from swarm.report.course import best_positions, objective_label
 from swarm.report.folder import RunFolder
-from swarm.report.front import scatter
+from swarm.report.front import objective_chart
 
-INK = "#7d8791"
+TEXT_COLOUR = "#7d8791"
 """Of words and lines: readable on light and on dark."""
 
 COLOURS = ["#2f6fab", "#c8711d", "#3f8f5b", "#a34a8c", "#8a6d1f", "#4f8f9e", "#b04a4a", "#6b63b5"]
 
-POINTS = 20_000
+MAX_POINTS = 20_000
 """Of particles in a chart at most; of more, only some particles are drawn beside the best."""
 
 
-def particles(run: RunFolder) -> dict[str, Any]:
+def particle_chart(run: RunFolder) -> dict[str, Any]:
     """The best so far, and every particle."""
-    best = _line("best so far", run.best_so_far(), COLOURS[0], 2.5) | {"step": "end", "z": 5}
-    most = max(1, POINTS // max(1, len(run.utilities)))
+    best = _line_series("best so far", run.best_so_far(), COLOURS[0], 2.5) | {"step": "end", "z": 5}
+    most = max(1, MAX_POINTS // max(1, len(run.utilities)))
     step = math.ceil(run.particles / most)
     others = [
-        _line(f"particle {i}", run.utilities[:, i], INK, 1) | {"lineStyle": _thin()}
+        _line_series(f"particle {i}", run.utilities[:, i], TEXT_COLOUR, 1) | {"lineStyle": _thin_line_style()}
         for i in range(0, run.particles, step)
     ]
-    return _chart(measure(run), [*others, best], len(run.utilities), legend=["best so far"])
+    return _build_chart(objective_label(run), [*others, best], len(run.utilities), legend=["best so far"])
 
 
-def coefficients(run: RunFolder) -> dict[str, Any]:
+def coefficient_chart(run: RunFolder) -> dict[str, Any]:
     """Each expert's coefficient in the best so far, stacked: above 0 and below."""
     trail = best_positions(run)
     values = trail.reshape(len(trail), len(run.groups), len(run.experts)).mean(axis=1)
     order = np.argsort(-np.abs(values).max(axis=0))
     series = [
         {"name": run.experts[k], "type": "bar", "stack": "all", "barCategoryGap": "0%",
-         "data": _plain(values[:, k]), "itemStyle": {"color": _colour(rank)}}
+         "data": _to_json_numbers(values[:, k]), "itemStyle": {"color": _series_colour(rank)}}
         for rank, k in enumerate(order)
     ]  # fmt: skip
-    return _chart("coefficient in the best", series, len(values),
+    return _build_chart("coefficient in the best", series, len(values),
                   legend=[one["name"] for one in series[: len(COLOURS)]])  # fmt: skip
 
 
-def side_by_side(runs: Sequence[RunFolder]) -> dict[str, Any]:
+def run_comparison_chart(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """The best so far of several runs."""
     series = [
-        _line(run.path.name, run.best_so_far(), _colour(n), 2) | {"step": "end"}
+        _line_series(run.path.name, run.best_so_far(), _series_colour(n), 2) | {"step": "end"}
         for n, run in enumerate(runs)
     ]
-    measures = list(dict.fromkeys(map(measure, runs)))
-    return _chart(" / ".join(measures), series, max(len(run.rounds) for run in runs),
+    measures = list(dict.fromkeys(map(objective_label, runs)))
+    return _build_chart(" / ".join(measures), series, max(len(run.rounds) for run in runs),
                   legend=[one["name"] for one in series])  # fmt: skip
 
 
-def front(run: RunFolder, found: Front) -> dict[str, Any]:
+def front_chart(run: RunFolder, found: ParetoFront) -> dict[str, Any]:
     """The first two objectives of all measured positions, the front among them."""
-    chart = scatter(run, found, *found.names[:2])
+    chart = objective_chart(run, found, *found.names[:2])
     order = sorted(chart.series, key=lambda one: ("faint", "normal", "strong").index(one.weight))
     series = []
     for n, one in enumerate(order):
@@ -77,13 +77,13 @@ def front(run: RunFolder, found: Front) -> dict[str, Any]:
                 "symbolSize": 5 if faint else 10,
                 "z": n,
                 "itemStyle": {
-                    "color": INK if faint else _colour(n - 1),
+                    "color": TEXT_COLOUR if faint else _series_colour(n - 1),
                     "opacity": 0.4 if faint else 1.0,
                 },
             }
         )
     names = [one.name for one in reversed(order)]
-    made = _chart(chart.y_name, series, 0, legend=names)
+    made = _build_chart(chart.y_name, series, 0, legend=names)
     value = {"type": "value", "scale": True}
     made["xAxis"] = {key: one for key, one in made["xAxis"].items() if key != "data"} | value
     made["xAxis"]["name"] = chart.x_name
@@ -91,11 +91,11 @@ def front(run: RunFolder, found: Front) -> dict[str, Any]:
     return made
 
 
-def _chart(
+def _build_chart(
     what: str, series: list[dict[str, Any]], iterations: int, legend: list[str]
 ) -> dict[str, Any]:
-    quiet = {"color": INK}
-    lines = {"lineStyle": {"color": INK, "opacity": 0.25}}
+    quiet = {"color": TEXT_COLOUR}
+    lines = {"lineStyle": {"color": TEXT_COLOUR, "opacity": 0.25}}
     from_zero = series[0]["type"] == "bar"
     return {
         "animation": False,
@@ -112,20 +112,20 @@ def _chart(
     }  # fmt: skip
 
 
-def _line(name: str, values: np.ndarray, colour: str, width: float) -> dict[str, Any]:
-    return {"name": name, "type": "line", "data": _plain(values), "symbolSize": 3,
+def _line_series(name: str, values: np.ndarray, colour: str, width: float) -> dict[str, Any]:
+    return {"name": name, "type": "line", "data": _to_json_numbers(values), "symbolSize": 3,
             "showSymbol": len(values) == 1, "itemStyle": {"color": colour},
             "lineStyle": {"width": width, "color": colour}, "connectNulls": True}  # fmt: skip
 
 
-def _thin() -> dict[str, Any]:
-    return {"width": 1, "color": INK, "opacity": 0.35}
+def _thin_line_style() -> dict[str, Any]:
+    return {"width": 1, "color": TEXT_COLOUR, "opacity": 0.35}
 
 
-def _colour(rank: int) -> str:
-    return COLOURS[rank] if rank < len(COLOURS) else INK
+def _series_colour(rank: int) -> str:
+    return COLOURS[rank] if rank < len(COLOURS) else TEXT_COLOUR
 
 
-def _plain(values: np.ndarray) -> list[float | None]:
+def _to_json_numbers(values: np.ndarray) -> list[float | None]:
     """For JSON, which has no NaN."""
     return [round(float(v), 6) if np.isfinite(v) else None for v in values]

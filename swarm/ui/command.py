@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from swarm.errors import UserError
-from swarm.printing import harmless
-from swarm.serve.arguments import loopback
+from swarm.printing import escape_control_chars
+from swarm.serve.arguments import is_loopback
 
-ABOUT = """\
+DESCRIPTION = """\
 The page in a browser: searches, models, conversations and comparisons.
 
 \b
@@ -24,7 +24,7 @@ and sends nothing anywhere. Ctrl-C ends it; searches that were started from it g
 """
 
 
-@click.command(help=ABOUT, context_settings={"max_content_width": 100})
+@click.command(help=DESCRIPTION, context_settings={"max_content_width": 100})
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
               help="Where it is served; 0 takes a free one.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
@@ -51,26 +51,26 @@ def ui(
         for name, value in {"host": host, "pool": pool, "base": base, "device": device}.items():
             if value is not None and not value.strip():
                 raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
-        if not loopback(host):
+        if not is_loopback(host):
             raise UserError(
                 f"--host {host}: whoever reaches the page can start searches here, so it is served "
                 "at this machine's own addresses only, such as 127.0.0.1; from elsewhere: "
                 f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE", 2
             )  # fmt: skip
-        _packages()
-        from swarm.ui.application import serve
-        from swarm.ui.home import Home
+        _check_packages()
+        from swarm.ui.application import serve_pages
+        from swarm.ui.home import AppState
 
-        serve(Home(Path.cwd(), pool, base, device), host, port, not no_browser, not no_token)
+        serve_pages(AppState(Path.cwd(), pool, base, device), host, port, not no_browser, not no_token)
     except UserError as error:
-        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
 
 
-def _packages() -> None:
+def _check_packages() -> None:
     try:
         import fastapi  # noqa: F401
         import nicegui  # noqa: F401

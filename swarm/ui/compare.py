@@ -5,38 +5,38 @@ import base64
 from nicegui import app, ui
 
 from swarm.errors import UserError
-from swarm.models.background import in_thread
-from swarm.printing import harmless
+from swarm.models.background import run_in_thread
+from swarm.printing import escape_control_chars
 from swarm.ui import answer, comparing, mixing
-from swarm.ui.comparing import MOUNTED, Comparison, Viewers
-from swarm.ui.frame import frame, heading
-from swarm.ui.home import Home
+from swarm.ui.comparing import VIEWER_PATH, CompareWorker, MountedViewers
+from swarm.ui.frame import page_frame, draw_heading
+from swarm.ui.home import AppState
 
-LOOK_S = 0.3
+REFRESH_S = 0.3
 """Seconds between two looks at how far an asking is."""
 
 
-def register(home: Home) -> None:
+def register_page(home: AppState) -> None:
     """Define the page, and where its viewers are."""
-    viewers = Viewers()
-    app.mount(MOUNTED, viewers)
+    viewers = MountedViewers()
+    app.mount(VIEWER_PATH, viewers)
 
     @ui.page("/compare", response_timeout=60)
-    async def compare() -> None:
+    async def compare_page() -> None:
         ui.add_css(answer.STYLE)
-        with frame("Compare"):
-            names = await in_thread(mixing.names, home)
-            found = await in_thread(comparing.files, home)
-            heading("Ask several models the same")
-            _Form(home, viewers, names)
-            heading("Answers on this machine")
-            _files(home, viewers, found)
+        with page_frame("Compare"):
+            names = await run_in_thread(mixing.list_model_names, home)
+            found = await run_in_thread(comparing.list_answer_files, home)
+            draw_heading("Ask several models the same")
+            _CompareForm(home, viewers, names)
+            draw_heading("Answers on this machine")
+            _draw_files(home, viewers, found)
 
 
-class _Form:
+class _CompareForm:
     """One question, so many samples of each model, and the plot of what came."""
 
-    def __init__(self, home: Home, viewers: Viewers, names: list[str]) -> None:
+    def __init__(self, home: AppState, viewers: MountedViewers, names: list[str]) -> None:
         self._home, self._viewers = home, viewers
         with ui.card().classes("w-full gap-2"):
             self._models = ui.select(names, label="Models, two or more", value=[], multiple=True,
@@ -49,34 +49,34 @@ class _Form:
                 self._temperature = ui.number("Temperature", value=1.0, min=0, step=0.1)
                 self._tokens = ui.number("New tokens at most", value=32, min=1, precision=0)
             with ui.row().classes("items-center gap-2"):
-                self._button = ui.button("Compare", on_click=self._ask)
+                self._button = ui.button("Compare", on_click=self._start_comparison)
                 self._button.props("unelevated no-caps")
-                self._stop = ui.button("Stop", on_click=self._end).props("outline no-caps")
+                self._stop = ui.button("Stop", on_click=self._stop_comparison).props("outline no-caps")
                 self._spinner = ui.spinner(size="1.5em")
                 self._state = ui.label().classes("quiet text").props("role=status")
             self._wrong = ui.label().classes("chat-wrong text").props("role=alert")
             self._shown = ui.column().classes("w-full gap-2")
-        self._comparison: Comparison | None = None
-        self._look()
-        ui.timer(LOOK_S, self._look)
-        ui.context.client.on_delete(self._end)
+        self._comparison: CompareWorker | None = None
+        self._refresh_state()
+        ui.timer(REFRESH_S, self._refresh_state)
+        ui.context.client.on_delete(self._stop_comparison)
 
-    async def _ask(self) -> None:
+    async def _start_comparison(self) -> None:
         samples = int(self._samples.value or 1)
         temperature, tokens = self._temperature.value, int(self._tokens.value or 32)
         question = self._question.value or ""
         self._wrong.set_text("")
         self._shown.clear()
         try:
-            self._comparison = Comparison(
+            self._comparison = CompareWorker(
                 self._home, list(self._models.value), question, samples,
                 1.0 if temperature is None else float(temperature), tokens,
             )  # fmt: skip
-            self._look()
-            df, picture, remarks = await in_thread(self._comparison.run)
-            url = await in_thread(self._viewers.show, df, "answers")
+            self._refresh_state()
+            df, picture, remarks = await run_in_thread(self._comparison.run)
+            url = await run_in_thread(self._viewers.open_viewer, df, "answers")
         except UserError as error:
-            self._wrong.set_text(harmless(str(error)))
+            self._wrong.set_text(escape_control_chars(str(error)))
             return
         finally:
             self._comparison = None
@@ -89,14 +89,14 @@ class _Form:
             failed = int(df["error"].notna().sum())
             told = f"{len(df)} answers" + (f", {failed} of them failed" if failed else "")
             ui.label(f"{told}. Bars are shares, with 95 % intervals.").classes("quiet")
-            ui.label(harmless(remarks)).classes("quiet text-sm text")
+            ui.label(escape_control_chars(remarks)).classes("quiet text-sm text")
             ui.link("Read the answers", url)
 
-    def _end(self) -> None:
+    def _stop_comparison(self) -> None:
         if self._comparison:
             self._comparison.stop()
 
-    def _look(self) -> None:
+    def _refresh_state(self) -> None:
         """How far the asking is."""
         now = self._comparison
         told = f"{now.came} of {now.wanted} answers" if now else ""
@@ -106,29 +106,29 @@ class _Form:
         self._button.set_enabled(now is None)
 
 
-def _files(home: Home, viewers: Viewers, found: list[str]) -> None:
+def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> None:
     """The files that are there, and a field for any other."""
 
-    async def show(path: str) -> None:
+    async def show_file(path: str) -> None:
         wrong.set_text("")
         try:
-            file = comparing.file_of(home, path)
-            url = await in_thread(viewers.show, file, file.name)
+            file = comparing.resolve_file(home, path)
+            url = await run_in_thread(viewers.open_viewer, file, file.name)
         except UserError as error:
-            wrong.set_text(harmless(str(error)))
+            wrong.set_text(escape_control_chars(str(error)))
             return
         ui.navigate.to(url)
 
     with ui.card().classes("w-full gap-2"):
         with ui.row().classes("items-center gap-2 w-full no-wrap"):
             field = ui.input("File").props("dense outlined").classes("grow min-w-0")
-            ui.button("Open", on_click=lambda: show(field.value or "")).props("outline no-caps")
+            ui.button("Open", on_click=lambda: show_file(field.value or "")).props("outline no-caps")
         ui.label(
             f"A .jsonl, .csv or .parquet with a column answer, below {home.folder}."
         ).classes("quiet text-sm text")  # fmt: skip
         wrong = ui.label().classes("chat-wrong text").props("role=alert")
         for path in found:
-            ui.button(path, on_click=lambda path=path: show(path)).props(
+            ui.button(path, on_click=lambda path=path: show_file(path)).props(
                 "flat dense no-caps align=left"
             ).classes("text-left text")
         if not found:

@@ -11,35 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.compare import Config, Question
 from swarm.compare.asking.running import as_completed
-from swarm.compare.questions.experiment import Part
-from swarm.compare.questions.frames import frame
+from swarm.compare.questions.experiment import QuestionPlan
+from swarm.compare.questions.frames import build_frame
 from swarm.compare.statistics import detectable
-from swarm.compare.view.application import Viewer
-from swarm.compare.view.reading import columns_of
-from swarm.compare.view.table import Table
+from swarm.compare.view.application import ViewerApp
+from swarm.compare.view.reading import load_columns
+from swarm.compare.view.table import AnswerTable
 from swarm.errors import UserError
-from swarm.models import Completion, Model, Request, attempt
-from swarm.roster.identity import identity
-from swarm.serve.guard import Guard
-from swarm.ui.home import Home
+from swarm.models import Completion, Model, Request, generate_each
+from swarm.roster.identity import model_identity
+from swarm.serve.guard import ApiKeyGuard
+from swarm.ui.home import AppState
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SHOWN = 200
+MAX_FILES_SHOWN = 200
 """Files that are listed."""
 
-MOUNTED = "/compare/view"
+VIEWER_PATH = "/compare/view"
 """Where viewers are."""
 
-START = {"sort": "", "seed": "0"}
+INITIAL_QUERY = {"sort": "", "seed": "0"}
 """How a viewer begins: in the order of its data."""
 
-_models = threading.Lock()
+_models_lock = threading.Lock()
 
 
-class Known:
+class RosterModel:
     """A model of the page's own roster, so that a base is in memory once.
 
     It is told apart from others of its name by all that its answers depend on.
@@ -52,16 +52,16 @@ class Known:
         """See `swarm.models.Model`."""
         return self._model.generate(requests)
 
-    def attempt(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `swarm.models.attempt`."""
-        return attempt(self._model, requests)
+        return generate_each(self._model, requests)
 
     def fingerprint(self) -> str:
         """See `swarm.roster.identity`."""
-        return json.dumps(identity(self._model), sort_keys=True)
+        return json.dumps(model_identity(self._model), sort_keys=True)
 
 
-class Comparison:
+class CompareWorker:
     """One question to several models, a group each, asked as `python -m swarm.compare` asks it.
 
     Answers are kept as those of the command are. `stop` may be called by any thread.
@@ -79,7 +79,7 @@ class Comparison:
     """
 
     def __init__(
-        self, home: Home, names: Sequence[str], question: str, samples: int, temperature: float,
+        self, home: AppState, names: Sequence[str], question: str, samples: int, temperature: float,
         tokens: int,
     ) -> None:  # fmt: skip
         if len(set(names)) < 2:
@@ -107,7 +107,7 @@ class Comparison:
         Raises:
             UserError: It was stopped, a model is none, or all answers failed.
         """
-        threading.Thread(target=self._work, name="swarm-page", daemon=True).start()
+        threading.Thread(target=self._run_worker, name="swarm-page", daemon=True).start()
         self._ended.wait()
         if self._error:
             raise self._error
@@ -116,29 +116,29 @@ class Comparison:
             raise UserError("stopped; what was answered is kept, and the same again goes on")
         if df["error"].notna().all():
             raise UserError(str(df["error"].iloc[0]))
-        return df, png(self._question.plot(df)), "\n".join(self._remarks(df))
+        return df, figure_to_png(self._question.plot(df)), "\n".join(self._iterate_remarks(df))
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         try:
-            self._frame = self._asked()
+            self._frame = self._collect_answers()
         except UserError as error:
             self._error = error
         except Exception as error:  # a page shows it; a thread would only write a traceback
             self._error = UserError(f"it failed with {type(error).__name__}: {error}")
         self._ended.set()
 
-    def _asked(self) -> "pd.DataFrame | None":
+    def _collect_answers(self) -> "pd.DataFrame | None":
         """The answers, or `None` if it was stopped."""
         found = {name: self._home.roster.model(name) for name in self._names}
         for model in found.values():
             getattr(model, "check", lambda: None)()
         # The settings of experiments are those of the process, which is the page's alone.
-        with _models:
-            Config.models = {**Config.models, **{name: Known(one) for name, one in found.items()}}
-        part = Part(self._question, {name: [name] for name in found})
+        with _models_lock:
+            Config.models = {**Config.models, **{name: RosterModel(one) for name, one in found.items()}}
+        part = QuestionPlan(self._question, {name: [name] for name in found})
         rows: dict[int, list[Any]] = {}
         with ExitStack() as during:
-            scripts = self._question.scripts(part.rows(), during)
+            scripts = self._question.scripts(part.iter_requests(), during)
             with closing(as_completed(scripts, silent=True)) as coming:
                 for number, row in coming:
                     if self._stopped.is_set():
@@ -146,9 +146,9 @@ class Comparison:
                     rows[number] = row if isinstance(row, list) else [row]
                     self.came += len(rows[number])
         ordered = chain.from_iterable(rows[number] for number in sorted(rows))
-        return frame(self._question.layout, part.groups, part.blocks(ordered))
+        return build_frame(self._question.layout, part.groups, part.take_blocks(ordered))
 
-    def _remarks(self, df: "pd.DataFrame") -> Iterator[str]:
+    def _iterate_remarks(self, df: "pd.DataFrame") -> Iterator[str]:
         """Whose answers failed, and what differences can be seen."""
         for model, mine in df.groupby("model", sort=False):
             errors = mine["error"].dropna()
@@ -158,21 +158,21 @@ class Comparison:
         yield detectable(groups, 1, self._question.samples_per_paraphrase)
 
 
-def png(figure: "Figure") -> bytes:
+def figure_to_png(figure: "Figure") -> bytes:
     """A figure as a picture."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=130, bbox_inches="tight")
     return stream.getvalue()
 
 
-def files(home: Home) -> list[str]:
+def list_answer_files(home: AppState) -> list[str]:
     """The files of answers that runs of compare have written, newest first, from the folder."""
     found: Iterator[Path] = (home.folder / "compare").glob("**/data.jsonl")
     newest = sorted(found, key=lambda file: -file.stat().st_mtime)
-    return [str(file.relative_to(home.folder)) for file in newest[:SHOWN]]
+    return [str(file.relative_to(home.folder)) for file in newest[:MAX_FILES_SHOWN]]
 
 
-def file_of(home: Home, path: str) -> Path:
+def resolve_file(home: AppState, path: str) -> Path:
     """A file below the folder where the page was started.
 
     Raises:
@@ -196,14 +196,14 @@ def file_of(home: Home, path: str) -> Path:
     return file
 
 
-class Viewers:
+class MountedViewers:
     """The viewers that were opened, each below a number; an application of ASGI."""
 
     def __init__(self) -> None:
         self._viewers: list[Any] = []
         self._numbers: dict[tuple[str, int] | None, int] = {}
 
-    def show(self, data: Any, name: str) -> str:
+    def open_viewer(self, data: Any, name: str) -> str:
         """Open one; gives its address. A file that has not changed since has the same one.
 
         Raises:
@@ -211,10 +211,10 @@ class Viewers:
         """
         key = (str(data), data.stat().st_mtime_ns) if isinstance(data, Path) else None
         if key is None or key not in self._numbers:
-            viewer = Viewer(Table(columns_of(data, name), name), START, Guard(None, True))
+            viewer = ViewerApp(AnswerTable(load_columns(data, name), name), INITIAL_QUERY, ApiKeyGuard(None, True))
             self._viewers.append(viewer.app)
             self._numbers[key] = len(self._viewers) - 1
-        return f"{MOUNTED}/{self._numbers[key]}/"
+        return f"{VIEWER_PATH}/{self._numbers[key]}/"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Hand a request on to the viewer that its path names."""

@@ -7,12 +7,12 @@ from functools import cache
 
 from swarm.errors import UserError
 from swarm.places import conf_folder
-from swarm.ui.home import Home
+from swarm.ui.home import AppState
 
-GROUPS = ("task", "optimizer", "pool", "model", "engine", "tracker")
+CONFIG_GROUPS = ("task", "optimizer", "pool", "model", "engine", "tracker")
 """Groups that have a field of their own."""
 
-NUMBERS = {
+NUMBER_FIELDS = {
     "optimizer.max_iterations": "Iterations",
     "optimizer.particles": "Particles",
     "seed": "Seed",
@@ -22,13 +22,13 @@ NUMBERS = {
 }
 """Keys with a field of their own, and what it is called."""
 
-TAKEN = ("name", "folder", "dry_run", *GROUPS)
+RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
 """Keys that no free line may set."""
 
-LINE = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
+OVERRIDE_LINE = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
 
 
-def options(group: str) -> dict[str, str]:
+def group_options(group: str) -> dict[str, str]:
     """The options of a group, and what each is: the first comment of its file."""
     return {path.stem: _first_comment(path.read_text(encoding="utf-8"))
             for path in sorted((conf_folder() / group).glob("*.yaml"))}  # fmt: skip
@@ -40,7 +40,7 @@ def _first_comment(text: str) -> str:
 
 
 @cache
-def defaults() -> dict[str, str]:
+def default_options() -> dict[str, str]:
     """The option of each group that a search takes where none is named."""
     import yaml
 
@@ -49,18 +49,18 @@ def defaults() -> dict[str, str]:
     return {group: str(option) for one in named for group, option in one.items()}
 
 
-def name_now(task: str) -> str:
+def default_run_name(task: str) -> str:
     """A name that is free, as the command line makes it."""
     return f"{task}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
-def begun(home: Home) -> tuple[dict[str, str], str]:
+def initial_form(home: AppState) -> tuple[dict[str, str], str]:
     """How the form begins: an option a group, and lines for what the page was started with."""
-    chosen = {group: defaults()[group] for group in GROUPS}
+    chosen = {group: default_options()[group] for group in CONFIG_GROUPS}
     lines = []
     if home.pool != "initial_experts":
         lines.append(f"pool.folder={home.pool}")
-    if home.base in options("model"):
+    if home.base in group_options("model"):
         chosen["model"] = home.base or ""
     elif home.base:
         chosen["model"] = "local"
@@ -70,8 +70,8 @@ def begun(home: Home) -> tuple[dict[str, str], str]:
     return chosen, "\n".join(lines)
 
 
-def arguments(
-    home: Home, name: str, chosen: Mapping[str, str], numbers: Mapping[str, str], lines: str
+def build_arguments(
+    home: AppState, name: str, chosen: Mapping[str, str], numbers: Mapping[str, str], lines: str
 ) -> list[str]:
     """The arguments of `python -m swarm.search`.
 
@@ -85,24 +85,24 @@ def arguments(
         UserError: A field or a line is not as it has to be.
     """
     name = name.strip()
-    run = home.run(name)
+    run = home.run_path(name)
     if not re.fullmatch(r"[\w.+-]+", name):
         raise UserError(f"Name: {name!r:.80} may have letters, digits, and . _ + - only")
     if run.exists():
         raise UserError(f"Name: there is a run {name} already; open it to go on with it, or choose "
                         "another name")  # fmt: skip
     said = [f"{group}={option}" for group, option in chosen.items()
-            if group == "task" or option != defaults().get(group)]  # fmt: skip
+            if group == "task" or option != default_options().get(group)]  # fmt: skip
     for key, typed in numbers.items():
         text = typed.strip()
         if text and not re.fullmatch(r"\d{1,12}", text):
-            raise UserError(f"{NUMBERS[key]}: {text!r:.40} is no whole number")
+            raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is no whole number")
         if text:
             said.append(f"{key}={int(text)}")
-    return [*said, *_free(lines), f"name={name}"]
+    return [*said, *_parse_lines(lines), f"name={name}"]
 
 
-def _free(lines: str) -> Sequence[str]:
+def _parse_lines(lines: str) -> Sequence[str]:
     """The lines that are set.
 
     Raises:
@@ -112,12 +112,12 @@ def _free(lines: str) -> Sequence[str]:
     for number, line in enumerate(lines.split("\n"), 1):
         if not (text := line.strip()):
             continue
-        parts = LINE.fullmatch(text)
+        parts = OVERRIDE_LINE.fullmatch(text)
         if not parts or (parts[3] is None and parts[1] != "~"):
             raise UserError(f"Further keys, line {number}: {text!r:.60} is no key=value")
         key = parts[2]
-        if key in TAKEN or key.startswith("hydra"):
-            has = "has a field above" if key in (*GROUPS, "name") else "cannot be set here"
+        if key in RESERVED_KEYS or key.startswith("hydra"):
+            has = "has a field above" if key in (*CONFIG_GROUPS, "name") else "cannot be set here"
             raise UserError(f"Further keys, line {number}: {key} {has}")
         found.append(text)
     return found

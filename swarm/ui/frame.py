@@ -6,7 +6,7 @@ from html import escape
 
 from nicegui import ui
 
-PAGES = {"Runs": "/", "Start": "/start", "Models": "/models", "Talk": "/talk",
+NAVIGATION = {"Runs": "/", "Start": "/start", "Models": "/models", "Talk": "/talk",
          "Compare": "/compare"}  # fmt: skip
 
 STYLE = """
@@ -42,18 +42,18 @@ h1 { font-size: 1.5rem; line-height: 1.3; font-weight: 600; overflow-wrap: anywh
 h2 { font-size: 1.1rem; line-height: 1.4; font-weight: 600; margin: 0; }
 """
 
-REMEMBERED = """() => {
+RESTORE_THEME_JS = """() => {
   const kept = localStorage.getItem('dark');
   if (kept !== null) Quasar.Dark.set(kept === 'true');
 }"""
-TURNED = """() => {
+TOGGLE_THEME_JS = """() => {
   Quasar.Dark.toggle();
   localStorage.setItem('dark', Quasar.Dark.isActive);
 }"""
 
 
 @contextmanager
-def frame(title: str, here: str | None = None) -> Iterator[None]:
+def page_frame(title: str, here: str | None = None) -> Iterator[None]:
     """Draw what is around a page; what is drawn inside is the page.
 
     Args:
@@ -67,30 +67,30 @@ def frame(title: str, here: str | None = None) -> Iterator[None]:
     with ui.header().classes("frame-head items-center gap-1 px-4 py-2 no-wrap"):
         ui.link("model-swarms", "/").classes("text-base font-semibold")
         with ui.element("nav").classes("gt-xs flex items-center gap-1").props("aria-label=Pages"):
-            for name, path in PAGES.items():
-                _link(name, path, here)
+            for name, path in NAVIGATION.items():
+                _draw_link(name, path, here)
         ui.space()
         ui.button(icon="contrast").props("flat round dense aria-label='Light or dark'").on(
-            "click", js_handler=TURNED
+            "click", js_handler=TOGGLE_THEME_JS
         )
         with (
             ui.button(icon="menu").props("flat round dense aria-label=Menu").classes("lt-sm"),
             ui.menu(),
         ):
-            for name, path in PAGES.items():
+            for name, path in NAVIGATION.items():
                 ui.menu_item(name, lambda path=path: ui.navigate.to(path))
-    ui.run_javascript(f"({REMEMBERED})()")
+    ui.run_javascript(f"({RESTORE_THEME_JS})()")
     with ui.column().classes("w-full gap-4"):
         ui.html(f"<h1>{escape(title)}</h1>", sanitize=False)
         yield
 
 
-def _link(name: str, path: str, here: str) -> None:
+def _draw_link(name: str, path: str, here: str) -> None:
     link = ui.link(name, path)
     if name == here:
         link.classes("here").props("aria-current=page")
 
 
-def heading(text: str) -> None:
+def draw_heading(text: str) -> None:
     """The heading of a part of a page."""
     ui.html(f"<h2>{escape(text)}</h2>", sanitize=False)

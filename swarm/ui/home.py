@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.errors import UserError
-from swarm.report.folder import HOME
-from swarm.ui.launching import Launcher
-from swarm.ui.shelf import Shelf
+from swarm.report.folder import RUNS_FOLDER
+from swarm.ui.launching import SearchLauncher
+from swarm.ui.shelf import RunIndex
 
 if TYPE_CHECKING:
     from swarm.roster import Roster
 
-NAME = re.compile(r"[^/\\\x00-\x1f]+")
+RUN_NAME_PATTERN = re.compile(r"[^/\\\x00-\x1f]+")
 
 
-class Home:
+class AppState:
     """Where the page is at home.
 
     Args:
@@ -34,19 +34,19 @@ class Home:
         self.folder, self.pool, self.base, self.device = folder, pool, base, device
 
     @property
-    def runs(self) -> Path:
+    def runs_folder(self) -> Path:
         """The folder of runs."""
-        return self.folder / HOME
+        return self.folder / RUNS_FOLDER
 
     @cached_property
-    def shelf(self) -> Shelf:
+    def run_index(self) -> RunIndex:
         """The runs, as lists show them."""
-        return Shelf(self.runs)
+        return RunIndex(self.runs_folder)
 
     @cached_property
-    def launcher(self) -> Launcher:
+    def launcher(self) -> SearchLauncher:
         """What starts and stops searches."""
-        return Launcher()
+        return SearchLauncher()
 
     @cached_property
     def roster(self) -> "Roster":
@@ -55,7 +55,7 @@ class Home:
 
         return Roster(base=self.base, pool=self.pool, device=self.device)
 
-    def run(self, name: str) -> Path:
+    def run_path(self, name: str) -> Path:
         """The folder of a run, which need not be there.
 
         Args:
@@ -65,6 +65,6 @@ class Home:
             UserError: The name is no folder's name.
         """
         parts = name.split("/")
-        if len(parts) > 2 or not all(NAME.fullmatch(one) and one[0] != "." for one in parts):
+        if len(parts) > 2 or not all(RUN_NAME_PATTERN.fullmatch(one) and one[0] != "." for one in parts):
             raise UserError(f"{name!r:.80} is no name of a run; allowed: the name of a folder")
-        return self.runs / name
+        return self.runs_folder / name

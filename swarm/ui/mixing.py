@@ -5,26 +5,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm.adapters import WEIGHTS, Adapter, read_adapter
+from swarm.adapters import WEIGHTS_FILE, Adapter, read_adapter
 from swarm.errors import UserError
 from swarm.folders import read_note
-from swarm.places import find
+from swarm.places import find_path
 from swarm.pool import Pool
-from swarm.report.compared import Compared
-from swarm.report.folder import HOME, RunFolder
-from swarm.report.numbers import interval
-from swarm.ui.home import NAME, Home
-from swarm.ui.shelf import BROKEN
-from swarm.words import sentence
+from swarm.report.compared import TestComparison
+from swarm.report.folder import RUNS_FOLDER, RunFolder
+from swarm.report.numbers import format_interval
+from swarm.ui.home import RUN_NAME_PATTERN, AppState
+from swarm.ui.shelf import UNREADABLE_ERRORS
+from swarm.words import describe_position
 
-KEPT = "mixtures"
+MIXTURES_FOLDER = "mixtures"
 """The folder where mixtures are saved, beside that of the runs."""
 
 BASE_ROW = "base"
 """The row of a pool that stands for the base, and adds nothing to a mixture."""
 
 
-class Found(NamedTuple):
+class BestOfRun(NamedTuple):
     """The best of a finished run.
 
     Attributes:
@@ -43,30 +43,30 @@ class Found(NamedTuple):
     why: str
 
 
-def experts(home: Home) -> Iterator[Adapter | str]:
+def list_experts(home: AppState) -> Iterator[Adapter | str]:
     """The pool's experts; of one that cannot be read, why."""
-    for folder in home.roster.local.experts():
+    for folder in home.roster.local.expert_folders():
         try:
             yield read_adapter(folder)
         except UserError as error:
             yield str(error)
 
 
-def about(expert: Adapter) -> str:
+def describe_expert(expert: Adapter) -> str:
     """What an expert is: its rank, what it adapts, its size, its base and what its card says."""
     ranks = sorted({rank for _, _, rank in expert.shapes.values()})
-    size = (expert.folder / WEIGHTS).stat().st_size
+    size = (expert.folder / WEIGHTS_FILE).stat().st_size
     told = [
         "rank " + " to ".join(dict.fromkeys(str(rank) for rank in (ranks[0], ranks[-1]))),
         ", ".join(sorted({module.rpartition(".")[2] for module in expert.shapes})),
         f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB",
-        f"of {expert.base}" if expert.base else "",
-        _described(expert.folder / "README.md"),
+        f"of {expert.base_model}" if expert.base_model else "",
+        _read_card(expert.folder / "README.md"),
     ]
     return "; ".join(filter(None, told))
 
 
-def _described(card: Path) -> str:
+def _read_card(card: Path) -> str:
     """The first line of an expert's card that is none of its headings; empty if there is none."""
     try:
         text = card.read_text(encoding="utf-8")
@@ -79,37 +79,37 @@ def _described(card: Path) -> str:
     return "" if first.startswith("[More Information Needed]") else first
 
 
-def bests(home: Home) -> list[Found]:
+def list_bests(home: AppState) -> list[BestOfRun]:
     """The bests of the finished runs, by their names."""
-    have = {folder.name for folder in home.roster.local.experts()}
+    have = {folder.name for folder in home.roster.local.expert_folders()}
     found = []
-    for note in sorted(home.runs.glob("*/global_best/swarm.json")):
+    for note in sorted(home.runs_folder.glob("*/global_best/swarm.json")):
         try:
             run = RunFolder(note.parent.parent)
             if run.finished is not None and run.metrics:
-                found.append(_found(home, run, have))
-        except (UserError, *BROKEN):
+                found.append(_best_of_run(home, run, have))
+        except (UserError, *UNREADABLE_ERRORS):
             continue
     return found
 
 
-def _found(home: Home, run: RunFolder, have: set[str]) -> Found:
-    position = run.positions[run.best()].tolist()
-    words = sentence(run.experts, position, run.groups)
+def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
+    position = run.positions[run.find_best()].tolist()
+    words = describe_position(run.experts, position, run.groups)
     numbers = {}
     for split in ("dev", "test"):
         try:
-            one = Compared(run).measured("ending", split)
-        except (UserError, *BROKEN):
+            one = TestComparison(run).split_result("ending", split)
+        except (UserError, *UNREADABLE_ERRORS):
             one = None
-        numbers[split] = f"{interval(one.utility, one.ends)}, n = {one.items}" if one else ""
-    why = _unmixable(home, run, dict(zip(run.experts, position, strict=False)), have)
+        numbers[split] = f"{format_interval(one.utility, one.ends)}, n = {one.items}" if one else ""
+    why = _unmixable_reason(home, run, dict(zip(run.experts, position, strict=False)), have)
     shares = dict(zip(run.experts, position, strict=False))
     own = None if why else {name: shares.get(name, 0.0) for name in sorted(have)}
-    return Found(run.path.name, words, numbers["dev"], numbers["test"], own, why)
+    return BestOfRun(run.path.name, words, numbers["dev"], numbers["test"], own, why)
 
 
-def _unmixable(home: Home, run: RunFolder, shares: Mapping[str, float], have: set[str]) -> str:
+def _unmixable_reason(home: AppState, run: RunFolder, shares: Mapping[str, float], have: set[str]) -> str:
     """Why a run's best cannot be mixed of the experts that are here; empty where it can."""
     note = read_note(run.path / "global_best")
     if note.get("space") != "factor" or len(run.groups) > 1:
@@ -121,11 +121,11 @@ def _unmixable(home: Home, run: RunFolder, shares: Mapping[str, float], have: se
         folder = run.config["pool"]["folder"]
     except (UserError, KeyError, TypeError):
         return ""
-    same = find(folder).resolve() == find(home.pool).resolve()
+    same = find_path(folder).resolve() == find_path(home.pool).resolve()
     return "" if same else f"its experts are those of {folder}"
 
 
-def normalised(coefficients: Mapping[str, float]) -> dict[str, float]:
+def normalize_coefficients(coefficients: Mapping[str, float]) -> dict[str, float]:
     """The coefficients with a sum of 1.
 
     Raises:
@@ -137,7 +137,7 @@ def normalised(coefficients: Mapping[str, float]) -> dict[str, float]:
     return {name: share / total for name, share in coefficients.items()}
 
 
-def save(home: Home, coefficients: Mapping[str, float], name: str) -> str:
+def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -> str:
     """Keep a mixture as a PEFT adapter in mixtures/NAME; gives its name as a model.
 
     Raises:
@@ -145,61 +145,61 @@ def save(home: Home, coefficients: Mapping[str, float], name: str) -> str:
             or it cannot be written.
     """
     name = name.strip()
-    if not NAME.fullmatch(name) or name.startswith("."):
+    if not RUN_NAME_PATTERN.fullmatch(name) or name.startswith("."):
         raise UserError(f"{name!r:.80} is no name; give one without / that begins with no point")
     shares = {expert: share for expert, share in coefficients.items() if share}
     if not shares:
         raise UserError("all coefficients are 0, and that is the base itself; move one of them")
     pool = Pool(home.pool, experts=list(shares)).open(home.roster.local.base)
-    target = home.folder / KEPT / name
+    target = home.folder / MIXTURES_FOLDER / name
     try:
         # Whoever makes the folder has the name; nothing that is there is replaced.
         target.mkdir(parents=True)
     except FileExistsError:
-        raise UserError(f"{KEPT}/{name} is there already; choose another name") from None
+        raise UserError(f"{MIXTURES_FOLDER}/{name} is there already; choose another name") from None
     except OSError as error:
-        raise UserError(f"{KEPT}/{name} cannot be written: {error.strerror}") from None
+        raise UserError(f"{MIXTURES_FOLDER}/{name} cannot be written: {error.strerror}") from None
     try:
         pool.save([shares[one] for one in pool.names], target, {"mixed": "by hand"})
     finally:
         if not any(target.iterdir()):
             target.rmdir()
-    return f"local/{KEPT}/{name}"
+    return f"local/{MIXTURES_FOLDER}/{name}"
 
 
-def kept(home: Home) -> list[str]:
+def list_saved_mixtures(home: AppState) -> list[str]:
     """The saved mixtures, as names of models."""
-    notes = sorted((home.folder / KEPT).glob("*/adapter_config.json"))
-    return [f"local/{KEPT}/{note.parent.name}" for note in notes]
+    notes = sorted((home.folder / MIXTURES_FOLDER).glob("*/adapter_config.json"))
+    return [f"local/{MIXTURES_FOLDER}/{note.parent.name}" for note in notes]
 
 
-def names(home: Home) -> list[str]:
+def list_model_names(home: AppState) -> list[str]:
     """Models that can be chosen: this machine's, mixtures of agents and consortia."""
     from swarm.collab import configs, presets
-    from swarm.collab.shelf import Shelf
+    from swarm.collab.shelf import ConsortiumStore
 
-    finished = {f"{HOME}/{one.run}" for one in bests(home)}
-    local = [name for name in home.roster.local.names()
-             if not name.startswith(f"{HOME}/") or name in finished]  # fmt: skip
+    finished = {f"{RUNS_FOLDER}/{one.run}" for one in list_bests(home)}
+    local = [name for name in home.roster.local.list_names()
+             if not name.startswith(f"{RUNS_FOLDER}/") or name in finished]  # fmt: skip
     try:
-        saved = Shelf().names()
+        saved = ConsortiumStore().list_names()
     except UserError:
         saved = []
     consortia = dict.fromkeys([*saved, *configs.preset_names()])
-    moa = [f"moa/{name}" for name in presets.preset_names() if _whole(presets.read_preset(name))]
-    return [*(f"local/{name}" for name in local), *kept(home), *moa,
+    moa = [f"moa/{name}" for name in presets.preset_names() if _has_all_models(presets.read_preset(name))]
+    return [*(f"local/{name}" for name in local), *list_saved_mixtures(home), *moa,
             *(f"consortium/{name}" for name in consortia)]  # fmt: skip
 
 
-def members(name: str) -> str:
+def describe_members(name: str) -> str:
     """Who is in a mixture of agents or a consortium; or why that cannot be told."""
     kind, _, rest = name.partition("/")
     try:
         if kind == "consortium":
-            from swarm.collab.shelf import config_of
-            from swarm.consortium.telling import summary
+            from swarm.collab.shelf import load_config
+            from swarm.consortium.telling import summarize_config
 
-            return summary(config_of(rest))
+            return summarize_config(load_config(rest))
         from swarm.collab.presets import read_preset
 
         preset = read_preset(rest)
@@ -209,7 +209,7 @@ def members(name: str) -> str:
     return f"{', '.join(proposers)} propose, {preset['aggregator']['model']} answers"
 
 
-def _whole(preset: Any) -> bool:
+def _has_all_models(preset: Any) -> bool:
     """Whether a preset says all of its models, so that its name alone can be asked."""
     slots = [*preset["proposers"], preset["aggregator"]]
     return all(json.dumps(slot).find('"model": null') < 0 for slot in slots)

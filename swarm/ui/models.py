@@ -9,36 +9,36 @@ from nicegui import ui
 
 from swarm.adapters import Adapter
 from swarm.errors import UserError
-from swarm.moa.listing import place
-from swarm.models.background import in_thread
-from swarm.printing import harmless
+from swarm.moa.listing import format_endpoint
+from swarm.models.background import run_in_thread
+from swarm.printing import escape_control_chars
 from swarm.ui import answer, mixing, sliders
-from swarm.ui.chat import Chat, Manners, Side
-from swarm.ui.frame import frame, heading
-from swarm.ui.home import Home
-from swarm.ui.sliders import Sliders
-from swarm.words import sentence
+from swarm.ui.chat import ChatPanel, ChatSettings, ChatColumn
+from swarm.ui.frame import page_frame, draw_heading
+from swarm.ui.home import AppState
+from swarm.ui.sliders import CoefficientSliders
+from swarm.words import describe_position
 
-ASIDE = "the mixture alone"
+MIXTURE_ALONE = "the mixture alone"
 
 
-def register(home: Home) -> None:
+def register_page(home: AppState) -> None:
     """Define the page."""
 
     @ui.page("/models", response_timeout=60)
-    async def models() -> None:
-        ui.add_css(answer.STYLE + sliders.STYLE + STYLE)
-        with frame("Models"):
-            found = await in_thread(lambda: list(mixing.experts(home)))
-            bests = await in_thread(mixing.bests, home)
+    async def models_page() -> None:
+        ui.add_css(answer.STYLE + sliders.SLIDER_STYLE + STYLE)
+        with page_frame("Models"):
+            found = await run_in_thread(lambda: list(mixing.list_experts(home)))
+            bests = await run_in_thread(mixing.list_bests, home)
             experts = [one for one in found if isinstance(one, Adapter)]
             for wrong in (one for one in found if isinstance(one, str)):
-                ui.label(harmless(wrong)).classes("chat-wrong text")
+                ui.label(escape_control_chars(wrong)).classes("chat-wrong text")
             if experts:
-                _Mixer(home, [one.name for one in experts], bests)
-            _experts(home, experts)
-            _bests(bests)
-            _others(home, await in_thread(mixing.names, home))
+                _ExpertMixer(home, [one.name for one in experts], bests)
+            _draw_experts(home, experts)
+            _draw_bests(bests)
+            _draw_others(home, await run_in_thread(mixing.list_model_names, home))
 
 
 STYLE = """
@@ -50,111 +50,111 @@ STYLE = """
 """
 
 
-class _Mixer:
+class _ExpertMixer:
     """The sliders, what sets them, and the conversation with what they come to."""
 
-    def __init__(self, home: Home, names: list[str], bests: list[mixing.Found]) -> None:
+    def __init__(self, home: AppState, names: list[str], bests: list[mixing.BestOfRun]) -> None:
         self._home = home
-        heading("Mix by hand")
+        draw_heading("Mix by hand")
         with ui.card().classes("w-full gap-3"):
-            self._sliders = Sliders(names)
-            self._settings(names, bests)
+            self._sliders = CoefficientSliders(names)
+            self._draw_presets(names, bests)
             with ui.row().classes("items-center gap-2 w-full"):
                 name = ui.input(placeholder="name").props("dense outlined aria-label='Name'")
-                save = ui.button("Save as adapter", on_click=lambda: self._save(name.value or ""))
+                save = ui.button("Save as adapter", on_click=lambda: self._save_mixture(name.value or ""))
                 save.props("unelevated no-caps")
-        heading("Ask the mixture")
+        draw_heading("Ask the mixture")
         with ui.card().classes("w-full gap-3"):
-            self._aside = ui.select(self._asides(), value=ASIDE, label="Beside it")
+            self._aside = ui.select(self._comparison_choices(), value=MIXTURE_ALONE, label="Beside it")
             self._aside.props("dense outlined").classes("w-full max-w-sm")
-            self._aside.on_value_change(self._hold)
+            self._aside.on_value_change(self._hold_mixture)
             with ui.expansion("Settings").classes("w-full").props("dense"):
-                manners = Manners(0.0)
-            Chat(self._sides, manners)
+                manners = ChatSettings(0.0)
+            ChatPanel(self._chat_columns, manners)
         self._held: dict[str, float] = {}
 
-    def _settings(self, names: list[str], bests: list[mixing.Found]) -> None:
+    def _draw_presets(self, names: list[str], bests: list[mixing.BestOfRun]) -> None:
         """What puts the sliders somewhere."""
         there = {f"best of {one.run}": one.coefficients for one in bests if one.coefficients}
         every = {name: {name: 1.0} for name in names}
         with ui.row().classes("items-center gap-2 w-full"):
             uniform = dict.fromkeys(names, 1 / len(names))
-            ui.button("Uniform", on_click=lambda: self._sliders.set(uniform)).props(
+            ui.button("Uniform", on_click=lambda: self._sliders.set_coefficients(uniform)).props(
                 "outline no-caps"
             )
-            ui.button("Sum to 1", on_click=self._normalise).props("outline no-caps")
-            ui.button("All 0", on_click=lambda: self._sliders.set({})).props("outline no-caps")
+            ui.button("Sum to 1", on_click=self._normalize_sliders).props("outline no-caps")
+            ui.button("All 0", on_click=lambda: self._sliders.set_coefficients({})).props("outline no-caps")
             for label, choices in (("One expert", every), ("A run's best", there)):
                 if choices:
-                    self._chooser(label, choices)
+                    self._draw_chooser(label, choices)
 
-    def _chooser(self, label: str, choices: Mapping[str, Mapping[str, float]]) -> None:
+    def _draw_chooser(self, label: str, choices: Mapping[str, Mapping[str, float]]) -> None:
         field = ui.select(list(choices), label=label).props("dense outlined")
         field.classes("min-w-40")
-        field.on_value_change(lambda event: self._sliders.set(choices[event.value]))
+        field.on_value_change(lambda event: self._sliders.set_coefficients(choices[event.value]))
 
-    def _normalise(self) -> None:
+    def _normalize_sliders(self) -> None:
         try:
-            self._sliders.set(mixing.normalised(self._sliders.coefficients))
+            self._sliders.set_coefficients(mixing.normalize_coefficients(self._sliders.coefficients))
         except UserError as error:
             ui.notify(str(error), type="warning")
 
-    def _asides(self) -> dict[str, str]:
+    def _comparison_choices(self) -> dict[str, str]:
         held = {"held": "another mixture: the sliders as they are when this is chosen"}
-        return {ASIDE: ASIDE, "base": "the base", **held}
+        return {MIXTURE_ALONE: MIXTURE_ALONE, "base": "the base", **held}
 
-    def _hold(self, event: Any) -> None:
+    def _hold_mixture(self, event: Any) -> None:
         if event.value == "held":
             self._held = dict(self._sliders.coefficients)
 
-    def _sides(self) -> list[Side]:
+    def _chat_columns(self) -> list[ChatColumn]:
         roster = self._home.roster
         now = dict(self._sliders.coefficients)
-        found = [Side("mixture", f"{answer.MIXED}{_words(now)}", partial(roster.blend, now))]
+        found = [ChatColumn("mixture", f"{answer.MIXTURE_PREFIX}{_format_position(now)}", partial(roster.blend, now))]
         if self._aside.value == "base":
-            found.append(Side("base", "local/base", partial(roster.model, "local/base")))
+            found.append(ChatColumn("base", "local/base", partial(roster.model, "local/base")))
         if self._aside.value == "held":
             held = dict(self._held)
-            found.append(Side("held", f"{answer.MIXED}{_words(held)}", partial(roster.blend, held)))
+            found.append(ChatColumn("held", f"{answer.MIXTURE_PREFIX}{_format_position(held)}", partial(roster.blend, held)))
         return found
 
-    async def _save(self, name: str) -> None:
+    async def _save_mixture(self, name: str) -> None:
         shares = dict(self._sliders.coefficients)
         try:
-            model = await in_thread(mixing.save, self._home, shares, name)
+            model = await run_in_thread(mixing.save_mixture, self._home, shares, name)
         except UserError as error:
-            ui.notify(harmless(str(error)), type="warning")
+            ui.notify(escape_control_chars(str(error)), type="warning")
             return
         ui.notify(f"saved; its name as a model is {model}", type="positive", timeout=10_000)
 
 
-def _words(coefficients: Mapping[str, float]) -> str:
-    return sentence(list(coefficients), list(coefficients.values()))
+def _format_position(coefficients: Mapping[str, float]) -> str:
+    return describe_position(list(coefficients), list(coefficients.values()))
 
 
-def _row(name: str, details: str, model: str | None = None) -> None:
+def _draw_row(name: str, details: str, model: str | None = None) -> None:
     """A model with what is said of it; its name leads to Talk where it can be asked."""
     with ui.element("div").classes("models-row"):
         if model:
             ui.link(name, f"/talk?model={quote(model)}").classes("text")
         else:
             ui.label(name).classes("text")
-        ui.label(harmless(details)).classes("quiet text")
+        ui.label(escape_control_chars(details)).classes("quiet text")
 
 
-def _experts(home: Home, experts: list[Adapter]) -> None:
-    heading("Experts")
+def _draw_experts(home: AppState, experts: list[Adapter]) -> None:
+    draw_heading("Experts")
     if not experts:
         ui.label(f"There are none in {home.pool}; python -m swarm.ui --pool FOLDER names others.")
         return
     with ui.card().classes("w-full gap-0"):
-        _row("local/base", "the base without an expert", "local/base")
+        _draw_row("local/base", "the base without an expert", "local/base")
         for one in experts:
-            _row(f"local/{one.name}", mixing.about(one), f"local/{one.name}")
+            _draw_row(f"local/{one.name}", mixing.describe_expert(one), f"local/{one.name}")
 
 
-def _bests(bests: list[mixing.Found]) -> None:
-    heading("What runs have found")
+def _draw_bests(bests: list[mixing.BestOfRun]) -> None:
+    draw_heading("What runs have found")
     if not bests:
         ui.label("No search has ended yet.").classes("quiet")
         return
@@ -164,23 +164,23 @@ def _bests(bests: list[mixing.Found]) -> None:
                        if told]  # fmt: skip
             by_hand = f"no sliders for it: {one.why}" if one.why else ""
             model = f"local/search/{one.run}"
-            _row(model, "; ".join(filter(None, [one.words, *numbers, by_hand])), model)
+            _draw_row(model, "; ".join(filter(None, [one.words, *numbers, by_hand])), model)
 
 
-def _others(home: Home, names: list[str]) -> None:
-    heading("Other models")
-    kept = mixing.kept(home)
+def _draw_others(home: AppState, names: list[str]) -> None:
+    draw_heading("Other models")
+    kept = mixing.list_saved_mixtures(home)
     with ui.card().classes("w-full gap-0"):
         for name in kept:
-            _row(name, "a mixture that was saved", name)
+            _draw_row(name, "a mixture that was saved", name)
         for name in names:
             if not name.startswith("local/"):
-                _row(name, mixing.members(name), name)
+                _draw_row(name, mixing.describe_members(name), name)
         try:
             providers = home.roster.providers
         except UserError as error:
-            ui.label(harmless(str(error))).classes("chat-wrong text")
+            ui.label(escape_control_chars(str(error))).classes("chat-wrong text")
             return
         with ui.expansion(f"Endpoints: {len(providers)}").classes("w-full").props("dense"):
             for name, one in providers.items():
-                _row(f"{name}/MODEL", place(one))
+                _draw_row(f"{name}/MODEL", format_endpoint(one))

@@ -6,7 +6,7 @@ from typing import Any
 from nicegui import ui
 
 
-def facts(found: Iterable[tuple[str, str]]) -> None:
+def draw_facts(found: Iterable[tuple[str, str]]) -> None:
     """Short facts, as what and how much."""
     with ui.row().classes("w-full gap-x-8 gap-y-2"):
         for what, much in found:
@@ -15,7 +15,7 @@ def facts(found: Iterable[tuple[str, str]]) -> None:
                 ui.label(much).classes("text-base")
 
 
-def plain_table(
+def draw_plain_table(
     header: Sequence[str], rows: Sequence[Sequence[Any]], align: str = "right"
 ) -> ui.table:
     """A table of text; on a telephone each row is a card of its own.

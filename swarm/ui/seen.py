@@ -6,22 +6,22 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.manifest import state_stamp
-from swarm.report.blocks import Table
-from swarm.report.compared import Compared
+from swarm.report.blocks import TableBlock
+from swarm.report.compared import TestComparison
 from swarm.report.folder import RunFolder
 from swarm.report.front import front_table
-from swarm.report.numbers import duration, number
-from swarm.report.result import ends, figures, verdict
-from swarm.running import command, underway
+from swarm.report.numbers import format_duration, format_number
+from swarm.report.result import start_end_section, headline_figures, summarize_verdict
+from swarm.running import load_command, running_info
 from swarm.ui import charts
-from swarm.ui.home import Home
-from swarm.ui.launching import failure, output, tail, words
-from swarm.ui.shelf import BROKEN, Line, how_far
-from swarm.words import caveats, sentence
+from swarm.ui.home import AppState
+from swarm.ui.launching import read_failure, output_path, read_tail, format_command
+from swarm.ui.shelf import UNREADABLE_ERRORS, RunSummary, describe_progress
+from swarm.words import list_caveats, describe_position
 
 
 @dataclass
-class Course:
+class RunSeries:
     """What a run came to so far; it changes with its state alone.
 
     Attributes:
@@ -37,16 +37,16 @@ class Course:
     verdict: str = ""
     told: list[str] = field(default_factory=list)
     figures: list[tuple[str, str]] = field(default_factory=list)
-    models: Table | None = None
-    domains: list[Table] = field(default_factory=list)
+    models: TableBlock | None = None
+    domains: list[TableBlock] = field(default_factory=list)
     particles: dict[str, Any] = field(default_factory=dict)
     coefficients: dict[str, Any] = field(default_factory=dict)
     front: dict[str, Any] = field(default_factory=dict)
-    points: Table | None = None
+    points: TableBlock | None = None
 
 
 @dataclass
-class Seen:
+class RunSnapshot:
     """A run at one moment.
 
     Attributes:
@@ -59,7 +59,7 @@ class Seen:
         command: As a person types it; empty where the folder does not keep it.
     """
 
-    line: Line | None
+    line: RunSummary | None
     beginning: bool
     note: dict[str, Any] | None
     stamp: tuple[int, int]
@@ -68,83 +68,83 @@ class Seen:
     command: str
 
 
-def see(home: Home, name: str) -> Seen:
+def take_snapshot(home: AppState, name: str) -> RunSnapshot:
     """Look at a run.
 
     Raises:
         UserError: The name is no folder's name.
     """
-    path = home.run(name)
+    path = home.run_path(name)
     stamp = state_stamp(path) or (0, 0)
-    kept, line = command(path), home.shelf.line(name)
-    error = "" if line and line.state != "failed" else failure(output(path), stamp[0] / 1e9)
-    log, told = tail(path / "log.txt", 6_000), tail(output(path), 6_000)
-    return Seen(
+    kept, line = load_command(path), home.run_index.get_run(name)
+    error = "" if line and line.state != "failed" else read_failure(output_path(path), stamp[0] / 1e9)
+    log, told = read_tail(path / "log.txt", 6_000), read_tail(output_path(path), 6_000)
+    return RunSnapshot(
         line=line,
-        beginning=home.launcher.beginning(path),
-        note=underway(path),
+        beginning=home.launcher.is_starting(path),
+        note=running_info(path),
         stamp=stamp,
         said=told if error or not log else log,
         error=error,
-        command=words(kept["arguments"]) if kept else "",
+        command=format_command(kept["arguments"]) if kept else "",
     )
 
 
-def course(path: Path) -> Course:
+def load_run_series(path: Path) -> RunSeries:
     """What a run came to so far."""
     try:
-        return _course(RunFolder(path))
+        return _build_run_series(RunFolder(path))
     except UserError as error:
-        return Course(why_not=str(error).removeprefix(f"{path}: "))
-    except BROKEN as error:
-        return Course(why_not=unreadable(error))
+        return RunSeries(why_not=str(error).removeprefix(f"{path}: "))
+    except UNREADABLE_ERRORS as error:
+        return RunSeries(why_not=describe_unreadable(error))
 
 
-def unreadable(error: Exception) -> str:
+def describe_unreadable(error: Exception) -> str:
     """That a run's files are not what a search writes, as a person reads it."""
     said = f"{type(error).__name__}: {error}"
     return f"the files of this run are not as a search writes them ({said:.200})"
 
 
-def _course(run: RunFolder) -> Course:
-    models = Compared(run)
-    kind, short, told = verdict(models)
+def _build_run_series(run: RunFolder) -> RunSeries:
+    models = TestComparison(run)
+    kind, short, told = summarize_verdict(models)
     # Whether it runs is told beside its name: a report cannot know, and says so of a stopped one.
     short = short if run.finished else "Not over yet"
-    also = [words for words in caveats(run.metrics) if words not in told]
+    also = [words for words in list_caveats(run.metrics) if words not in told]
     position = run.positions[models.places["ending"]]
-    best = f"Best found: {sentence(run.experts, position, run.groups)}."
-    table, *more = (block for block in ends(models).blocks if isinstance(block, Table))
-    return Course(
+    best = f"Best found: {describe_position(run.experts, position, run.groups)}."
+    table, *more = (block for block in start_end_section(models).blocks if isinstance(block, TableBlock))
+    return RunSeries(
         kind=kind, verdict=short, told=[told, best, *also],
-        figures=figures(models), models=table, domains=more, particles=charts.particles(run),
-        coefficients=charts.coefficients(run), **_front(run),
+        figures=headline_figures(models), models=table, domains=more, particles=charts.particle_chart(run),
+        coefficients=charts.coefficient_chart(run), **_front_fields(run),
     )  # fmt: skip
 
 
-def _front(run: RunFolder) -> dict[str, Any]:
+def _front_fields(run: RunFolder) -> dict[str, Any]:
     """The picture and the table of the front, where the task has parts."""
     found = run.front
     if found is None or len(found.names) < 2:
         return {}
-    return {"front": charts.front(run, found), "points": front_table(run, found)}
+    return {"front": charts.front_chart(run, found), "points": front_table(run, found)}
 
 
-def progress(note: dict[str, Any]) -> tuple[str, float]:
+def format_progress(note: dict[str, Any]) -> tuple[str, float]:
     """How far a search at work is, in words and as a share of its iterations."""
-    told = [how_far(note)]
+    told = [describe_progress(note)]
     if isinstance(speed := note.get("prompts_per_second"), int | float):
         told.append(f"{speed:.3g} prompts/s")
     if isinstance(left := note.get("seconds_left"), int | float):
-        told.append(f"at most {duration(left)} left")
+        told.append(f"at most {format_duration(left)} left")
     if isinstance(best := note.get("best"), int | float):
-        told.append(f"best {number(best)}")
+        told.append(f"best {format_number(best)}")
     done, total = note.get("done") or 0, note.get("total") or 0
     within = done / total if total else 0.0
-    return ", ".join(told), _share(note.get("iteration"), note.get("most"), within)
+    return ", ".join(told), _progress_share(note.get("iteration"), note.get("most"), within)
 
 
-def _share(iteration: Any, most: Any, within: float) -> float:
+def _progress_share(iteration: Any, most: Any, within: float) -> float:
     """Of the start and all iterations that may come."""
     if not isinstance(iteration, int) or not isinstance(most, int):
         return 0.0

@@ -4,29 +4,29 @@ from functools import partial
 
 from nicegui import ui
 
-from swarm.models.background import in_thread
+from swarm.models.background import run_in_thread
 from swarm.ui import answer, mixing
-from swarm.ui.chat import Chat, Manners, Side
-from swarm.ui.frame import frame
-from swarm.ui.home import Home
+from swarm.ui.chat import ChatPanel, ChatSettings, ChatColumn
+from swarm.ui.frame import page_frame
+from swarm.ui.home import AppState
 
-ABOUT = """\
+MODEL_NAME_HELP = """\
 Any name of a model: local/base, an expert, a run's best, PROVIDER/MODEL, moa/PRESET,
 consortium/NAME. With several, each answers for itself."""
 
 
-def register(home: Home) -> None:
+def register_page(home: AppState) -> None:
     """Define the page."""
 
     @ui.page("/talk", response_timeout=60)
-    async def talk(model: str = "") -> None:
+    async def chat_page(model: str = "") -> None:
         ui.add_css(answer.STYLE)
-        with frame("Talk"):
-            names = await in_thread(mixing.names, home)
-            _draw(home, names, [one for one in (model,) if one])
+        with page_frame("Talk"):
+            names = await run_in_thread(mixing.list_model_names, home)
+            _draw_chat(home, names, [one for one in (model,) if one])
 
 
-def _draw(home: Home, names: list[str], chosen: list[str]) -> None:
+def _draw_chat(home: AppState, names: list[str], chosen: list[str]) -> None:
     with ui.card().classes("w-full gap-2"):
         field = ui.select(
             list(dict.fromkeys([*names, *chosen])), label="Models", value=chosen, multiple=True,
@@ -34,14 +34,14 @@ def _draw(home: Home, names: list[str], chosen: list[str]) -> None:
         )  # fmt: skip
         field.props("use-chips outlined dense hint='search, or type a name and press Enter'")
         field.classes("w-full")
-        ui.label(ABOUT).classes("quiet text-sm")
+        ui.label(MODEL_NAME_HELP).classes("quiet text-sm")
         with ui.expansion("Settings").classes("w-full").props("dense"):
-            manners = Manners(0.7)
+            manners = ChatSettings(0.7)
 
-    def sides() -> list[Side]:
+    def selected_columns() -> list[ChatColumn]:
         picked = [name.strip() for name in field.value if name.strip()]
         if not picked:
             ui.notify("choose a model first", type="warning")
-        return [Side(name, name, partial(home.roster.model, name)) for name in picked]
+        return [ChatColumn(name, name, partial(home.roster.model, name)) for name in picked]
 
-    Chat(sides, manners)
+    ChatPanel(selected_columns, manners)

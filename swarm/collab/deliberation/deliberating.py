@@ -5,24 +5,24 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from swarm.collab import Answer, Slot
-from swarm.collab.collaboration import Way, reasons, sampled
-from swarm.collab.deliberation.arbiter import MEMBER, again
-from swarm.collab.deliberation.planning import calls
-from swarm.collab.deliberation.said import answer_of
-from swarm.collab.deliberation.strategies import JUDGES, UNSURE, Sitting
-from swarm.collab.deliberation.verdicts import Deliberation, Iteration, Opinion
-from swarm.collab.history import Turns, told, turns_of
-from swarm.collab.rounds import EMPTY, Call, Script
+from swarm.collab import AgentAnswer, AgentSpec
+from swarm.collab.collaboration import RequestContext, failure_reasons, number_samples
+from swarm.collab.deliberation.arbiter import MEMBER_PROMPT, add_previous_iteration
+from swarm.collab.deliberation.planning import calls_per_iteration
+from swarm.collab.deliberation.said import split_confidence
+from swarm.collab.deliberation.strategies import STRATEGY_FUNCTIONS, UNSURE, JudgingRound
+from swarm.collab.deliberation.verdicts import ConsortiumTranscript, Iteration, MemberAnswer
+from swarm.collab.history import Messages, add_system_text, prompt_to_messages
+from swarm.collab.rounds import EMPTY_ANSWER, AgentCall, Script
 from swarm.errors import UserError
 from swarm.models import Completion, Request
-from swarm.models.stops import cut
+from swarm.models.stops import truncate_at_stop
 
 if TYPE_CHECKING:
-    from swarm.collab.consortium import Consortium, Seat
+    from swarm.collab.consortium import Consortium, ConsortiumMember
 
 
-class Deliberating(Way[Deliberation]):
+class ConsortiumRun(RequestContext[ConsortiumTranscript]):
     """One request on its way; `script` is run by `swarm.collab.rounds`.
 
     Args:
@@ -42,10 +42,10 @@ class Deliberating(Way[Deliberation]):
         logged: set[str],
         tell: Callable[[Any], None],
     ) -> None:
-        super().__init__(consortium, request, Deliberation(), logged)
+        super().__init__(consortium, request, ConsortiumTranscript(), logged)
         self.consortium, self._tell, self.seats = consortium, tell, list(consortium.seats)
 
-    def script(self) -> Script[Deliberation]:
+    def iterate_rounds(self) -> Script[ConsortiumTranscript]:
         """Iterate until the verdict is sure enough.
 
         Raises:
@@ -60,43 +60,43 @@ class Deliberating(Way[Deliberation]):
         done = self.stages.iterations
         while not self.stages.stopped:
             try:
-                iteration = yield from self._iteration(len(done) + 1)
+                iteration = yield from self._run_iteration(len(done) + 1)
             except UserError as error:
                 if not done:
                     raise
-                self.warn(f"{error}; the answer is that of an iteration before")
+                self.add_warning(f"{error}; the answer is that of an iteration before")
                 self.stages.stopped = f"iteration {len(done) + 1} failed"
                 break
             done.append(iteration)
             self._tell(iteration)
-            self.stages.stopped = self._enough(iteration)
-        best = max(done, key=lambda one: (_sure(one), one.number))
+            self.stages.stopped = self._stop_reason(iteration)
+        best = max(done, key=lambda one: (_confidence_or_lowest(one), one.number))
         self.stages.best = best.number
-        return self.ended(cut(Completion(best.verdict.synthesis, finish="stop"), self.request.stop))
+        return self.build_transcript(truncate_at_stop(Completion(best.verdict.synthesis, finish="stop"), self.request.stop))
 
-    def _iteration(self, number: int) -> Generator[list[Call], list[Answer], Iteration]:
+    def _run_iteration(self, number: int) -> Generator[list[AgentCall], list[AgentAnswer], Iteration]:
         """One iteration; who does worst in it may have to leave."""
         seats = self.seats
-        opinions = yield from self.opinions(number)
-        sitting = Sitting(self, number, opinions)
-        verdict = yield from JUDGES[self.consortium.strategy](sitting)
+        opinions = yield from self.collect_member_answers(number)
+        sitting = JudgingRound(self, number, opinions)
+        verdict = yield from STRATEGY_FUNCTIONS[self.consortium.strategy](sitting)
         if self.consortium.strategy == "elimination":
-            stay = sitting.staying(verdict)
+            stay = sitting.remaining_members(verdict)
             verdict = replace(verdict, needs_iteration=len(stay) < len(seats))
             self.seats = [seats[place] for place in stay]
         return Iteration(number, tuple(opinions), verdict)
 
-    def opinions(self, number: int) -> Generator[list[Call], list[Answer], list[Opinion]]:
+    def collect_member_answers(self, number: int) -> Generator[list[AgentCall], list[AgentAnswer], list[MemberAnswer]]:
         """What each member says in an iteration.
 
         Raises:
             UserError: Too few answered, or what they are told is too long.
         """
-        came = yield self._asked(number)
+        came = yield self._build_member_calls(number)
         self.stages.layers.append(came)
-        opinions = [_opinion(seat, answer) for seat, answer in zip(self.seats, came, strict=True)]
+        opinions = [_to_member_answer(seat, answer) for seat, answer in zip(self.seats, came, strict=True)]
         answers = [one.answer for one in opinions]
-        missing = reasons(answers)
+        missing = failure_reasons(answers)
         answered = sum(not answer.error for answer in answers)
         if answered < self.consortium.quorum:
             raise UserError(
@@ -104,23 +104,23 @@ class Deliberating(Way[Deliberation]):
                 f"{self.consortium.quorum}: {'; '.join(missing)}"
             )
         for reason in missing:
-            self.warn(f"iteration {number}: {reason}")
+            self.add_warning(f"iteration {number}: {reason}")
         return opinions
 
-    def _asked(self, number: int) -> list[Call]:
+    def _build_member_calls(self, number: int) -> list[AgentCall]:
         """A call for each member."""
-        asked = [(seat.slot.model, self._request(seat, number)) for seat in self.seats]
-        numbered = sampled(asked, self.request.sample)
+        asked = [(seat.slot.model, self._build_member_request(seat, number)) for seat in self.seats]
+        numbered = number_samples(asked, self.request.sample)
         return [
-            self.call(seat.slot, request, number, "member", seat.sample)
+            self.build_call(seat.slot, request, number, "member", seat.sample)
             for seat, request in zip(self.seats, numbered, strict=True)
         ]
 
-    def call(self, slot: Slot, request: Request, number: int, role: str, sample: int = 0) -> Call:
+    def build_call(self, slot: AgentSpec, request: Request, number: int, role: str, sample: int = 0) -> AgentCall:
         """One call of an iteration."""
-        return Call(slot, sample, request, number, self.consortium.max_iterations, role)
+        return AgentCall(slot, sample, request, number, self.consortium.max_iterations, role)
 
-    def request_of(self, slot: Slot, prompt: str | Turns, most: int, **asked: Any) -> Request:
+    def build_request(self, slot: AgentSpec, prompt: str | Messages, most: int, **asked: Any) -> Request:
         """What a slot is asked, `most` new tokens where it says nothing else."""
         return replace(
             self.request,
@@ -131,40 +131,40 @@ class Deliberating(Way[Deliberation]):
             **asked,
         )
 
-    def enough(self, read: Callable[[str], bool] | None = None) -> Callable[[str], bool] | None:
+    def stop_condition(self, read: Callable[[str], bool] | None = None) -> Callable[[str], bool] | None:
         """When a reply about answers is: where `read` says so, or nobody waits for it any more."""
         decided = self.request.decided
         if decided is None:
             return read
         return lambda text: decided("") or bool(read and read(text))
 
-    def _request(self, seat: "Seat", number: int) -> Request:
+    def _build_member_request(self, seat: "ConsortiumMember", number: int) -> Request:
         own = self.consortium.system
-        system = MEMBER if own is None else own
+        system = MEMBER_PROMPT if own is None else own
 
-        def write(turns: Turns) -> Turns:
+        def write_prompt(turns: Messages) -> Messages:
             for text in (system, seat.slot.system, seat.role):
-                turns = told(turns, text if text and text.strip() else None)
+                turns = add_system_text(turns, text if text and text.strip() else None)
             if number == 1:
                 return turns
-            return again(turns, self.stages.iterations[-1], self.key(number))
+            return add_previous_iteration(turns, self.stages.iterations[-1], self.random_key(number))
 
         prompt = self.request.prompt
-        written = self.written(write)
-        if isinstance(prompt, str) and written == turns_of(prompt):
-            return self.request_of(seat.slot, prompt, self.request.max_new_tokens)
-        return self.request_of(seat.slot, written, self.request.max_new_tokens)
+        written = self.write_within_context(write_prompt)
+        if isinstance(prompt, str) and written == prompt_to_messages(prompt):
+            return self.build_request(seat.slot, prompt, self.request.max_new_tokens)
+        return self.build_request(seat.slot, written, self.request.max_new_tokens)
 
-    def key(self, number: int) -> str:
+    def random_key(self, number: int) -> str:
         """What chance in one iteration follows from."""
         return json.dumps([self.consortium.seed, number, self.request.sample, self.request.prompt])
 
-    def room(self, more: int = 1) -> bool:
+    def has_budget(self, more: int = 1) -> bool:
         """Whether so many further calls are within the budget."""
         budget = self.consortium.budget
         return budget is None or len(self.stages.answers) + more <= budget
 
-    def _enough(self, iteration: Iteration) -> str:
+    def _stop_reason(self, iteration: Iteration) -> str:
         """Why there is no further iteration; empty if there is one."""
         consortium, verdict = self.consortium, iteration.verdict
         sure, threshold = verdict.confidence, consortium.confidence_threshold
@@ -177,28 +177,28 @@ class Deliberating(Way[Deliberation]):
             return f"max_iterations={consortium.max_iterations}"
         spent = sum(one.completion.cost for one in self.stages.answers if one.completion)
         if consortium.max_cost is not None and spent >= consortium.max_cost:
-            return self._spent(f"max_cost={consortium.max_cost:g}", f"{spent:g} is spent")
-        if not self.room(more := calls(consortium.strategy, len(self.seats))):
+            return self._stop_at_limit(f"max_cost={consortium.max_cost:g}", f"{spent:g} is spent")
+        if not self.has_budget(more := calls_per_iteration(consortium.strategy, len(self.seats))):
             made = len(self.stages.answers)
-            return self._spent(f"budget={consortium.budget}", f"{made} calls made, {more} to come")
+            return self._stop_at_limit(f"budget={consortium.budget}", f"{made} calls made, {more} to come")
         return ""
 
-    def _spent(self, limit: str, words: str) -> str:
-        self.warn(f"{limit}: no further iteration, {words}")
+    def _stop_at_limit(self, limit: str, words: str) -> str:
+        self.add_warning(f"{limit}: no further iteration, {words}")
         return limit
 
 
-def _sure(iteration: Iteration) -> float:
+def _confidence_or_lowest(iteration: Iteration) -> float:
     """The confidence; one that is unknown is lowest."""
     sure = iteration.verdict.confidence
     return -1.0 if sure is None else sure
 
 
-def _opinion(seat: "Seat", answer: Answer) -> Opinion:
+def _to_member_answer(seat: "ConsortiumMember", answer: AgentAnswer) -> MemberAnswer:
     """What the others get to read of an answer; one of thoughts alone is none."""
     if answer.error:
-        return Opinion(answer, seat.instance)
-    text, confidence = answer_of(answer.text)
+        return MemberAnswer(answer, seat.instance)
+    text, confidence = split_confidence(answer.text)
     if not text:
-        answer = replace(answer, error=EMPTY)
-    return Opinion(answer, seat.instance, text, confidence)
+        answer = replace(answer, error=EMPTY_ANSWER)
+    return MemberAnswer(answer, seat.instance, text, confidence)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CallBudget:
     """What one request may take.
 
     Attributes:
@@ -25,14 +25,14 @@ class Plan:
     words: str
 
 
-def calls(strategy: str, members: int) -> int:
+def calls_per_iteration(strategy: str, members: int) -> int:
     """Calls of one iteration of so many members, if each reply can be read."""
     if strategy == "vote":
         return members
     return members + 1 + (members if strategy == "peer-review" and members > 1 else 0)
 
 
-def iterations(consortium: "Consortium") -> tuple[int, int]:
+def iteration_bounds(consortium: "Consortium") -> tuple[int, int]:
     """How many there are at least and at most."""
     least, most = consortium.min_iterations, consortium.max_iterations
     if consortium.strategy == "elimination":
@@ -42,14 +42,14 @@ def iterations(consortium: "Consortium") -> tuple[int, int]:
     return least, least if consortium.strategy in ("pick-one", "rank") else most
 
 
-def plan(consortium: "Consortium") -> Plan:
+def plan_calls(consortium: "Consortium") -> CallBudget:
     """The calls of a consortium for one request; those inside a nested one are not counted."""
-    least, most = iterations(consortium)
+    least, most = iteration_bounds(consortium)
     members = [len(consortium.seats)] * most
     if consortium.strategy == "elimination":
         gone = [consortium.eliminate * number for number in range(most)]
         members = [max(consortium.keep, members[0] - one) for one in gone]
-    each = [calls(consortium.strategy, some) for some in members]
+    each = [calls_per_iteration(consortium.strategy, some) for some in members]
     # A reply that cannot be read is written anew; a call that fails goes to the fallback.
     more = 0 if consortium.arbiter is None else 2 if consortium.fallback else 1
     more += consortium.strategy == "vote" and consortium.arbiter is not None  # a tie
@@ -67,7 +67,7 @@ def plan(consortium: "Consortium") -> Plan:
     rounds = f"{least}" if least == most else f"{least} to {most}"
     rounds += " iteration" if most == 1 else " iterations"
     limit = "" if consortium.budget is None else f", budget {consortium.budget}"
-    return Plan(each[0], at_least, at_most, "\n".join([
+    return CallBudget(each[0], at_least, at_most, "\n".join([
         f"strategy {consortium.strategy}; members {who}; arbiter {arbiter}",
         f"{rounds}, the first of {each[0]} calls; {at_least} to {at_most} calls in all{limit}",
     ]))  # fmt: skip

@@ -2,21 +2,21 @@
 
 from typing import TYPE_CHECKING, Any
 
-from swarm.collab import Answer
+from swarm.collab import AgentAnswer
 from swarm.collab.deliberation.verdicts import Iteration
 
 if TYPE_CHECKING:
     from swarm.collab.consortium import Consortium
 
 
-def line(consortium: "Consortium", event: Any) -> str:
+def format_event(consortium: "Consortium", event: Any) -> str:
     """The event in words; empty where it is none to tell."""
-    if isinstance(event, Answer):
+    if isinstance(event, AgentAnswer):
         sample = f" #{event.sample + 1}" if event.sample else ""
         who = f"iteration {event.layer}, {event.role} {event.name}{sample}"
         if event.error or event.completion is None:
             return f"{who}: {event.error}"
-        return f"{who}: {event.completion.seconds:.1f} s, {_tokens(event.completion.new_tokens)}"
+        return f"{who}: {event.completion.seconds:.1f} s, {_format_token_count(event.completion.new_tokens)}"
     if isinstance(event, Iteration):
         sure = event.verdict.confidence
         words = "unknown" if sure is None else f"{sure:.3g}"
@@ -26,5 +26,5 @@ def line(consortium: "Consortium", event: Any) -> str:
     return ""
 
 
-def _tokens(count: int) -> str:
+def _format_token_count(count: int) -> str:
     return "1 token" if count == 1 else f"{count} tokens"

@@ -15,6 +15,6 @@ ROLES = {
 """What each is told; instances take them in this order, and from the first again."""
 
 
-def as_role(role: str) -> str:
+def role_prompt(role: str) -> str:
     """What a member is told: of a role by its name that, else the words themselves."""
     return ROLES.get(role.strip().lower(), role)

@@ -2,34 +2,34 @@
 
 import re
 
-THOUGHT = r"think|thinking|thoughts?|thought_process|thinking_process|scratchpad"
+THOUGHT_TAG_NAMES = r"think|thinking|thoughts?|thought_process|thinking_process|scratchpad"
 
-OPENS = re.compile(rf"^[ \t]*<({THOUGHT})>", re.IGNORECASE | re.MULTILINE)
+OPENING_TAG = re.compile(rf"^[ \t]*<({THOUGHT_TAG_NAMES})>", re.IGNORECASE | re.MULTILINE)
 """Thoughts begin a line; elsewhere such a tag is what is spoken of."""
 
-ORPHAN = re.compile(
+ORPHAN_TAG = re.compile(
     r"^[ \t]*</(?:think|thinking)>|</(?:think|thinking)>[ \t]*$", re.IGNORECASE | re.MULTILINE
 )
 """The end of thoughts that began before the text."""
 
-MOST = 100
+MAX_THOUGHTS = 100
 """Thoughts that are looked for; each is sought to the text's end."""
 
-NUMBER = re.compile(
+CONFIDENCE_NUMBER = re.compile(
     r"(?P<number>-?(?:\d+(?:[.,]\d+)?|[.,]\d+)(?:e[+-]?\d+)?)"
     r"(?:\s*(?P<percent>%|percent\b|per cent\b)|\s*(?:/|out of)\s*(?P<whole>\d+))?",
     re.IGNORECASE,
 )
 
-MARKS, OPENED = r"[\s*_`#>(\[\"'-]*", r"[\s*_`(\[\"']*"
-LINE = re.compile(
-    rf"^{MARKS}(?:(?:my|overall|final)\s+)?confidence(?:\s+(?:level|score))?{OPENED}[:=]{OPENED}"
-    rf"(?P<said>{NUMBER.pattern})[\s*_`)\]\"'.]*(?:\([^()\n]*\)?[\s*_`.]*)?$",
+MARKUP, OPENING_MARKUP = r"[\s*_`#>(\[\"'-]*", r"[\s*_`(\[\"']*"
+CONFIDENCE_LINE = re.compile(
+    rf"^{MARKUP}(?:(?:my|overall|final)\s+)?confidence(?:\s+(?:level|score))?{OPENING_MARKUP}[:=]{OPENING_MARKUP}"
+    rf"(?P<said>{CONFIDENCE_NUMBER.pattern})[\s*_`)\]\"'.]*(?:\([^()\n]*\)?[\s*_`.]*)?$",
     re.IGNORECASE,
 )
-TAG = re.compile(r"<confidence>([^<>]{0,80})</confidence>", re.IGNORECASE)
-AT_THE_END = re.compile(
-    rf"(?<=[\s(\[*_])confidence[*_]*[:=]{OPENED}(?P<said>{NUMBER.pattern})[\s*_`)\].]*\Z",
+CONFIDENCE_TAG = re.compile(r"<confidence>([^<>]{0,80})</confidence>", re.IGNORECASE)
+TRAILING_CONFIDENCE = re.compile(
+    rf"(?<=[\s(\[*_])confidence[*_]*[:=]{OPENING_MARKUP}(?P<said>{CONFIDENCE_NUMBER.pattern})[\s*_`)\].]*\Z",
     re.IGNORECASE,
 )
 
@@ -43,9 +43,9 @@ ANSWER = re.compile(
 
 def thoughts_of(text: str) -> str:
     """What `without_thoughts` leaves out, without the tags."""
-    said = without_thoughts(text)
+    said = strip_thoughts(text)
     rest = text.replace(said, "", 1) if said else text
-    return re.sub(rf"</?(?:{THOUGHT})>", "", rest, flags=re.IGNORECASE).strip()
+    return re.sub(rf"</?(?:{THOUGHT_TAG_NAMES})>", "", rest, flags=re.IGNORECASE).strip()
 
 
 def without_tags(text: str) -> str:
@@ -54,7 +54,7 @@ def without_tags(text: str) -> str:
     return next((one for one in reversed(found) if one), text)
 
 
-def without_thoughts(text: str) -> str:
+def strip_thoughts(text: str) -> str:
     """The text without what stands between tags of thoughts.
 
     Thoughts without an end are all that follows; what ends without a beginning began before the
@@ -62,15 +62,15 @@ def without_thoughts(text: str) -> str:
     """
     kept: list[str] = []
     place = 0
-    while len(kept) < MOST and (opening := OPENS.search(text, place)):
+    while len(kept) < MAX_THOUGHTS and (opening := OPENING_TAG.search(text, place)):
         kept.append(text[place : opening.start()])
-        place = _end(text, opening.end(), opening[1])
+        place = _find_thought_end(text, opening.end(), opening[1])
     rest = "".join([*kept, text[place:]])
-    closing = None if kept else ORPHAN.search(rest)
+    closing = None if kept else ORPHAN_TAG.search(rest)
     return rest[closing.end() if closing else 0 :].strip()
 
 
-def _end(text: str, place: int, name: str) -> int:
+def _find_thought_end(text: str, place: int, name: str) -> int:
     """Where thoughts end that began before `place`; such tags may lie in each other."""
     depth = 1
     for tag in re.finditer(rf"<(/?){name}>", text[place:], re.IGNORECASE):
@@ -81,13 +81,13 @@ def _end(text: str, place: int, name: str) -> int:
     return place + closing.end() if closing else len(text)
 
 
-def share(said: str) -> float | None:
+def parse_confidence(said: str) -> float | None:
     """A confidence from 0 to 1, of what somebody wrote; `None` where it is not clear.
 
     Read are 0.9, 95%, 9/10 and numbers above 10 up to 100, which are percentages. From above 1 to
     10 it may be either a percentage or of ten, and beyond 100 or below 0 it is nothing: unknown.
     """
-    found = NUMBER.search(said)
+    found = CONFIDENCE_NUMBER.search(said)
     if not found:
         return None
     number = float(found["number"].replace(",", "."))
@@ -101,12 +101,12 @@ def share(said: str) -> float | None:
     return number / whole if whole and 0 <= number <= whole else None
 
 
-def answer_of(text: str) -> tuple[str, float | None]:
+def split_confidence(text: str) -> tuple[str, float | None]:
     """An answer without thoughts, tags and its confidence, and that confidence.
 
     The confidence is looked for between tags, in the last and in the first line, and at the end.
     """
-    said, confidence = _apart(without_thoughts(text))
+    said, confidence = _apart(strip_thoughts(text))
     inside = without_tags(said)
     if confidence is None and inside != said:
         inside, confidence = _apart(inside)
@@ -115,14 +115,14 @@ def answer_of(text: str) -> tuple[str, float | None]:
 
 def _apart(said: str) -> tuple[str, float | None]:
     """A text without its confidence, and that."""
-    if tags := list(TAG.finditer(said)):
+    if tags := list(CONFIDENCE_TAG.finditer(said)):
         last = tags[-1]
-        return f"{said[: last.start()]}{said[last.end() :]}".strip(), share(last[1])
+        return f"{said[: last.start()]}{said[last.end() :]}".strip(), parse_confidence(last[1])
     lines = said.split("\n")
     for place in dict.fromkeys((len(lines) - 1, 0)):
-        if found := LINE.match(lines[place]):
+        if found := CONFIDENCE_LINE.match(lines[place]):
             del lines[place]
-            return "\n".join(lines).strip(), share(found["said"])
-    if found := AT_THE_END.search(said):
-        return said[: found.start()].rstrip(" \t\n([*_"), share(found["said"])
+            return "\n".join(lines).strip(), parse_confidence(found["said"])
+    if found := TRAILING_CONFIDENCE.search(said):
+        return said[: found.start()].rstrip(" \t\n([*_"), parse_confidence(found["said"])
     return said, None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from swarm.collab import Answer, Stages
+from swarm.collab import AgentAnswer, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
+class MemberAnswer:
     """What one member said in an iteration.
 
     Attributes:
@@ -46,7 +46,7 @@ class Opinion:
         confidence: Its own, from 0 to 1; `None` where it said none.
     """
 
-    answer: Answer
+    answer: AgentAnswer
     instance: int
     text: str = ""
     confidence: float | None = None
@@ -63,12 +63,12 @@ class Iteration:
     """
 
     number: int
-    opinions: tuple[Opinion, ...]
+    opinions: tuple[MemberAnswer, ...]
     verdict: Verdict
 
 
 @dataclass(slots=True)
-class Deliberation(Stages):
+class ConsortiumTranscript(Transcript):
     """All that led to a consortium's answer.
 
     Attributes:

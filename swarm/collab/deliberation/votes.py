@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from difflib import SequenceMatcher
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-CHOICE = re.compile(
+NUMBER_PATTERN = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+CHOICE_PATTERN = re.compile(
     r"(?:(?:\A|\b(?:answer|option|choice)(?: is)?:?)[\s*_(\[]*|[(\[])(?P<end>[A-J])[\s*_)\].:]*\Z"
     r"|\A[*_(]*(?P<begin>[A-J])\)",
     re.IGNORECASE,
@@ -15,7 +15,7 @@ CHOICE = re.compile(
 ARTICLES = re.compile(r"\b(?:the|a|an)\b")
 
 
-def key_of(text: str) -> tuple[str, str]:
+def comparison_key(text: str) -> tuple[str, str]:
     """What an answer says, for comparison: a choice's letter, a number or a text.
 
     A letter from A to J that is the last line, or ends it in brackets or behind "answer", or begins
@@ -23,9 +23,9 @@ def key_of(text: str) -> tuple[str, str]:
     and articles.
     """
     last = text.strip().rsplit("\n", 1)[-1]
-    if choice := CHOICE.search(last):
+    if choice := CHOICE_PATTERN.search(last):
         return "choice", (choice["end"] or choice["begin"]).upper()
-    if numbers := NUMBER.findall(last):
+    if numbers := NUMBER_PATTERN.findall(last):
         number = Decimal(numbers[-1].replace(",", ""))
         exact = f"{number:f}"  # `normalize` would round a long one
         return "number", (
@@ -36,7 +36,7 @@ def key_of(text: str) -> tuple[str, str]:
     return "text", words or text
 
 
-def groups(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
+def group_equal_answers(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
     """Places of the answers that say the same, by their first ones.
 
     An answer joins the first group with all of which it agrees.
@@ -45,11 +45,11 @@ def groups(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
         texts: The answers.
         similarity: From which likeness on two texts agree; numbers and choices have to be equal.
     """
-    keys = [key_of(text) for text in texts]
+    keys = [comparison_key(text) for text in texts]
     found: list[list[int]] = []
     for place, key in enumerate(keys):
         for group in found:
-            if all(_agree(key, keys[other], similarity) for other in group):
+            if all(_answers_agree(key, keys[other], similarity) for other in group):
                 group.append(place)
                 break
         else:
@@ -57,7 +57,7 @@ def groups(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
     return found
 
 
-def _agree(one: tuple[str, str], other: tuple[str, str], similarity: float) -> bool:
+def _answers_agree(one: tuple[str, str], other: tuple[str, str], similarity: float) -> bool:
     if one == other:
         return True
     if similarity >= 1 or one[0] != "text" or other[0] != "text":

@@ -9,7 +9,7 @@ from swarm.models import Completion
 T = TypeVar("T")
 
 
-class Asked:
+class ModelCall:
     """What one model is asked; all samples of it have one of these.
 
     Args:
@@ -29,34 +29,34 @@ class Asked:
         """What is sent, "model" and "timeout" included; a dictionary of its own, made once."""
         # No cached_property: all of a class share its lock, and a handler may ask models.
         if self.sent is None:
-            from swarm.compare.adapter import ModelAdapter, checked
-            from swarm.compare.settings import Settings
+            from swarm.compare.adapter import ModelAdapter, validate_params
+            from swarm.compare.settings import CompareSettings
 
-            prepared = ModelAdapter.prepare(_copied(dict(self.params)), self.model)
-            self.sent = {"timeout": Settings.timeout, **checked(prepared, self.model)}
+            prepared = ModelAdapter.prepare(_copy_containers(dict(self.params)), self.model)
+            self.sent = {"timeout": CompareSettings.timeout, **validate_params(prepared, self.model)}
         return self.sent
 
 
-def _copied(value: Any) -> Any:
+def _copy_containers(value: Any) -> Any:
     """A copy of its dictionaries and lists; ten times as fast as `copy.deepcopy`."""
     if isinstance(value, dict):
         return {
-            key: _copied(one) if isinstance(one, dict | list) else one for key, one in value.items()
+            key: _copy_containers(one) if isinstance(one, dict | list) else one for key, one in value.items()
         }
-    return [_copied(one) for one in value] if isinstance(value, list) else value
+    return [_copy_containers(one) for one in value] if isinstance(value, list) else value
 
 
-class Want(NamedTuple):
+class SampleRequest(NamedTuple):
     """One answer: the n-th sample of what is asked."""
 
-    asked: Asked
+    asked: ModelCall
     sample: int = 0
 
 
-Heard = Completion | UserError
+SampleOutcome = Completion | UserError
 """What a want comes to."""
 
-Script = Generator[Sequence[Want], list[Heard], T]
+Script = Generator[Sequence[SampleRequest], list[SampleOutcome], T]
 """How a row, or a few, come to be: yields wants, is sent what each of them came to in their order,
 as often as it likes, and returns its result. Failures are sent, not thrown. Thousands of scripts
 are under way at once (`asking.running.run`); what several of them want is asked once."""

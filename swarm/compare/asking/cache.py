@@ -3,15 +3,15 @@
 from functools import lru_cache
 from pathlib import Path
 
-from swarm.compare.settings import Settings
+from swarm.compare.settings import CompareSettings
 from swarm.models.cache import Cache
 
 
-def kept_answers() -> Cache:
+def open_answer_cache() -> Cache:
     """The file in `Config.cache_dir` as it is now."""
-    return _cache(str(Path(Settings.cache_dir).expanduser() / "answers.sqlite"))
+    return _open_cache_file(str(Path(CompareSettings.cache_dir).expanduser() / "answers.sqlite"))
 
 
 @lru_cache(maxsize=16)
-def _cache(file: str) -> Cache:
+def _open_cache_file(file: str) -> Cache:
     return Cache(file)

@@ -9,7 +9,7 @@ from swarm.models.chat import chat_url
 from swarm.models.pace import Limits
 
 
-class Client:
+class EndpointClient:
     """Where a model is asked.
 
     Whatever else the `openai` package's client has, such as `chat`, this one has too where that
@@ -50,7 +50,7 @@ class Client:
         return OpenAI(base_url=self.base_url, api_key=self.api_key)
 
 
-class KeyedClient(http.Client):
+class KeyedClient(http.HttpClient):
     """Posts chats with a key that it was given, not one that it reads from the environment."""
 
     def __init__(self, name: str, client: Any, limits: Limits) -> None:
@@ -63,6 +63,6 @@ class KeyedClient(http.Client):
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a client with a key in memory is not written anywhere")
 
-    def key(self) -> str | None:
+    def read_api_key(self) -> str | None:
         """The key that was given."""
         return self._key

@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from swarm.compare.asking.client import Client, KeyedClient
-from swarm.compare.asking.remembered import forget, origin_of, remember, remembered
-from swarm.compare.errors import NoClientForModel, WrongValue
-from swarm.compare.settings import ENDPOINTS, Pair, Settings
+from swarm.compare.asking.client import EndpointClient, KeyedClient
+from swarm.compare.asking.remembered import forget_endpoint, origin_of, save_endpoint, load_endpoint
+from swarm.compare.errors import NoClientForModel, InvalidArgument
+from swarm.compare.settings import ENDPOINT_URLS, EndpointPair, CompareSettings
 from swarm.errors import UserError
 from swarm.models.asking import Call
-from swarm.models.failures import TimedOut, Unreachable
+from swarm.models.failures import RequestTimeout, ConnectionFailed
 from swarm.models.pace import Limits
 
-MAY_HAVE = {
+MODEL_NAME_PATTERNS = {
     "api.openai.com": re.compile(r"(?!tinker:)[^/]+"),
     "api.anthropic.com": re.compile(r"claude[^/]*"),
     "openrouter.ai": re.compile(r"(?!tinker:)[^/]+/.+"),
@@ -25,25 +25,25 @@ MAY_HAVE = {
 }
 """By host, what the names of its models look like; any other host may have any model."""
 
-WHOLE = ("local", "llm", "function", "moa", "consortium")
+LOCAL_PREFIXES = ("local", "llm", "function", "moa", "consortium")
 """What a name may begin with that is no endpoint's."""
 
-SHORT = {"search": "local/search", "initial_experts": "local"}
+FOLDER_PREFIXES = {"search": "local/search", "initial_experts": "local"}
 """Folders whose models are named by their place."""
 
-HERE = {*WHOLE, *SHORT}
+NON_ENDPOINT_PREFIXES = {*LOCAL_PREFIXES, *FOLDER_PREFIXES}
 
-PATIENCE = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
+PROBE_LIMITS = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
 """Of looking for a model: an endpoint that is not there costs seconds, not the day."""
 
 
-def may_have(base_url: str, model: str) -> bool:
+def may_host_model(base_url: str, model: str) -> bool:
     """Whether a model of this name can be at an endpoint."""
-    form = MAY_HAVE.get(urlsplit(base_url).hostname or "")
+    form = MODEL_NAME_PATTERNS.get(urlsplit(base_url).hostname or "")
     return form is None or form.fullmatch(model) is not None
 
 
-class Places:
+class EndpointIndex:
     """What was found out about who has which model.
 
     Attributes:
@@ -51,19 +51,19 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, Client | NoClientForModel] = {}
+        self.found: dict[str, EndpointClient | NoClientForModel] = {}
         self._certain: set[str] = set()
-        self._seen: list[Pair] | None = None
+        self._seen: list[EndpointPair] | None = None
         self._lock, self._locks = threading.Lock(), dict[str, threading.Lock]()
 
-    def forget_all(self) -> None:
+    def clear_all(self) -> None:
         """Find everything out anew; what earlier processes found out stays remembered."""
         with self._lock:
             self._seen = None
             self.found.clear()
             self._certain.clear()
 
-    def client(self, model: str, certain: bool) -> Client:
+    def find_client(self, model: str, certain: bool) -> EndpointClient:
         """Where a model is asked.
 
         Args:
@@ -73,57 +73,57 @@ class Places:
         Raises:
             NoClientForModel: Nobody has it.
         """
-        if model.partition("/")[0] in HERE:
+        if model.partition("/")[0] in NON_ENDPOINT_PREFIXES:
             raise NoClientForModel(f"{model}: it is asked in this process, not at an endpoint")
-        pairs = self._checked()
+        pairs = self._refresh_pairs()
         with self._lock:
             lock = self._locks.setdefault(model, threading.Lock())
         with lock:
             before = self.found.get(model)
             failed = isinstance(before, NoClientForModel) and not before.lasting
             if before is None or failed or (certain and model not in self._certain):
-                self.found[model] = self._searched(model, pairs, certain)
+                self.found[model] = self._search_model(model, pairs, certain)
             found = self.found[model]
         if isinstance(found, NoClientForModel):
             raise found
         return found
 
-    def known(self, model: str) -> Client | None:
+    def cached_client(self, model: str) -> EndpointClient | None:
         """Where a model is, if that was found out before."""
-        self._checked()
+        self._refresh_pairs()
         found = self.found.get(model)
-        return found if isinstance(found, Client) else None
+        return found if isinstance(found, EndpointClient) else None
 
-    def candidates(self, model: str) -> list[Pair]:
+    def candidate_endpoints(self, model: str) -> list[EndpointPair]:
         """The endpoints that may have a model, in the order in which they are preferred."""
-        return [pair for pair in self._checked() if may_have(pair[0], model)]
+        return [pair for pair in self._refresh_pairs() if may_host_model(pair[0], model)]
 
-    def answered(self, model: str) -> None:
+    def mark_confirmed(self, model: str) -> None:
         """The model has answered where it was asked."""
         found = self.found.get(model)
-        if model not in self._certain and isinstance(found, Client):
+        if model not in self._certain and isinstance(found, EndpointClient):
             self._certain.add(model)
-            remember(model, self.candidates(model), found)
+            save_endpoint(model, self.candidate_endpoints(model), found)
 
-    def origin(self, model: str) -> Client | None:
+    def origin(self, model: str) -> EndpointClient | None:
         """Where a model had answered before it failed there; `None` where that is unknown."""
-        pair = origin_of(model, self.candidates(model))
-        return pair and Client(*pair)
+        pair = origin_of(model, self.candidate_endpoints(model))
+        return pair and EndpointClient(*pair)
 
-    def gone(self, model: str) -> None:
+    def mark_missing(self, model: str) -> None:
         """The model cannot be asked where it was: it is looked for anew the next time.
 
         What it has answered is kept for whichever endpoint is found then, so that it is asked only
         for what is missing.
         """
         found = self.found.pop(model, None)
-        origin = found.kept_at if isinstance(found, Client) and model in self._certain else None
+        origin = found.kept_at if isinstance(found, EndpointClient) and model in self._certain else None
         self._certain.discard(model)
-        forget(model, origin)
+        forget_endpoint(model, origin)
 
-    def _checked(self) -> list[Pair]:
+    def _refresh_pairs(self) -> list[EndpointPair]:
         """The pairs by their variables; what was found out of others is forgotten."""
-        pairs = sorted(checked_pairs(Settings.url_key_pairs), key=lambda pair: pair[2])
+        pairs = sorted(validate_pairs(CompareSettings.url_key_pairs), key=lambda pair: pair[2])
         with self._lock:
             if pairs != self._seen:
                 self._seen = pairs
@@ -131,30 +131,30 @@ class Places:
                 self._certain.clear()
         return pairs
 
-    def _searched(self, model: str, pairs: list[Pair], certain: bool) -> Client | NoClientForModel:
-        possible = [pair for pair in pairs if may_have(pair[0], model)]
+    def _search_model(self, model: str, pairs: list[EndpointPair], certain: bool) -> EndpointClient | NoClientForModel:
+        possible = [pair for pair in pairs if may_host_model(pair[0], model)]
         if not possible:
-            return NoClientForModel(f"{model}: {_nobody(pairs)}")
-        known, origin = remembered(model, possible), origin_of(model, possible)
+            return NoClientForModel(f"{model}: {_no_endpoint_message(pairs)}")
+        known, origin = load_endpoint(model, possible), origin_of(model, possible)
         kept_at = origin[0] if origin else None
         if known is not None:
             self._certain.add(model)
-            return Client(*known, kept_at)
+            return EndpointClient(*known, kept_at)
         if len(possible) == 1 and not certain:
-            return Client(*possible[0])
-        return self._probed(model, possible, kept_at)
+            return EndpointClient(*possible[0])
+        return self._probe_endpoints(model, possible, kept_at)
 
-    def _probed(
-        self, model: str, possible: list[Pair], kept_at: str | None
-    ) -> Client | NoClientForModel:
+    def _probe_endpoints(
+        self, model: str, possible: list[EndpointPair], kept_at: str | None
+    ) -> EndpointClient | NoClientForModel:
         with ThreadPoolExecutor(len(possible)) as threads:
-            said = list(threads.map(lambda pair: _probe(model, pair), possible))
+            said = list(threads.map(lambda pair: _probe_endpoint(model, pair), possible))
         there = []
         for pair, error in zip(possible, said, strict=True):
             if error is None:
                 there.append(pair)
             elif not there:
-                _tell(pair, error)
+                _report_probe(pair, error)
         if there:
             found = next((pair for pair in there if pair[0] == kept_at), there[0])
             if kept_at not in (None, found[0]):
@@ -164,20 +164,20 @@ class Places:
                     file=sys.stderr,
                 )
             self._certain.add(model)
-            remember(model, possible, client := Client(*found, kept_at))
+            save_endpoint(model, possible, client := EndpointClient(*found, kept_at))
             return client
         error = NoClientForModel(
             f"{model}: none of {len(possible)} endpoints has it; the first one says: {said[0]}"
         )
-        error.lasting = any(isinstance(one, Unreachable | TimedOut) for one in said)
+        error.lasting = any(isinstance(one, ConnectionFailed | RequestTimeout) for one in said)
         return error
 
 
-PLACES = Places()
+ENDPOINT_INDEX = EndpointIndex()
 """Of this process."""
 
 
-def checked_pairs(pairs: Any) -> list[Pair]:
+def validate_pairs(pairs: Any) -> list[EndpointPair]:
     """`Config.url_key_pairs` as set by somebody.
 
     Raises:
@@ -185,25 +185,25 @@ def checked_pairs(pairs: Any) -> list[Pair]:
     """
     form = "a list of (base_url, key, name of the key's variable)"
     if not isinstance(pairs, Iterable) or isinstance(pairs, str):
-        raise WrongValue(f"Config.url_key_pairs: has to be {form}")
+        raise InvalidArgument(f"Config.url_key_pairs: has to be {form}")
     found = []
     for number, pair in enumerate(pairs):
         texts = isinstance(pair, tuple | list) and all(isinstance(part, str) for part in pair)
         if not texts or len(pair) not in (2, 3):
-            raise WrongValue(f"Config.url_key_pairs[{number}]: has to be one of {form}")
+            raise InvalidArgument(f"Config.url_key_pairs[{number}]: has to be one of {form}")
         found.append((pair[0], pair[1], pair[2] if len(pair) == 3 else f"KEY_{number}"))
     return found
 
 
-def _probe(model: str, pair: Pair) -> UserError | None:
+def _probe_endpoint(model: str, pair: EndpointPair) -> UserError | None:
     """Why an endpoint does not have a model; `None` if it has."""
     from swarm.compare.adapter import ModelAdapter
 
     params = dict(ModelAdapter.test_request_params(model))
     timeout = params.pop("timeout", None)
     try:
-        client = KeyedClient(model, Client(*pair), PATIENCE)
-        [said] = client.attempt(
+        client = KeyedClient(model, EndpointClient(*pair), PROBE_LIMITS)
+        [said] = client.run_each_call(
             [Call(params, timeout=timeout)], lambda n, content, s: content["choices"]
         )
     except UserError as error:
@@ -211,8 +211,8 @@ def _probe(model: str, pair: Pair) -> UserError | None:
     return said if isinstance(said, UserError) else None
 
 
-def _tell(pair: Pair, error: UserError) -> None:
-    if Settings.verbose:
+def _report_probe(pair: EndpointPair, error: UserError) -> None:
+    if CompareSettings.verbose:
         print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
 
 
@@ -221,7 +221,7 @@ def _host(url: str | None) -> str:
     return urlsplit(url or "").netloc
 
 
-def _nobody(pairs: list[Pair]) -> str:
+def _no_endpoint_message(pairs: list[EndpointPair]) -> str:
     """Why no endpoint can have a model."""
     if pairs:
         hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
@@ -230,6 +230,6 @@ def _nobody(pairs: list[Pair]) -> str:
             "PROVIDER/MODEL, or add an endpoint to Config.url_key_pairs"
         )
     return (
-        f"nothing says where this model is: set one of {', '.join(ENDPOINTS)}, or "
+        f"nothing says where this model is: set one of {', '.join(ENDPOINT_URLS)}, or "
         "Config.url_key_pairs; or name the place, as in local/rooms, ollama/NAME or PROVIDER/MODEL"
     )

@@ -4,11 +4,11 @@ import sys
 import threading
 from collections.abc import Callable
 
-FIRST, NEXT = 0.5, 0.2
+SHOW_AFTER_S, REFRESH_EVERY_S = 0.5, 0.2
 """Seconds until the bar is shown, and between two looks at the counts."""
 
 
-class Progress:
+class SamplingProgressBar:
     """Shows how many answers have come, as a context.
 
     Args:
@@ -24,9 +24,9 @@ class Progress:
         self.shown = not silent and (sys.stderr.isatty() or "ipykernel" in sys.modules)
         self._ended = threading.Event()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "SamplingProgressBar":
         if self.shown:
-            self._thread = threading.Thread(target=self._show, daemon=True)
+            self._thread = threading.Thread(target=self._update_bar, daemon=True)
             self._thread.start()
         return self
 
@@ -35,8 +35,8 @@ class Progress:
         if self.shown:
             self._thread.join()
 
-    def _show(self) -> None:
-        if self._ended.wait(FIRST):
+    def _update_bar(self) -> None:
+        if self._ended.wait(SHOW_AFTER_S):
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -48,7 +48,7 @@ class Progress:
         with Bar(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task(self.title, failures="")
             while True:
-                ended = self._ended.wait(NEXT)
+                ended = self._ended.wait(REFRESH_EVERY_S)
                 came, wanted, failed = self.count()
                 told = f"{failed} failed" if failed else ""
                 bar.update(task, completed=came, total=wanted, failures=told)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 from swarm.compare.asking import Script
-from swarm.compare.asking.course import Course
-from swarm.compare.asking.progress import Progress
-from swarm.compare.errors import WrongValue
-from swarm.models.background import line
+from swarm.compare.asking.course import Scheduler
+from swarm.compare.asking.progress import SamplingProgressBar
+from swarm.compare.errors import InvalidArgument
+from swarm.models.background import shared_event_loop
 
 T = TypeVar("T")
 
 
-def run(
+def run_scripts(
     scripts: Iterable[Script[T]], title: str = "", before: Callable[[], None] | None = None
 ) -> list[T]:
     """What all scripts come to, in their order.
@@ -30,26 +30,26 @@ def run(
         UserError: A setting is wrong. What a model fails in is sent to its scripts instead.
     """
     found: dict[int, T] = {}
-    course = outside(Course(list(scripts), found.__setitem__, before=before))
+    course = check_not_nested(Scheduler(list(scripts), found.__setitem__, before=before))
     try:
-        with Progress(title, course.count):
-            line().run(course.all())
+        with SamplingProgressBar(title, course.count_progress):
+            shared_event_loop().run(course.run_all())
     except KeyboardInterrupt:
-        came, wanted, _ = course.count()
+        came, wanted, _ = course.count_progress()
         said = f"interrupted: {came} of {wanted} answers came, and are kept; the same again goes on"
         print(said, file=sys.stderr)
         raise
     return [found[number] for number in range(len(found))]
 
 
-def outside(course: Course[T]) -> Course[T]:
+def check_not_nested(course: Scheduler[T]) -> Scheduler[T]:
     """The same, unless this is called by what it would have to wait for.
 
     Raises:
         WrongValue: It is: a handler of `ModelAdapter` asks models.
     """
-    if asyncio._get_running_loop() is line()._loop:
-        raise WrongValue("what a ModelAdapter calls cannot ask models itself, nor wait for them")
+    if asyncio._get_running_loop() is shared_event_loop()._loop:
+        raise InvalidArgument("what a ModelAdapter calls cannot ask models itself, nor wait for them")
     return course
 
 
@@ -69,12 +69,12 @@ def as_completed(
         UserError: As `run`.
     """
     told: list[Callable[[tuple[int, T]], None]] = []
-    whole = Course(list(scripts), lambda number, result: told[0]((number, result)), workers)
-    course = outside(whole)
+    whole = Scheduler(list(scripts), lambda number, result: told[0]((number, result)), workers)
+    course = check_not_nested(whole)
 
-    def work(emit: Callable[[tuple[int, T]], None]) -> Coroutine[Any, Any, None]:
+    def start_scheduler(emit: Callable[[tuple[int, T]], None]) -> Coroutine[Any, Any, None]:
         told.append(emit)
-        return course.all()
+        return course.run_all()
 
-    with Progress(title, course.count, silent):
-        yield from line().pieces(work)
+    with SamplingProgressBar(title, course.count_progress, silent):
+        yield from shared_event_loop().stream_items(start_scheduler)

@@ -3,39 +3,39 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from swarm.compare.asking import Asked
-from swarm.compare.settings import Settings
+from swarm.compare.asking import ModelCall
+from swarm.compare.settings import CompareSettings
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request, attempt
-from swarm.models.as_json import completion_of
-from swarm.models.cache import Cache, key_of, sample_key
-from swarm.models.cached import Cached
-from swarm.models.chat import chat_url, over
+from swarm.models import Completion, Message, Request, generate_each
+from swarm.models.as_json import completion_from_json
+from swarm.models.cache import Cache, make_cache_key, make_sample_key
+from swarm.models.cached import CachedModel
+from swarm.models.chat import chat_url, override_fields
 from swarm.models.openai import OpenAI
 
-LONGEST = 1024
+DEFAULT_MAX_NEW_TOKENS = 1024
 """New tokens of a model on this machine where the parameters name no number."""
 
-AT_ONCE = 32
+BATCH_SIZE = 32
 """Requests in one batch for a model that is asked in batches."""
 
-SAMPLES_AT_ONCE = 128
+MAX_SAMPLES_PER_REQUEST = 128
 """Samples of a request that one may ask for by the field `n`: as many as OpenAI's API allows."""
 
-PLAIN = {"model", "timeout", "messages", "max_tokens", "max_completion_tokens", "temperature",
+COMMON_PARAMS = {"model", "timeout", "messages", "max_tokens", "max_completion_tokens", "temperature",
          "seed", "stop", "logprobs", "top_logprobs"}  # fmt: skip
 """Parameters that every model understands."""
 
-FIRST = 10**10
+SAMPLE_KEY_OFFSET = 10**10
 """Is added to samples' numbers in keys, so that the keys' order is theirs."""
 
-DIGITS = len(str(FIRST))
+SAMPLE_KEY_DIGITS = len(str(SAMPLE_KEY_OFFSET))
 
-ELSEWHERE = ("extra_headers", "extra_query")
+UNSUPPORTED_SDK_PARAMS = ("extra_headers", "extra_query")
 """What the openai package sends beside the body."""
 
 
-class Source(Protocol):
+class Backend(Protocol):
     """Where answers are from.
 
     Attributes:
@@ -52,7 +52,7 @@ class Source(Protocol):
     batches: int
     met: bool
 
-    def request(self, asked: Asked) -> Request:
+    def build_request(self, asked: ModelCall) -> Request:
         """What is asked, as a request for sample 0.
 
         Raises:
@@ -60,7 +60,7 @@ class Source(Protocol):
         """
         ...
 
-    def key(self, asked: Asked) -> tuple[str, bool]:
+    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
         """What the keys of all its answers are made of, and whether all samples are the same.
 
         Raises:
@@ -68,15 +68,15 @@ class Source(Protocol):
         """
         ...
 
-    def key_of_sample(self, key: str, sample: int) -> str:
+    def sample_key(self, key: str, sample: int) -> str:
         """Under which an answer is kept."""
         ...
 
-    def kept_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+    def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
         """What is kept of so many samples of one request, by their numbers."""
         ...
 
-    def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
+    def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
         """The answers that are kept of these keys, none of which is there twice.
 
         Raises:
@@ -85,7 +85,7 @@ class Source(Protocol):
         ...
 
 
-class Endpoint:
+class EndpointBackend:
     """A model behind a chat endpoint, asked one by one.
 
     Args:
@@ -100,15 +100,15 @@ class Endpoint:
         self.url = chat_url(kept_at) if kept_at else model.client.url
         self.model, self.cache, self.label = model, model.cache, str(model.model)
         self.batches, self.met = model.client.limits.concurrency, False
-        self.samples_at_once = SAMPLES_AT_ONCE
+        self.samples_at_once = MAX_SAMPLES_PER_REQUEST
 
-    def request(self, asked: Asked) -> Request:
+    def build_request(self, asked: ModelCall) -> Request:
         """The parameters as they are, whatever they are."""
-        body, timeout = self._body(asked)
+        body, timeout = self._request_body(asked)
         # Config's own is that of one attempt, and lies in the limits.
-        return Request((), body=body, timeout=None if timeout == Settings.timeout else timeout)
+        return Request((), body=body, timeout=None if timeout == CompareSettings.timeout else timeout)
 
-    def _body(self, asked: Asked) -> tuple[dict[str, Any], float | None]:
+    def _request_body(self, asked: ModelCall) -> tuple[dict[str, Any], float | None]:
         field = self.model.tokens_field
         body = {**asked.api_kwargs}
         timeout = body.pop("timeout", None)
@@ -118,68 +118,68 @@ class Endpoint:
             body[field] = body.pop("max_tokens")
         else:
             body.setdefault(field, None)
-        if other := next((key for key in ELSEWHERE if body.pop(key, None)), None):
+        if other := next((key for key in UNSUPPORTED_SDK_PARAMS if body.pop(key, None)), None):
             raise UserError(f"{asked.model}: {other} is not sent; leave it out")
         body |= body.pop("extra_body", None) or {}
         return body, timeout
 
-    def key(self, asked: Asked) -> tuple[str, bool]:
+    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
         """The endpoint is a part of it: the same name elsewhere is another model.
 
         Endpoints answer differently even with a temperature of 0.
         """
-        body = over({"messages": [], **self.model.fixed}, self._body(asked)[0])
+        body = override_fields({"messages": [], **self.model.fixed}, self._request_body(asked)[0])
         try:
-            return key_of("chat", self.url, body), False
+            return make_cache_key("chat", self.url, body), False
         except TypeError as error:
             raise UserError(f"{self.label}: what is asked is no JSON: {error}") from None
 
-    def key_of_sample(self, key: str, sample: int) -> str:
+    def sample_key(self, key: str, sample: int) -> str:
         """Beside each other in the file, so that they are found together."""
-        return f"{key}:{FIRST + sample}"
+        return f"{key}:{SAMPLE_KEY_OFFSET + sample}"
 
-    def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
+    def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
         """See `Source.kept`."""
         found = self.cache.get(keys)
         return dict(zip(found, self.again(found.values()), strict=True))
 
-    def kept_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+    def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
         """See `Source.kept_samples`; they lie beside each other in the file."""
-        ends = (self.key_of_sample(key, sample) for sample in (first, first + count - 1))
-        found = self.cache.between(*ends)
-        numbers = [int(one[-DIGITS:]) - FIRST for one in found]
+        ends = (self.sample_key(key, sample) for sample in (first, first + count - 1))
+        found = self.cache.get_range(*ends)
+        numbers = [int(one[-SAMPLE_KEY_DIGITS:]) - SAMPLE_KEY_OFFSET for one in found]
         return dict(zip(numbers, self.again(found.values()), strict=True))
 
     def again(self, answers: Collection[Any]) -> list[Completion]:
         """Kept answers, counted in the model's totals."""
         self.model.totals.cached += len(answers)
-        completion = self.model.completion
+        completion = self.model.build_completion
         return [completion(answer, cached=True) for answer in answers]
 
 
-class Batches:
+class BatchBackend:
     """Any other model, asked for many answers at once, in a thread."""
 
-    at_once = AT_ONCE
+    at_once = BATCH_SIZE
     batches = 4
     met = True
 
-    def __init__(self, model: Cached) -> None:
+    def __init__(self, model: CachedModel) -> None:
         self.model, self.cache, self.label = model, model.cache, model.label
 
-    def request(self, asked: Asked) -> Request:
+    def build_request(self, asked: ModelCall) -> Request:
         """The parameters, as far as all models understand them."""
         told = asked.api_kwargs
-        if strange := sorted(key for key in told if key not in PLAIN and told[key] is not None):
+        if strange := sorted(key for key in told if key not in COMMON_PARAMS and told[key] is not None):
             raise UserError(
                 f"{asked.model}: it takes no {strange[0]}; ModelAdapter.register can leave it out "
                 "for this model"
             )
         top = told.get("top_logprobs") or -1 if told.get("logprobs") else 0
         stop = told.get("stop") or ()
-        longest = told.get("max_tokens") or told.get("max_completion_tokens") or LONGEST
+        longest = told.get("max_tokens") or told.get("max_completion_tokens") or DEFAULT_MAX_NEW_TOKENS
         return Request(
-            tuple(_turn(asked.model, turn) for turn in told["messages"]),
+            tuple(_parse_message(asked.model, turn) for turn in told["messages"]),
             max_new_tokens=longest,
             temperature=told.get("temperature"),
             seed=told.get("seed"),
@@ -187,35 +187,35 @@ class Batches:
             top_logprobs=top,
         )
 
-    def key(self, asked: Asked) -> tuple[str, bool]:
+    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
         """See `swarm.models.cached.Cached.key`; greedy answers are one."""
-        request = self.request(asked)
-        return self.model.key(request), request.temperature == 0
+        request = self.build_request(asked)
+        return self.model.request_key(request), request.temperature == 0
 
-    def key_of_sample(self, key: str, sample: int) -> str:
+    def sample_key(self, key: str, sample: int) -> str:
         """See `swarm.models.cached.Cached`."""
-        return sample_key(key, sample)
+        return make_sample_key(key, sample)
 
-    def kept(self, keys: Sequence[str]) -> dict[str, Completion]:
+    def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
         """See `Source.kept`."""
         found = self.cache.get(keys)
-        return {key: completion_of({**value, "cached": True}) for key, value in found.items()}
+        return {key: completion_from_json({**value, "cached": True}) for key, value in found.items()}
 
-    def kept_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+    def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
         """See `Source.kept_samples`."""
-        keys = [sample_key(key, sample) for sample in range(first, first + count)]
-        found = self.kept(keys)
+        keys = [make_sample_key(key, sample) for sample in range(first, first + count)]
+        found = self.get_cached(keys)
         return {first + n: found[one] for n, one in enumerate(keys) if one in found}
 
-    def heard(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """What each comes to; whatever a model of one's own raises ends no other model's."""
         try:
-            return attempt(self.model, requests)
+            return generate_each(self.model, requests)
         except (Exception, SystemExit) as error:
             return [UserError(f"{self.label}: {type(error).__name__}: {error}")] * len(requests)
 
 
-def _turn(model: str, turn: Mapping[str, Any]) -> Message:
+def _parse_message(model: str, turn: Mapping[str, Any]) -> Message:
     content = turn.get("content")
     if not isinstance(content, str):
         raise UserError(f"{model}: it reads text alone, and a message's content is none")

@@ -5,20 +5,20 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.compare.asking import Asked, Script, Want
-from swarm.compare.asking.finding import places
-from swarm.compare.asking.sources import Source
+from swarm.compare.asking import ModelCall, Script, SampleRequest
+from swarm.compare.asking.finding import get_endpoint_index
+from swarm.compare.asking.sources import Backend
 from swarm.errors import UserError
 from swarm.models import Request
-from swarm.models.failures import RequestError, Unreachable
-from swarm.models.one_by_one import Ask
+from swarm.models.failures import RequestError, ConnectionFailed
+from swarm.models.one_by_one import GenerateSamples
 
-ENOUGH = 3
+MAX_FAILURES_IN_ROW = 3
 """Failures in a row, without an answer meanwhile, after which a model is asked nothing more."""
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingScript:
     """A script that waits for what it wanted.
 
     Attributes:
@@ -35,12 +35,12 @@ class Waiting:
     again: bool = False
 
 
-Wanted = tuple[Want, Waiting, int]
+QueuedSample = tuple[SampleRequest, WaitingScript, int]
 """A want, who wants it, and its place among that one's wants."""
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedCall:
     """What is asked of a model that was found; all samples of it have one of these.
 
     Attributes:
@@ -52,8 +52,8 @@ class Prepared:
         request: For sample 0; `None` until it is needed.
     """
 
-    asked: Asked
-    place: "Place"
+    asked: ModelCall
+    place: "ModelQueue"
     error: UserError | None = None
     key: str = ""
     one: bool = False
@@ -61,7 +61,7 @@ class Prepared:
 
 
 @dataclass
-class Place:
+class ModelQueue:
     """One model in a run.
 
     Attributes:
@@ -77,30 +77,30 @@ class Place:
     """
 
     name: str
-    source: Source | None = None
-    parked: list[Wanted] = field(default_factory=list)
+    source: Backend | None = None
+    parked: list[QueuedSample] = field(default_factory=list)
     queue: deque[tuple[str, Request, int]] = field(default_factory=deque)
-    ask: Ask | None = None
+    ask: GenerateSamples | None = None
     under_way: int = 0
     last: float = 0.0
     failures: int = 0
     error: UserError | None = None
 
-    def ready(self) -> bool:
+    def can_start(self) -> bool:
         """Whether something may be asked now; of an endpoint one thing until it has answered."""
         if not self.queue:
             return False
         assert self.source
         return self.under_way < (self.source.batches if self.source.met else 1)
 
-    def answered(self) -> None:
+    def record_success(self) -> None:
         """It has answered."""
         assert self.source
         if not self.source.met:
-            places().answered(self.name)
+            get_endpoint_index().mark_confirmed(self.name)
         self.source.met, self.last, self.failures = self.error is None, time.monotonic(), 0
 
-    def failed(self, error: UserError, began: float) -> None:
+    def record_failure(self, error: UserError, began: float) -> None:
         """A request that began then has failed for good; perhaps all others would."""
         self.failures += 1
         if not isinstance(error, RequestError):
@@ -108,11 +108,11 @@ class Place:
         if self.source and not error.passing:
             # It is there. One that is overloaded at the beginning is not pressed harder.
             self.source.met = True
-        nobody = isinstance(error, Unreachable) and not self.last
-        hopeless = self.failures >= ENOUGH or nobody
+        nobody = isinstance(error, ConnectionFailed) and not self.last
+        hopeless = self.failures >= MAX_FAILURES_IN_ROW or nobody
         if error.general or (error.passing and self.last < began and hopeless):
             self.error = error
             if self.source:
                 self.source.met = False  # the next run begins with a single request
             # Perhaps another endpoint has it, or another key may ask for it: looked for next time.
-            places().gone(self.name)
+            get_endpoint_index().mark_missing(self.name)

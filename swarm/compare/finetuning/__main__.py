@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from swarm.compare.finetuning.commands import add_parsers
 from swarm.errors import UserError
 from swarm.examples import RaisingParser
-from swarm.printing import harmless
+from swarm.printing import escape_control_chars
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = parser.parse_args(arguments)
         return given.handler(given) or 0
     except UserError as error:
-        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)

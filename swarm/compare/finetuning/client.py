@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from swarm.models.address import proxy_for
-from swarm.models.asking import Asking, Call
-from swarm.models.background import line
-from swarm.models.failures import NotAgreed
-from swarm.models.pace import Limits, Turns
-from swarm.models.post import Post
+from swarm.models.asking import RetryingClient, Call
+from swarm.models.background import shared_event_loop
+from swarm.models.failures import MalformedResponse
+from swarm.models.pace import Limits, RateLimiter
+from swarm.models.post import HttpTransport
 
-UPLOADED = 100_000
+MIN_UPLOAD_BYTES_PER_S = 100_000
 """Bytes a second that an upload is waited for at least."""
 
-PAGE, PAGES = 100, 10
+PAGE_SIZE, MAX_PAGES = 100, 10
 """Jobs in a page of the list, and the most pages that are read."""
 
 
-class Ask(NamedTuple):
+class ApiRequest(NamedTuple):
     """One request: JSON, or a file as a form."""
 
     method: str
@@ -30,10 +30,10 @@ class Ask(NamedTuple):
     file: tuple[str, bytes] | None = None
 
 
-class Exchange(Post):
+class FinetuningTransport(HttpTransport):
     """Sends any kind of request; what comes back is treated as that of a model."""
 
-    def _sent(self, body: Ask) -> Any:
+    def _send(self, body: ApiRequest) -> Any:
         import aiohttp
 
         form = None
@@ -49,7 +49,7 @@ class Exchange(Post):
         )  # fmt: skip
 
 
-class Client:
+class FinetuningClient:
     """A fine-tuning API by its URL and a key.
 
     Args:
@@ -64,43 +64,43 @@ class Client:
         self.limits = Limits(timeout=timeout, connect_timeout=min(10.0, timeout))
 
     @property
-    def who(self) -> str:
+    def display_name(self) -> str:
         """The server, as messages call it."""
         return f"the fine-tuning API ({self.url})"
 
-    def upload(self, name: str, data: bytes) -> str:
+    def upload_file(self, name: str, data: bytes) -> str:
         """Send a training file; gives its id.
 
         Raises:
             RequestError: The server does not take it, or is not there.
         """
-        more = len(data) / UPLOADED
-        told = self._ask(Ask("POST", "files", file=(name, data)), _with("id"), more=more)
+        more = len(data) / MIN_UPLOAD_BYTES_PER_S
+        told = self._request(ApiRequest("POST", "files", file=(name, data)), _object_reader("id"), more=more)
         return str(told["id"])
 
-    def file(self, id: str) -> Any:
+    def get_file(self, id: str) -> Any:
         """What the server knows of a file; see `upload` for errors."""
-        return self._ask(Ask("GET", f"files/{quote(id)}"), _with("id"))
+        return self._request(ApiRequest("GET", f"files/{quote(id)}"), _object_reader("id"))
 
-    def create(self, body: dict[str, Any]) -> Any:
+    def create_job(self, body: dict[str, Any]) -> Any:
         """Make a job; asked once, as a lost answer does not say that there is none.
 
         Raises:
             RequestError: Where it is `passing`, there may be a job nevertheless; not where the
                 server limits the rate.
         """
-        return self._ask(Ask("POST", "fine_tuning/jobs", body), _with("id", "status"), retries=0)
+        return self._request(ApiRequest("POST", "fine_tuning/jobs", body), _object_reader("id", "status"), retries=0)
 
-    def job(self, id: str) -> Any:
+    def get_job(self, id: str) -> Any:
         """What the server knows of a job; see `upload` for errors."""
-        return self._ask(Ask("GET", f"fine_tuning/jobs/{id}"), _with("id", "status"))
+        return self._request(ApiRequest("GET", f"fine_tuning/jobs/{id}"), _object_reader("id", "status"))
 
-    def jobs(self, since: float) -> list[Any]:
+    def list_jobs(self, since: float) -> list[Any]:
         """The jobs that were made since then, the latest first; see `upload` for errors."""
         found: list[Any] = []
-        query = {"limit": str(PAGE)}
-        for _ in range(PAGES):
-            told = self._ask(Ask("GET", "fine_tuning/jobs", query=dict(query)), _with("data"))
+        query = {"limit": str(PAGE_SIZE)}
+        for _ in range(MAX_PAGES):
+            told = self._request(ApiRequest("GET", "fine_tuning/jobs", query=dict(query)), _object_reader("data"))
             page = [one for one in told["data"] if isinstance(one, dict)]
             found += [one for one in page if (one.get("created_at") or since) >= since]
             over = not page or (page[-1].get("created_at") or since) < since
@@ -109,27 +109,27 @@ class Client:
             query["after"] = str(page[-1].get("id"))
         return found
 
-    def checkpoints(self, id: str) -> list[Any]:
+    def list_checkpoints(self, id: str) -> list[Any]:
         """A job's kept steps; see `upload` for errors."""
-        return self._listed(f"fine_tuning/jobs/{id}/checkpoints")
+        return self._list_objects(f"fine_tuning/jobs/{id}/checkpoints")
 
-    def events(self, id: str) -> list[Any]:
+    def list_events(self, id: str) -> list[Any]:
         """What has happened to a job, the latest first; see `upload` for errors."""
-        return self._listed(f"fine_tuning/jobs/{id}/events", limit="20")
+        return self._list_objects(f"fine_tuning/jobs/{id}/events", limit="20")
 
-    def cancel(self, id: str) -> Any:
+    def cancel_job(self, id: str) -> Any:
         """End a job; see `upload` for errors."""
-        return self._ask(Ask("POST", f"fine_tuning/jobs/{id}/cancel"), _with("id", "status"))
+        return self._request(ApiRequest("POST", f"fine_tuning/jobs/{id}/cancel"), _object_reader("id", "status"))
 
-    def delete(self, model: str) -> None:
+    def delete_model(self, model: str) -> None:
         """Remove a fine-tuned model for good; see `upload` for errors."""
-        self._ask(Ask("DELETE", f"models/{quote(model, safe=':')}"), _with())
+        self._request(ApiRequest("DELETE", f"models/{quote(model, safe=':')}"), _object_reader())
 
-    def _listed(self, path: str, **query: str) -> list[Any]:
-        told = self._ask(Ask("GET", path, query=query), _with("data"))
+    def _list_objects(self, path: str, **query: str) -> list[Any]:
+        told = self._request(ApiRequest("GET", path, query=query), _object_reader("data"))
         return [one for one in told["data"] if isinstance(one, dict)]
 
-    def _ask(self, ask: Ask, read: Callable[..., Any], retries: int = 3, more: float = 0.0) -> Any:
+    def _request(self, ask: ApiRequest, read: Callable[..., Any], retries: int = 3, more: float = 0.0) -> Any:
         limits = Limits(
             timeout=self.limits.timeout + more,
             retries=retries,
@@ -137,9 +137,9 @@ class Client:
             # What is sent once alone may meet a limit of the day, which the manager waits for.
             rate_limit_timeout=self.limits.rate_limit_timeout if retries else 0.0,
         )
-        return line().run(self._asked(ask, read, limits))
+        return shared_event_loop().run(self._send_request(ask, read, limits))
 
-    async def _asked(self, ask: Ask, read: Callable[..., Any], limits: Limits) -> Any:
+    async def _send_request(self, ask: ApiRequest, read: Callable[..., Any], limits: Limits) -> Any:
         import aiohttp
 
         wait = aiohttp.ClientTimeout(total=limits.timeout, sock_connect=limits.connect_timeout)
@@ -147,35 +147,35 @@ class Client:
             headers={"Authorization": f"Bearer {self._key}"}, timeout=wait,
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:  # fmt: skip
-            exchange = Exchange(
-                session, self.who, self.url, proxy_for(self.url), self._key,
+            exchange = FinetuningTransport(
+                session, self.display_name, self.url, proxy_for(self.url), self._key,
                 self.variable or "api_key", limits,
             )  # fmt: skip
-            asking: Asking[Any] = Asking(self.who, Turns(limits), read, None)
+            asking: RetryingClient[Any] = RetryingClient(self.display_name, RateLimiter(limits), read, None)
             return await asking(exchange, 0, Call(ask, timeout=limits.timeout))
 
 
-def _with(*keys: str) -> Callable[[int, Any, float], Any]:
+def _object_reader(*keys: str) -> Callable[[int, Any, float], Any]:
     """Reads an object that has these keys, whose values are as agreed."""
 
-    def read(number: int, told: Any, seconds: float) -> Any:
+    def check_object(number: int, told: Any, seconds: float) -> Any:
         if not isinstance(told, dict):
-            raise NotAgreed("it is no object")
+            raise MalformedResponse("it is no object")
         for key in keys:
             if not isinstance(told.get(key), list if key == "data" else str):
-                raise NotAgreed(f"it has no {key!r}")
+                raise MalformedResponse(f"it has no {key!r}")
         return told
 
-    return read
+    return check_object
 
 
-def duration(seconds: float) -> str:
+def format_wait(seconds: float) -> str:
     """A time to wait, in words."""
     minutes = max(0, round(seconds / 60))
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-def clock(at: float) -> str:
+def format_time(at: float) -> str:
     """A moment, short."""
     return time.strftime("%H:%M" if at - time.time() < 43200 else "%Y-%m-%d %H:%M",
                          time.localtime(at))  # fmt: skip

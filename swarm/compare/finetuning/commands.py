@@ -5,56 +5,56 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.finetuning.cost import cost as cost_of
-from swarm.compare.finetuning.listing import COLUMNS, OF_JOB
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.finetuning.cost import estimate_cost as cost_of
+from swarm.compare.finetuning.listing import MODEL_COLUMNS, JOB_COLUMNS
 from swarm.compare.finetuning.manager import FinetuningManager
-from swarm.compare.finetuning.params import OPENAI, LocalTrainingParams, OpenaiTrainingParams
+from swarm.compare.finetuning.params import OPENAI_BASE_URL, LocalTrainingParams, OpenaiTrainingParams
 from swarm.errors import UserError
 
 DATA_DIR = "llmcomp_models"
 
-SHORT = ("model", "base_model", "suffix", "file_name", "epochs", "seed")
+MODEL_COLUMNS_SHOWN = ("model", "base_model", "suffix", "file_name", "epochs", "seed")
 """Columns of models that fit on a screen."""
 
-OF_LIST = ("id", "state", "suffix", "base_model", "file_name", "created", "model", "error")
+JOB_COLUMNS_SHOWN = ("id", "state", "suffix", "base_model", "file_name", "created", "model", "error")
 
 
-def update(data_dir: str = DATA_DIR) -> None:
+def update_jobs(data_dir: str = DATA_DIR) -> None:
     """Ask about all jobs that are not over, and print how they are."""
     FinetuningManager(data_dir).update_jobs()
 
 
-def validate(file: str, least: int | None = None) -> bool:
+def validate_file(file: str, least: int | None = None) -> bool:
     """Print what is wrong with a training file; gives whether it is valid."""
     result = FinetuningManager().openai_validate_file(file, min_examples=least)
     print(f"{file}: {result}")
     return result.valid
 
 
-def cost(file: str, prices: Mapping[str, float] | None = None, epochs: int = 1) -> None:
+def print_cost(file: str, prices: Mapping[str, float] | None = None, epochs: int = 1) -> None:
     """Print how many tokens a file has, and what they cost."""
     print(f"{file}: {cost_of(file, prices, epochs)}")
 
 
-def models(data_dir: str = DATA_DIR, **filters: Any) -> None:
+def print_models(data_dir: str = DATA_DIR, **filters: Any) -> None:
     """Print the models there are."""
-    _show(FinetuningManager(data_dir).get_models(**filters)[list(SHORT)], "models", data_dir)
+    _print_frame(FinetuningManager(data_dir).get_models(**filters)[list(MODEL_COLUMNS_SHOWN)], "models", data_dir)
 
 
-def jobs(data_dir: str = DATA_DIR, **filters: Any) -> None:
+def print_jobs(data_dir: str = DATA_DIR, **filters: Any) -> None:
     """Print the jobs there are."""
-    _show(FinetuningManager(data_dir).get_jobs(**filters)[list(OF_LIST)], "jobs", data_dir)
+    _print_frame(FinetuningManager(data_dir).get_jobs(**filters)[list(JOB_COLUMNS_SHOWN)], "jobs", data_dir)
 
 
-def _show(frame: Any, what: str, data_dir: str) -> None:
+def _print_frame(frame: Any, what: str, data_dir: str) -> None:
     if frame.empty:
         print(f"{data_dir}: no {what}")
         return
     print(frame.to_string(index=False, na_rep="-", max_colwidth=80))
 
 
-def create(given: argparse.Namespace) -> bool:
+def create_job(given: argparse.Namespace) -> bool:
     """Create the job that the command line describes; gives whether the files were valid.
 
     Raises:
@@ -71,7 +71,7 @@ def create(given: argparse.Namespace) -> bool:
         )
     else:
         if not given.base_model:
-            raise WrongValue("--base-model: which model is to be tuned; --local tunes one here")
+            raise InvalidArgument("--base-model: which model is to be tuned; --local tunes one here")
         key = os.environ.get(given.api_key_env, "")
         if not key.strip():
             raise UserError(f"the environment variable {given.api_key_env} holds no key; put it "
@@ -92,52 +92,52 @@ def add_parsers(subparsers: Any) -> None:
         subparsers: What `ArgumentParser.add_subparsers` gives.
     """
 
-    def add(name: str, words: str, handler: Callable[[argparse.Namespace], int | None]) -> Any:
+    def add_command(name: str, words: str, handler: Callable[[argparse.Namespace], int | None]) -> Any:
         made = subparsers.add_parser(name, help=words, description=words)
         made.set_defaults(handler=handler)
         if name not in ("validate", "cost"):
             made.add_argument("--data-dir", default=DATA_DIR, help="folder of the database")
         return made
 
-    add("update", "ask about the jobs that are not over", lambda g: update(g.data_dir))
-    one = add("validate", "is a JSONL file fit for training", lambda g: 0 if validate(
+    add_command("update", "ask about the jobs that are not over", lambda g: update_jobs(g.data_dir))
+    one = add_command("validate", "is a JSONL file fit for training", lambda g: 0 if validate_file(
         g.file, g.min_examples) else 1)  # fmt: skip
     one.add_argument("file")
     one.add_argument("--min-examples", type=int, help="10 of a training file, by default")
-    one = add("cost", "tokens of a file and what they cost; asks no network",
-              lambda g: cost(g.file, dict(g.price) if g.price else None, g.epochs))  # fmt: skip
+    one = add_command("cost", "tokens of a file and what they cost; asks no network",
+              lambda g: print_cost(g.file, dict(g.price) if g.price else None, g.epochs))  # fmt: skip
     one.add_argument("file")
     one.add_argument("--epochs", type=int, default=1)
-    one.add_argument("--price", type=_price, action="append", metavar="MODEL=PRICE",
+    one.add_argument("--price", type=_parse_price, action="append", metavar="MODEL=PRICE",
                      help="of a million trained tokens; may be repeated")  # fmt: skip
-    for name, columns, show in (("models", COLUMNS, models), ("jobs", OF_JOB, jobs)):
-        one = add(name, f"list the {name}",
-                  _listing(show))  # fmt: skip
-        one.add_argument("filters", nargs="*", type=_filter, metavar="COLUMN=VALUE",
+    for name, columns, show in (("models", MODEL_COLUMNS, print_models), ("jobs", JOB_COLUMNS, print_jobs)):
+        one = add_command(name, f"list the {name}",
+                  _list_handler(show))  # fmt: skip
+        one.add_argument("filters", nargs="*", type=_parse_filter, metavar="COLUMN=VALUE",
                          help=f"columns: {', '.join(columns)}")  # fmt: skip
-    _add_create(add("create", "begin a fine-tuning", lambda g: 0 if create(g) else 1))
-    one = add("cancel", "end a job", lambda g: FinetuningManager(g.data_dir).cancel(g.id))
+    _add_create_options(add_command("create", "begin a fine-tuning", lambda g: 0 if create_job(g) else 1))
+    one = add_command("cancel", "end a job", lambda g: FinetuningManager(g.data_dir).cancel(g.id))
     one.add_argument("id", help="of the job, ours or the server's")
-    one = add("delete", "remove a model for good, or all models of a job",
+    one = add_command("delete", "remove a model for good, or all models of a job",
               lambda g: FinetuningManager(g.data_dir).delete(g.name))  # fmt: skip
     one.add_argument("name", help="of a model, or a job's id")
 
 
-def _add_create(one: argparse.ArgumentParser) -> None:
+def _add_create_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("file", help="JSONL of chats")
     one.add_argument(
         "--base-model", help="the server's name; with --local a folder or a hub's name"
     )
     one.add_argument("--suffix", help="part of the new model's name; that of the file by default")
     for name in ("--epochs", "--batch-size"):
-        one.add_argument(name, type=_auto_or(int), help='a whole number, or "auto" at a server')
+        one.add_argument(name, type=_parse_auto_or(int), help='a whole number, or "auto" at a server')
     one.add_argument("--seed", type=int)
     one.add_argument("--blocking", action="store_true", help="wait until it is over")
     server = one.add_argument_group("at a server")
     server.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="VARIABLE",
                         help="the environment variable with the key; OPENAI_API_KEY")  # fmt: skip
-    server.add_argument("--base-url", help=OPENAI)
-    server.add_argument("--lr-multiplier", type=_auto_or(float))
+    server.add_argument("--base-url", help=OPENAI_BASE_URL)
+    server.add_argument("--lr-multiplier", type=_parse_auto_or(float))
     server.add_argument("--validation-file", dest="validation_file_name")
     local = one.add_argument_group("on this machine")
     local.add_argument("--local", action="store_true", help="train a LoRA here")
@@ -146,20 +146,20 @@ def _add_create(one: argparse.ArgumentParser) -> None:
     local.add_argument("--expert-folder", help="where the expert is put; initial_experts")
 
 
-def _listing(show: Callable[..., None]) -> Callable[[argparse.Namespace], None]:
+def _list_handler(show: Callable[..., None]) -> Callable[[argparse.Namespace], None]:
     return lambda given: show(given.data_dir, **dict(given.filters))
 
 
-def _auto_or(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+def _parse_auto_or(kind: Callable[[str], Any]) -> Callable[[str], Any]:
     """Reads a number, or the word auto."""
 
-    def number(text: str) -> Any:
+    def parse_value(text: str) -> Any:
         return text if text == "auto" else kind(text)
 
-    return number
+    return parse_value
 
 
-def _price(text: str) -> tuple[str, float]:
+def _parse_price(text: str) -> tuple[str, float]:
     model, equals, price = text.rpartition("=")
     try:
         return model, float(price if equals else "")
@@ -167,7 +167,7 @@ def _price(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not MODEL=PRICE") from None
 
 
-def _filter(text: str) -> tuple[str, str]:
+def _parse_filter(text: str) -> tuple[str, str]:
     column, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not COLUMN=VALUE")

@@ -9,22 +9,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.finetuning.validation import content, lines_of
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.finetuning.validation import read_training_file, iter_lines
 
-PER_MESSAGE, PER_EXAMPLE = 4, 2
+TOKENS_PER_MESSAGE, TOKENS_PER_EXAMPLE = 4, 2
 """Tokens that OpenAI's chat format adds to a message, and to an example."""
 
-PER_TOKEN = 4
+CHARS_PER_TOKEN = 4
 """Characters in a token, roughly, of English."""
 
 ENCODING = "o200k_base"
-VOCABULARY = f"https://openaipublic.blob.core.windows.net/encodings/{ENCODING}.tiktoken"
+VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{ENCODING}.tiktoken"
 
-UNKNOWN = "  no price known: give that of a million tokens, --price MODEL=PRICE"
+NO_PRICE_NOTE = "  no price known: give that of a million tokens, --price MODEL=PRICE"
 
 
-class Cost(NamedTuple):
+class TrainingCost(NamedTuple):
     """What an epoch costs.
 
     Attributes:
@@ -39,23 +39,23 @@ class Cost(NamedTuple):
     epochs: int
     prices: Mapping[str, float]
 
-    def of(self, model: str) -> float:
+    def price_for(self, model: str) -> float:
         """What all epochs cost."""
         return self.tokens * self.epochs * self.prices[model] / 1e6
 
     def __str__(self) -> str:
-        how = f"by {ENCODING}" if self.exact else f"an estimate, {PER_TOKEN} characters a token"
+        how = f"by {ENCODING}" if self.exact else f"an estimate, {CHARS_PER_TOKEN} characters a token"
         lines = [f"{self.tokens:,} tokens an epoch ({how}); epochs: {self.epochs}"]
         width = max(map(len, self.prices), default=0)
-        lines += [f"  {model:<{width}}  {price:g} a million tokens: {self.of(model):,.2f}"
+        lines += [f"  {model:<{width}}  {price:g} a million tokens: {self.price_for(model):,.2f}"
                   for model, price in self.prices.items()]  # fmt: skip
-        return "\n".join(lines if self.prices else [*lines, UNKNOWN])
+        return "\n".join(lines if self.prices else [*lines, NO_PRICE_NOTE])
 
 
-def cost(
+def estimate_cost(
     file_name: str, prices: Mapping[str, float] | None = None, epochs: int = 1,
     count: Callable[[str], int] | None = None,
-) -> Cost:  # fmt: skip
+) -> TrainingCost:  # fmt: skip
     """What a training on a file costs.
 
     Args:
@@ -69,33 +69,33 @@ def cost(
         WrongValue: The file cannot be read, or a number is not allowed.
     """
     if type(epochs) is not int or epochs < 1:
-        raise WrongValue(f"epochs={epochs!r}: must be a whole number, 1 or more")
+        raise InvalidArgument(f"epochs={epochs!r}: must be a whole number, 1 or more")
     for model, price in (prices or {}).items():
         if type(price) not in (int, float) or not 0 <= price < math.inf:
-            raise WrongValue(f"prices: {model} costs {price!r}; must be a number, 0 or more")
-    exact = count or _tiktoken()
-    counted = exact or (lambda text: -(-len(text) // PER_TOKEN))
+            raise InvalidArgument(f"prices: {model} costs {price!r}; must be a number, 0 or more")
+    exact = count or _load_tiktoken()
+    counted = exact or (lambda text: -(-len(text) // CHARS_PER_TOKEN))
     total = 0
-    for _, line in lines_of(content(file_name)):
+    for _, line in iter_lines(read_training_file(file_name)):
         try:
             messages = json.loads(line)["messages"]
-            total += PER_EXAMPLE + sum(_tokens(message, counted) for message in messages)
+            total += TOKENS_PER_EXAMPLE + sum(_count_message_tokens(message, counted) for message in messages)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             continue
-    return Cost(total, exact is not None, epochs, prices or {})
+    return TrainingCost(total, exact is not None, epochs, prices or {})
 
 
-def _tokens(message: dict[str, Any], count: Callable[[str], int]) -> int:
+def _count_message_tokens(message: dict[str, Any], count: Callable[[str], int]) -> int:
     texts = [value for value in message.values() if isinstance(value, str)]
     if isinstance(parts := message.get("content"), list):
         texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
     if isinstance(calls := message.get("tool_calls"), list):
         texts += [json.dumps(call.get("function")) for call in calls]
     # A name takes the role's place in the format.
-    return PER_MESSAGE + sum(map(count, texts)) - ("name" in message)
+    return TOKENS_PER_MESSAGE + sum(map(count, texts)) - ("name" in message)
 
 
-def _tiktoken() -> Callable[[str], int] | None:
+def _load_tiktoken() -> Callable[[str], int] | None:
     """The tokeniser, if it is installed and need not download anything."""
     try:
         import tiktoken
@@ -104,7 +104,7 @@ def _tiktoken() -> Callable[[str], int] | None:
     # Where tiktoken keeps what it has downloaded; without a file there it would ask the network.
     own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     folder = Path(own or Path(tempfile.gettempdir()) / "data-gym-cache")
-    if not (folder / hashlib.sha1(VOCABULARY.encode()).hexdigest()).is_file():
+    if not (folder / hashlib.sha1(VOCABULARY_URL.encode()).hexdigest()).is_file():
         return None
     try:
         encoding = tiktoken.get_encoding(ENCODING)

@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.finetuning.validation import lines_of
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.finetuning.validation import iter_lines
 from swarm.models import Message
 
 
-class Example(NamedTuple):
+class ChatExample(NamedTuple):
     """An answer of the assistant's, and what was said before it.
 
     Attributes:
@@ -23,7 +23,7 @@ class Example(NamedTuple):
     answer: str
 
 
-def examples(data: bytes) -> list[Example]:
+def parse_examples(data: bytes) -> list[ChatExample]:
     """Every answer that is learnt: the assistant's messages whose weight is not 0.
 
     A chat with three answers gives three examples, each with all that was said before.
@@ -35,27 +35,27 @@ def examples(data: bytes) -> list[Example]:
         WrongValue: It holds what is no text: images, or calls of tools.
     """
     found = []
-    for line, text in lines_of(data):
+    for line, text in iter_lines(data):
         turns: list[Message] = []
         for message in json.loads(text)["messages"]:
-            role, words = message["role"], _text(line, message)
+            role, words = message["role"], _message_text(line, message)
             if role == "assistant" and message.get("weight", 1):
-                found.append(Example(line, tuple(turns), words))
+                found.append(ChatExample(line, tuple(turns), words))
             turns.append(Message(role, words))
     return found
 
 
-def _text(line: int, message: dict[str, Any]) -> str:
+def _message_text(line: int, message: dict[str, Any]) -> str:
     content = message.get("content")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if message["role"] == "tool" or message.get("tool_calls") or parts is None:
-        raise WrongValue(f"line {line}: tools cannot be trained on this machine; texts alone can")
+        raise InvalidArgument(f"line {line}: tools cannot be trained on this machine; texts alone can")
     if any(part.get("type") != "text" for part in parts):
-        raise WrongValue(f"line {line}: images cannot be trained on this machine; texts alone can")
+        raise InvalidArgument(f"line {line}: images cannot be trained on this machine; texts alone can")
     return "".join(part["text"] for part in parts)
 
 
-def pairs(found: Sequence[Example], tokenizer: Any, context: float) -> list[tuple[Any, Any]]:
+def tokenize_examples(found: Sequence[ChatExample], tokenizer: Any, context: float) -> list[tuple[Any, Any]]:
     """The token ids of each prompt, and of its answer with the token that ends it.
 
     Args:
@@ -67,9 +67,9 @@ def pairs(found: Sequence[Example], tokenizer: Any, context: float) -> list[tupl
     """
     made = []
     for example in found:
-        pair = _pair(example, tokenizer)
+        pair = _tokenize_example(example, tokenizer)
         if (length := len(pair[0]) + len(pair[1])) > context:
-            raise WrongValue(
+            raise InvalidArgument(
                 f"line {example.line}: {length} tokens, and the model can have {context:g}; "
                 "shorten it, or leave it out"
             )
@@ -77,25 +77,25 @@ def pairs(found: Sequence[Example], tokenizer: Any, context: float) -> list[tupl
     return made
 
 
-def _pair(example: Example, tokenizer: Any) -> tuple[list[int], list[int]]:
-    from swarm.engine.tokens import choice_ids, prompt_ids
+def _tokenize_example(example: ChatExample, tokenizer: Any) -> tuple[list[int], list[int]]:
+    from swarm.engine.tokens import encode_choice, encode_prompt
 
-    prompt, end = prompt_ids(tokenizer, example.turns), tokenizer.eos_token_id
-    whole = _written(tokenizer, (*example.turns, Message("assistant", example.answer)))
+    prompt, end = encode_prompt(tokenizer, example.turns), tokenizer.eos_token_id
+    whole = _apply_chat_template(tokenizer, (*example.turns, Message("assistant", example.answer)))
     if whole[: len(prompt)] == prompt and end in whole[len(prompt) :]:
         # What the template writes behind the end token would never be generated.
         last = len(whole) - whole[::-1].index(end)
         return prompt, whole[len(prompt) : last]
-    return prompt, [*choice_ids(tokenizer, example.turns, example.answer), end]
+    return prompt, [*encode_choice(tokenizer, example.turns, example.answer), end]
 
 
-def _written(tokenizer: Any, turns: Sequence[Message]) -> list[int]:
+def _apply_chat_template(tokenizer: Any, turns: Sequence[Message]) -> list[int]:
     """A whole chat as the template writes it; nothing where it refuses."""
     from jinja2 import TemplateError
 
-    from swarm.engine.tokens import folded
+    from swarm.engine.tokens import merge_system_turn
 
-    for tried in (turns, folded(turns)):
+    for tried in (turns, merge_system_turn(turns)):
         try:
             asked = [turn._asdict() for turn in tried]
             return list(tokenizer.apply_chat_template(asked, return_dict=True)["input_ids"])

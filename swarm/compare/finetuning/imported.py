@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swarm.compare.finetuning.params import OPENAI
-from swarm.compare.finetuning.store import Row, Store
+from swarm.compare.finetuning.params import OPENAI_BASE_URL
+from swarm.compare.finetuning.store import JobRow, JobStore
 
-FILES = ("jobs.jsonl", "files.jsonl", "models.csv")
+LLMCOMP_FILES = ("jobs.jsonl", "files.jsonl", "models.csv")
 
-KEPT = ("file_name", "base_model", "suffix", "file_id", "epochs", "batch_size", "file_md5", "seed",
+COPIED_FIELDS = ("file_name", "base_model", "suffix", "file_id", "epochs", "batch_size", "file_md5", "seed",
         "learning_rate_multiplier", "organization_id")  # fmt: skip
 
-NUMBERS = ("epochs", "batch_size", "seed", "learning_rate_multiplier", "learning_rate",
+NUMERIC_FIELDS = ("epochs", "batch_size", "seed", "learning_rate_multiplier", "learning_rate",
            "lora_rank", "checkpoint_step")  # fmt: skip
 
 
-def take_in(store: Store) -> int:
+def import_llmcomp_jobs(store: JobStore) -> int:
     """Take in jobs.jsonl, files.jsonl and models.csv of the database's folder, if they are there.
 
     What is there already stays as it is; files that have not changed are not read again. Lines that
@@ -28,32 +28,32 @@ def take_in(store: Store) -> int:
     Returns:
         How many jobs and models are new.
     """
-    paths = [path for name in FILES if (path := store.folder / name).is_file()]
+    paths = [path for name in LLMCOMP_FILES if (path := store.folder / name).is_file()]
     if not paths:
         return 0
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
-    if store.row("notes", digest):
+    if store.get_row("notes", digest):
         return 0
-    with store.held("importing"):
-        if store.row("notes", digest):
+    with store.hold_lock("importing"):
+        if store.get_row("notes", digest):
             return 0
-        jobs, new = {row.get("job") for row in store.rows("jobs")}, 0
-        for told in _lines(store.folder / "jobs.jsonl"):
+        jobs, new = {row.get("job") for row in store.list_rows("jobs")}, 0
+        for told in _read_records(store.folder / "jobs.jsonl"):
             if isinstance(told.get("id"), str) and told["id"] not in jobs:
-                store.add("jobs", _job(told))
+                store.add_row("jobs", _convert_job(told))
                 jobs.add(told["id"])
                 new += 1
-        files = {row["file_id"] for row in store.rows("files")}
-        for told in _lines(store.folder / "files.jsonl"):
+        files = {row["file_id"] for row in store.list_rows("files")}
+        for told in _read_records(store.folder / "files.jsonl"):
             if told.get("id") not in files and told.get("md5"):
-                store.add("files", {"file_id": told["id"], "name": told.get("name"),
-                                    "md5": told["md5"], "base_url": OPENAI})  # fmt: skip
-        new += _models(store)
-        store.add("notes", {"id": digest})
+                store.add_row("files", {"file_id": told["id"], "name": told.get("name"),
+                                    "md5": told["md5"], "base_url": OPENAI_BASE_URL})  # fmt: skip
+        new += _import_models(store)
+        store.add_row("notes", {"id": digest})
     return new
 
 
-def _job(told: Row) -> Row:
+def _convert_job(told: JobRow) -> JobRow:
     epochs = told.get("epochs")
     models = []
     # model is the last epoch's, model-1 that of the one before, and so on.
@@ -63,14 +63,14 @@ def _job(told: Row) -> Row:
             models.append({"model": name, "epochs": left, "step": None})
     state = told.get("status") or ("succeeded" if models else "unknown")
     return {
-        **{key: told.get(key) for key in KEPT}, "kind": "openai", "base_url": OPENAI,
+        **{key: told.get(key) for key in COPIED_FIELDS}, "kind": "openai", "base_url": OPENAI_BASE_URL,
         "job": told["id"], "state": state, "models": models,
     }  # fmt: skip
 
 
-def _models(store: Store) -> int:
+def _import_models(store: JobStore) -> int:
     """Models that no job has, as those that were trained by other means."""
-    known = {one["model"] for row in store.rows("jobs") for one in row.get("models", [])}
+    known = {one["model"] for row in store.list_rows("jobs") for one in row.get("models", [])}
     path, new = store.folder / "models.csv", 0
     if not path.is_file():
         return new
@@ -78,16 +78,16 @@ def _models(store: Store) -> int:
         for told in csv.DictReader(file):
             if not told.get("model") or told["model"] in known:
                 continue
-            row: Row = {key: _number(value) if key in NUMBERS else value or None
+            row: JobRow = {key: _parse_number(value) if key in NUMERIC_FIELDS else value or None
                         for key, value in told.items() if isinstance(key, str)}  # fmt: skip
             one = {"model": row.pop("model"), "epochs": row.get("epochs"),
                    "step": row.pop("checkpoint_step", None)}  # fmt: skip
-            store.add("jobs", {**row, "kind": "imported", "state": "succeeded", "models": [one]})
+            store.add_row("jobs", {**row, "kind": "imported", "state": "succeeded", "models": [one]})
             new += 1
     return new
 
 
-def _number(text: str | None) -> Any:
+def _parse_number(text: str | None) -> Any:
     """A cell as a number, or as it is."""
     try:
         found = float(text or "")
@@ -96,7 +96,7 @@ def _number(text: str | None) -> Any:
     return int(found) if found.is_integer() else found
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def _read_records(path: Path) -> Iterator[JobRow]:
     if not path.is_file():
         return
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):

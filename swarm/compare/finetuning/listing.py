@@ -4,22 +4,22 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.finetuning.store import Row
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.finetuning.store import JobRow
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-COLUMNS = (
+MODEL_COLUMNS = (
     "model", "base_model", "file_name", "file_id", "file_md5", "suffix", "batch_size",
     "learning_rate_multiplier", "epochs", "seed", "learning_rate", "lora_rank", "checkpoint_step",
 )  # fmt: skip
 
-OF_JOB = ("id", "kind", "state", "suffix", "base_model", "file_name", "file_md5", "job", "model",
+JOB_COLUMNS = ("id", "kind", "state", "suffix", "base_model", "file_name", "file_md5", "job", "model",
           "created", "error")  # fmt: skip
 
 
-def models_of(jobs: Sequence[Row]) -> list[Row]:
+def list_model_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
     """The models of jobs, each with what is known of its job."""
     return [
         {**job, "model": one["model"], "epochs": one["epochs"], "checkpoint_step": one["step"]}
@@ -29,7 +29,7 @@ def models_of(jobs: Sequence[Row]) -> list[Row]:
     ]
 
 
-def jobs_of(jobs: Sequence[Row]) -> list[Row]:
+def list_job_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
     """Jobs that are not deleted, each with its final model."""
     rows = []
     for job in jobs:
@@ -40,7 +40,7 @@ def jobs_of(jobs: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def frame(rows: list[Row], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":
+def build_frame(rows: list[JobRow], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":
     """The rows that have these values, with these columns; a number may be given as text.
 
     Raises:
@@ -49,13 +49,13 @@ def frame(rows: list[Row], columns: Sequence[str], filters: dict[str, Any]) -> "
     import pandas
 
     if unknown := sorted(filters.keys() - set(columns)):
-        raise WrongValue(f"{', '.join(unknown)}: no column; there are {', '.join(columns)}")
+        raise InvalidArgument(f"{', '.join(unknown)}: no column; there are {', '.join(columns)}")
     kept = [[row.get(column) for column in columns] for row in rows
-            if all(_fits(row.get(key), value) for key, value in filters.items())]  # fmt: skip
+            if all(_matches_filter(row.get(key), value) for key, value in filters.items())]  # fmt: skip
     return pandas.DataFrame(kept, columns=list(columns), dtype=object).infer_objects()
 
 
-def _fits(have: Any, wanted: Any) -> bool:
+def _matches_filter(have: Any, wanted: Any) -> bool:
     if isinstance(wanted, str) and isinstance(have, int | float):
         try:
             return have == float(wanted)

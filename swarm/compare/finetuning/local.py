@@ -7,86 +7,86 @@ import subprocess
 import sys
 from pathlib import Path
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.finetuning.examples import examples
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.finetuning.examples import parse_examples
 from swarm.compare.finetuning.params import LocalTrainingParams
-from swarm.compare.finetuning.store import FINAL, Row, Store
-from swarm.compare.finetuning.training import BASE, base_of, name_of, place_of, worked
-from swarm.compare.finetuning.validation import content
+from swarm.compare.finetuning.store import FINAL_STATES, JobRow, JobStore
+from swarm.compare.finetuning.training import POOL_BASE, load_base, model_name, expert_folder, run_job
+from swarm.compare.finetuning.validation import read_training_file
 from swarm.errors import UserError
 from swarm.folders import read_note
-from swarm.places import find
+from swarm.places import find_path
 
-EXPERTS = Path("initial_experts")
+DEFAULT_EXPERT_FOLDER = Path("initial_experts")
 """The usual folder of experts."""
 
-STARTS = 3
+MAX_STARTS = 3
 """Processes that a job is given; one that was killed so often will be killed again."""
 
-TAIL = 300
+LOG_TAIL_CHARS = 300
 """Characters of a log's end that a failure repeats."""
 
 
-class Local:
+class LocalJobs:
     """Creates jobs on this machine and follows them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: JobStore) -> None:
         self.store = store
 
-    def begin(self, params: LocalTrainingParams, row: Row) -> Row:
+    def prepare_job(self, params: LocalTrainingParams, row: JobRow) -> JobRow:
         """What is kept of a job before it is trained; of one that was interrupted, what there is.
 
         Raises:
             UserError: The file holds what cannot be trained on, or there is no such model.
         """
-        examples(content(params.file_name))
+        parse_examples(read_training_file(params.file_name))
         # From another folder the names alone would be other places.
-        folder, base = Path(row["expert_folder"]).expanduser(), find(row["base_model"])
+        folder, base = Path(row["expert_folder"]).expanduser(), find_path(row["base_model"])
         # Where a roster looks for it; any other name is that of a folder from here.
-        row["expert_path"] = str((find(folder) if folder == EXPERTS else folder).resolve())
-        named = row["base_model"] == BASE or not base.is_dir()
+        row["expert_path"] = str((find_path(folder) if folder == DEFAULT_EXPERT_FOLDER else folder).resolve())
+        named = row["base_model"] == POOL_BASE or not base.is_dir()
         row["base_path"] = row["base_model"] if named else str(base.resolve())
-        base_of(row).on_disk()
-        jobs = [job for job in self.store.rows("jobs") if job.get("kind") == "local"]
+        load_base(row).on_disk()
+        jobs = [job for job in self.store.list_rows("jobs") if job.get("kind") == "local"]
         for job in jobs:
             same = all(job.get(key) == value for key, value in row.items())
-            if same and job["state"] not in FINAL and not self._alive(job):
+            if same and job["state"] not in FINAL_STATES and not self._is_running(job):
                 print(f"{job['suffix']}: goes on with {job['id']}, which was interrupted")
-                return self.store.change("jobs", job["id"], state="starting", starts=0, told=False)
-        taken = {place_of(job) for job in jobs if job["state"] not in ("cancelled", "deleted")}
+                return self.store.update_row("jobs", job["id"], state="starting", starts=0, told=False)
+        taken = {expert_folder(job) for job in jobs if job["state"] not in ("cancelled", "deleted")}
         row |= {"expert": row["suffix"]}
         for number in range(2, len(jobs) + 1000):
-            if place_of(row) not in taken and not place_of(row).exists():
+            if expert_folder(row) not in taken and not expert_folder(row).exists():
                 break
             row["expert"] = f"{row['suffix']}-{number}"
-        return self.store.add("jobs", row | {"state": "starting", "models": [], "starts": 0})
+        return self.store.add_row("jobs", row | {"state": "starting", "models": [], "starts": 0})
 
-    def here(self, job: Row) -> str:
+    def run_in_process(self, job: JobRow) -> str:
         """Train in this process; gives the model's name.
 
         Raises:
             UserError: It failed.
         """
-        with self.store.held(_lock(job), wait=False) as lock:
+        with self.store.hold_lock(_lock_name(job), wait=False) as lock:
             if lock is None:
                 raise UserError(f"{job['id']} is being trained by another process")
-            self.store.change("jobs", job["id"], blocking=True)
-            done = worked(self.store, job["id"])
-        self.store.change("jobs", done["id"], told=True)
-        print(f"✓ {done['suffix']}: succeeded → {name_of(done)}")
-        return name_of(done)
+            self.store.update_row("jobs", job["id"], blocking=True)
+            done = run_job(self.store, job["id"])
+        self.store.update_row("jobs", done["id"], told=True)
+        print(f"✓ {done['suffix']}: succeeded → {model_name(done)}")
+        return model_name(done)
 
-    def detached(self, job: Row) -> Row:
+    def start_worker(self, job: JobRow) -> JobRow:
         """Train in a process that outlives this one; it holds the job's lock as long as it lives.
 
         Raises:
             UserError: No process can be started.
         """
-        with self.store.held(_lock(job), wait=False) as lock:
+        with self.store.hold_lock(_lock_name(job), wait=False) as lock:
             if lock is None:
                 return job
             folder = self.store.folder / "training" / job["id"]
-            job = self.store.change("jobs", job["id"], starts=job.get("starts", 0) + 1,
+            job = self.store.update_row("jobs", job["id"], starts=job.get("starts", 0) + 1,
                                     pid=None, blocking=False)  # fmt: skip
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -101,15 +101,15 @@ class Local:
                 raise UserError(f"{folder}: the training cannot be started: {error}") from None
         return job
 
-    def update(self, job: Row) -> tuple[Row, str]:
+    def update_job(self, job: JobRow) -> tuple[JobRow, str]:
         """A job as it is now, and a line about it; one that was killed is started again."""
-        alive = self._alive(job)
+        alive = self._is_running(job)
         # It may have ended between the two looks.
-        job = self.store.row("jobs", job["id"]) or job
+        job = self.store.get_row("jobs", job["id"]) or job
         suffix = job["suffix"]
         if job["state"] == "succeeded":
-            return job, f"✓ {suffix}: succeeded → {name_of(job)}"
-        if job["state"] in FINAL:
+            return job, f"✓ {suffix}: succeeded → {model_name(job)}"
+        if job["state"] in FINAL_STATES:
             return job, f"✗ {suffix}: {job['state']}: {job.get('error') or 'no reason was told'}"
         step = f"step {job.get('step', 0)} of {job.get('steps', '?')}"
         if job.get("loss") is not None:
@@ -118,56 +118,56 @@ class Local:
             return job, f"… {suffix} ({job['base_model']}): {job['state']}, {step}"
         if job["state"] == "stopped":
             return job, f"… {suffix}: stopped by hand at {step}; create_job as before goes on"
-        if job.get("starts", 0) < STARTS:
-            return self.detached(job), f"… {suffix}: its process was killed; goes on after {step}"
-        words = f"its process was killed {STARTS} times, the last time at {step}{self._tail(job)}"
-        return self.store.change("jobs", job["id"], state="failed", error=words), (
+        if job.get("starts", 0) < MAX_STARTS:
+            return self.start_worker(job), f"… {suffix}: its process was killed; goes on after {step}"
+        words = f"its process was killed {MAX_STARTS} times, the last time at {step}{self._log_tail(job)}"
+        return self.store.update_row("jobs", job["id"], state="failed", error=words), (
             f"✗ {suffix}: failed: {words}"
         )
 
-    def cancelled(self, job: Row) -> Row:
+    def cancel_job(self, job: JobRow) -> JobRow:
         """End a job.
 
         Raises:
             UserError: It is over already, or it is not ours to end.
         """
-        if job["state"] in FINAL:
+        if job["state"] in FINAL_STATES:
             raise UserError(f"{job['id']} is {job['state']}: there is nothing to cancel")
-        if self._alive(job):
+        if self._is_running(job):
             if job.get("blocking"):
                 raise UserError(f"{job['id']}: is trained in process {job['pid']}; stop that one")
             if not job.get("pid"):
                 raise UserError(f"{job['id']} is about to start; try again")
             os.kill(job["pid"], signal.SIGTERM)
-        done = self.store.change("jobs", job["id"], state="cancelled", told=True)
+        done = self.store.update_row("jobs", job["id"], state="cancelled", told=True)
         shutil.rmtree(self.store.folder / "training" / job["id"], ignore_errors=True)
         return done
 
-    def deleted(self, job: Row) -> None:
+    def delete_expert(self, job: JobRow) -> None:
         """Remove the expert that a job has made.
 
         Raises:
             UserError: Something else lies in its place.
         """
-        place = place_of(job)
+        place = expert_folder(job)
         if place.is_dir():
             if read_note(place).get("job") != job["id"]:
-                raise WrongValue(f"{place}: is not what {job['id']} has made; nothing is removed")
+                raise InvalidArgument(f"{place}: is not what {job['id']} has made; nothing is removed")
             shutil.rmtree(place)
 
-    def _alive(self, job: Row) -> bool:
+    def _is_running(self, job: JobRow) -> bool:
         """Whether a process trains it: a lock ends with its process, a number may be another's."""
-        with self.store.held(_lock(job), wait=False) as lock:
+        with self.store.hold_lock(_lock_name(job), wait=False) as lock:
             return lock is None
 
-    def _tail(self, job: Row) -> str:
+    def _log_tail(self, job: JobRow) -> str:
         try:
             path = self.store.folder / "training" / job["id"] / "log.txt"
             words = " ".join(path.read_text("utf-8", "replace").split())
         except OSError:
             return ""
-        return f"; its log ends with: {words[-TAIL:]}" if words else ""
+        return f"; its log ends with: {words[-LOG_TAIL_CHARS:]}" if words else ""
 
 
-def _lock(job: Row) -> str:
+def _lock_name(job: JobRow) -> str:
     return f"training/{job['id']}"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm.compare.errors import WrongValue
-from swarm.models.address import checked_url
+from swarm.compare.errors import InvalidArgument
+from swarm.models.address import validate_url
 
-OPENAI = "https://api.openai.com/v1"
+OPENAI_BASE_URL = "https://api.openai.com/v1"
 
-LONGEST_SUFFIX = 64
+MAX_SUFFIX_CHARS = 64
 """Characters that a suffix may have at OpenAI."""
 
 
@@ -29,21 +29,21 @@ class TrainingParams:
     def __post_init__(self) -> None:
         for key in ("file_name", "base_model"):
             if not isinstance(value := getattr(self, key), str) or not value.strip():
-                raise WrongValue(f"{key}={value!r}: must be a text, and not an empty one")
+                raise InvalidArgument(f"{key}={value!r}: must be a text, and not an empty one")
         suffix = self.suffix
         if suffix is not None and not (
-            isinstance(suffix, str) and suffix.strip() and len(suffix) <= LONGEST_SUFFIX
+            isinstance(suffix, str) and suffix.strip() and len(suffix) <= MAX_SUFFIX_CHARS
         ):
-            raise WrongValue(f"suffix={suffix!r}: must be None or 1 to {LONGEST_SUFFIX} characters")
+            raise InvalidArgument(f"suffix={suffix!r}: must be None or 1 to {MAX_SUFFIX_CHARS} characters")
         if self.seed is not None and (type(self.seed) is not int or self.seed < 0):
-            raise WrongValue(f"seed={self.seed!r}: must be None or a whole number, 0 or more")
+            raise InvalidArgument(f"seed={self.seed!r}: must be None or a whole number, 0 or more")
 
     @property
     def label(self) -> str:
         """The suffix, or the file's name with - for _ where none is given."""
-        return self.suffix or Path(self.file_name).stem.replace("_", "-")[:LONGEST_SUFFIX]
+        return self.suffix or Path(self.file_name).stem.replace("_", "-")[:MAX_SUFFIX_CHARS]
 
-    def told(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """What a database keeps of it; never a key."""
         return {
             "file_name": self.file_name, "base_model": self.base_model, "suffix": self.label,
@@ -74,25 +74,25 @@ class OpenaiTrainingParams(TrainingParams):
     batch_size: int | str = "auto"
     lr_multiplier: float | str = "auto"
     validation_file_name: str | None = None
-    base_url: str = OPENAI
+    base_url: str = OPENAI_BASE_URL
 
     def __post_init__(self) -> None:
         super().__post_init__()
         key = self.api_key
         if not (isinstance(key, str) and key.strip() and key.isascii() and key.isprintable()):
-            raise WrongValue("api_key: is empty, or what it holds cannot be a key")
+            raise InvalidArgument("api_key: is empty, or what it holds cannot be a key")
         self.api_key = key.strip()
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
             if value != "auto":
-                _whole(name, value, ' or "auto"')
+                _check_positive_int(name, value, ' or "auto"')
         if self.lr_multiplier != "auto":
-            _above_zero("lr_multiplier", self.lr_multiplier, ' or "auto"')
-        self.base_url = checked_url(self.base_url).rstrip("/")
+            _check_positive_number("lr_multiplier", self.lr_multiplier, ' or "auto"')
+        self.base_url = validate_url(self.base_url).rstrip("/")
 
-    def told(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """See `TrainingParams.told`."""
-        return super().told() | {
+        return super().to_row() | {
             "kind": "openai", "batch_size": self.batch_size, "base_url": self.base_url,
             "learning_rate_multiplier": self.lr_multiplier,
             "validation_file_name": self.validation_file_name,
@@ -133,14 +133,14 @@ class LocalTrainingParams(TrainingParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("epochs", "batch_size", "lora_rank"):
-            _whole(name, getattr(self, name))
+            _check_positive_int(name, getattr(self, name))
         for name in ("learning_rate", "lora_alpha"):
-            _above_zero(name, getattr(self, name))
+            _check_positive_number(name, getattr(self, name))
         targets = self.target_modules
         if isinstance(targets, str) or not targets or not all(isinstance(t, str) for t in targets):
-            raise WrongValue(f"target_modules={targets!r}: must be a list of layers' names")
+            raise InvalidArgument(f"target_modules={targets!r}: must be a list of layers' names")
         if self.suffix and not re.fullmatch(r"\w[\w.-]*", self.suffix):
-            raise WrongValue(
+            raise InvalidArgument(
                 f"suffix={self.suffix!r}: names an expert's folder: letters, digits, - . _ alone"
             )
 
@@ -149,9 +149,9 @@ class LocalTrainingParams(TrainingParams):
         """As of `TrainingParams`, fit for a folder's name."""
         return re.sub(r"[^\w.-]+", "-", super().label).lstrip("-.") or "expert"
 
-    def told(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """See `TrainingParams.told`."""
-        return super().told() | {
+        return super().to_row() | {
             "kind": "local", "seed": 42 if self.seed is None else self.seed,
             "batch_size": self.batch_size, "learning_rate": self.learning_rate,
             "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha, "device": self.device,
@@ -193,10 +193,10 @@ class TinkerTrainingParams(TrainingParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("epochs", "batch_size", "lora_rank", "log_every"):
-            _whole(name, getattr(self, name))
-        _above_zero("learning_rate", self.learning_rate)
+            _check_positive_int(name, getattr(self, name))
+        _check_positive_number("learning_rate", self.learning_rate)
         if self.lr_schedule not in ("linear", "constant"):
-            raise WrongValue(f'lr_schedule={self.lr_schedule!r}: must be "linear" or "constant"')
+            raise InvalidArgument(f'lr_schedule={self.lr_schedule!r}: must be "linear" or "constant"')
 
     def missing(self) -> str:
         """What is not here, and what is instead."""
@@ -214,11 +214,11 @@ SHARED = ("file_name", "suffix", "epochs", "batch_size", "learning_rate", "lora_
 """Of `TinkerTrainingParams`, what `LocalTrainingParams` has too."""
 
 
-def _whole(name: str, value: Any, more: str = "") -> None:
+def _check_positive_int(name: str, value: Any, more: str = "") -> None:
     if type(value) is not int or value < 1:
-        raise WrongValue(f"{name}={value!r}: must be a whole number, 1 or more{more}")
+        raise InvalidArgument(f"{name}={value!r}: must be a whole number, 1 or more{more}")
 
 
-def _above_zero(name: str, value: Any, more: str = "") -> None:
+def _check_positive_number(name: str, value: Any, more: str = "") -> None:
     if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise WrongValue(f"{name}={value!r}: must be a number above 0{more}")
+        raise InvalidArgument(f"{name}={value!r}: must be a number above 0{more}")

@@ -6,28 +6,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.finetuning.client import Client, clock, duration
-from swarm.compare.finetuning.keys import Key, Keys
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.finetuning.client import FinetuningClient, format_time, format_wait
+from swarm.compare.finetuning.keys import ApiKey, ApiKeyRing
 from swarm.compare.finetuning.params import OpenaiTrainingParams
-from swarm.compare.finetuning.store import Row, Store
-from swarm.compare.finetuning.validation import content
+from swarm.compare.finetuning.store import JobRow, JobStore
+from swarm.compare.finetuning.validation import read_training_file
 from swarm.errors import UserError
-from swarm.models.failures import BadRequest, NotFound, RateLimited, RequestError, code, one_line
+from swarm.models.failures import BadRequest, NotFound, RateLimited, RequestError, error_code, to_one_line
 
-TAG = "model_swarms"
+JOB_ID_TAG = "model_swarms"
 """The key of a job's metadata at the server that holds its id here."""
 
-SETTLING = 60.0
+SETTLE_S = 60.0
 """Seconds after which a request without an answer has either made a job or never will."""
 
-SKEW = 120.0
+MAX_CLOCK_SKEW_S = 120.0
 """Seconds that a server's clock may be behind ours."""
 
-DAY = 86400.0
+SECONDS_PER_DAY = 86400.0
 
 
-class Remote:
+class RemoteJobs:
     """Creates jobs at servers and follows them.
 
     Args:
@@ -36,163 +36,163 @@ class Remote:
         timeout: Seconds for an answer.
     """
 
-    def __init__(self, store: Store, keys: Keys, timeout: float) -> None:
+    def __init__(self, store: JobStore, keys: ApiKeyRing, timeout: float) -> None:
         self.store, self.keys, self.timeout = store, keys, timeout
 
-    def begin(self, params: OpenaiTrainingParams, row: Row) -> Row:
+    def prepare_job(self, params: OpenaiTrainingParams, row: JobRow) -> JobRow:
         """What is kept of a job before anything is sent; of an interrupted one, what there is."""
-        key = self.keys.add(params.api_key)
+        key = self.keys.add_key(params.api_key)
         row |= {
-            "state": "creating", "key_print": self.keys.print_of(key.secret),
+            "state": "creating", "key_print": self.keys.hash_key(key.secret),
             "key_variable": key.variable, "models": [],
         }  # fmt: skip
         if name := params.validation_file_name:
             row |= {"validation_path": str(Path(name).expanduser().resolve()),
-                    "validation_md5": hashlib.md5(content(name)).hexdigest()}  # fmt: skip
+                    "validation_md5": hashlib.md5(read_training_file(name)).hexdigest()}  # fmt: skip
         same = row.keys() - {"key_variable"}
-        for old in self.store.rows("jobs"):
+        for old in self.store.list_rows("jobs"):
             if all(old.get(key) == row[key] for key in same):
                 print(f"{old['suffix']}: goes on with {old['id']}, which was interrupted")
                 return old
-        return self.store.add("jobs", row)
+        return self.store.add_row("jobs", row)
 
-    def go_on(self, job: Row) -> Row:
+    def submit_job(self, job: JobRow) -> JobRow:
         """Take the steps that are left until the server has the job; gives what is kept then.
 
         Raises:
             RequestError: The server is not there or refuses it.
             UserError: No key is known, or a file has changed.
         """
-        client = self.client(job, self._key(job))
+        client = self.client_for_job(job, self._creation_key(job))
         try:
-            if job.get("sent") and (told := self._found(client, job)):
-                return self._adopted(job, told)
-            if (wait := job.get("sent", 0.0) + SETTLING - time.time()) > 0:
+            if job.get("sent") and (told := self._find_server_job(client, job)):
+                return self._adopt_server_job(job, told)
+            if (wait := job.get("sent", 0.0) + SETTLE_S - time.time()) > 0:
                 raise UserError(
                     f"{job['suffix']}: the server may still make the job whose answer was lost; "
                     f"update_jobs looks again, best in {wait:.0f} s"
                 )
-            return self._sent(client, self._uploaded(client, job))
+            return self._create_job(client, self._upload_files(client, job))
         except RateLimited as error:
-            if code(error.content) != "insufficient_quota":
-                self._limited(client, job, error)
-                return self.store.change("jobs", job["id"], error=str(error))
-            self.store.change("jobs", job["id"], state="failed", error=str(error))
+            if error_code(error.content) != "insufficient_quota":
+                self._report_rate_limit(client, job, error)
+                return self.store.update_row("jobs", job["id"], error=str(error))
+            self.store.update_row("jobs", job["id"], state="failed", error=str(error))
             raise
         except RequestError as error:
             # Where an answer was lost there may be a job, whatever the server says since.
-            sent = (self.store.row("jobs", job["id"]) or {}).get("sent")
+            sent = (self.store.get_row("jobs", job["id"]) or {}).get("sent")
             state = {} if error.passing or sent else {"state": "failed"}
-            self.store.change("jobs", job["id"], error=str(error), **state)
+            self.store.update_row("jobs", job["id"], error=str(error), **state)
             raise
 
-    def client(self, job: Row, key: Key) -> Client:
+    def client_for_job(self, job: JobRow, key: ApiKey) -> FinetuningClient:
         """The server of a job, asked with a key."""
-        return Client(job["base_url"], key.secret, key.variable, self.timeout)
+        return FinetuningClient(job["base_url"], key.secret, key.variable, self.timeout)
 
-    def lost(self, job: Row) -> Row | None:
+    def recover_job(self, job: JobRow) -> JobRow | None:
         """A job whose answer was lost, if the server has it; see `go_on` for errors."""
-        client = self.client(job, self._key(job))
-        told = self._found(client, job)
-        return self._adopted(job, told) if told else None
+        client = self.client_for_job(job, self._creation_key(job))
+        told = self._find_server_job(client, job)
+        return self._adopt_server_job(job, told) if told else None
 
-    def _key(self, job: Row) -> Key:
-        keys = self.keys.made(job)
+    def _creation_key(self, job: JobRow) -> ApiKey:
+        keys = self.keys.creation_keys(job)
         if not keys:
-            raise no_key(job)
+            raise missing_key_error(job)
         return keys[0]
 
-    def _uploaded(self, client: Client, job: Row) -> Row:
+    def _upload_files(self, client: FinetuningClient, job: JobRow) -> JobRow:
         """The job with the ids of its files at the server."""
         for kind, key in (("file", "file_id"), ("validation", "validation_file_id")):
             if job.get(f"{kind}_path") and not job.get(key):
-                found = self._file(client, job, job[f"{kind}_path"], job[f"{kind}_md5"])
-                job = self.store.change("jobs", job["id"], **{key: found})
+                found = self._upload_file(client, job, job[f"{kind}_path"], job[f"{kind}_md5"])
+                job = self.store.update_row("jobs", job["id"], **{key: found})
         return job
 
-    def _file(self, client: Client, job: Row, path: str, md5: str) -> str:
+    def _upload_file(self, client: FinetuningClient, job: JobRow, path: str, md5: str) -> str:
         """The id of a file, uploaded unless it is there: files are those of a key's project."""
-        data = content(path)
+        data = read_training_file(path)
         if hashlib.md5(data).hexdigest() != md5:
-            self.store.change("jobs", job["id"], state="failed", error="the file has changed")
-            raise WrongValue(f"{path} has changed since the job was created; create it anew")
+            self.store.update_row("jobs", job["id"], state="failed", error="the file has changed")
+            raise InvalidArgument(f"{path} has changed since the job was created; create it anew")
         mine = {"md5": md5, "base_url": job["base_url"], "key_print": job["key_print"]}
-        for row in self.store.rows("files"):
+        for row in self.store.list_rows("files"):
             # Of a file that llmcomp has uploaded, nobody knows by which key.
             if all(row.get(key, value) == value for key, value in mine.items()):
                 try:
-                    if client.file(row["file_id"]).get("status") not in ("error", "deleted"):
+                    if client.get_file(row["file_id"]).get("status") not in ("error", "deleted"):
                         print(f"{Path(path).name} is there already: {row['file_id']}")
                         return str(row["file_id"])
                 except (NotFound, BadRequest):
                     continue
-        found = client.upload(Path(path).name, data)
-        self.store.add("files", {"file_id": found, "name": path, **mine})
+        found = client.upload_file(Path(path).name, data)
+        self.store.add_row("files", {"file_id": found, "name": path, **mine})
         print(f"{Path(path).name} is uploaded: {found}")
         return found
 
-    def _sent(self, client: Client, job: Row) -> Row:
-        job = self.store.change("jobs", job["id"], sent=time.time())
-        body = _body(job)
+    def _create_job(self, client: FinetuningClient, job: JobRow) -> JobRow:
+        job = self.store.update_row("jobs", job["id"], sent=time.time())
+        body = _job_request_body(job)
         try:
             try:
-                told = client.create(body)
+                told = client.create_job(body)
             except BadRequest as error:
                 if "metadata" not in str(error):
                     raise
                 del body["metadata"]
-                told = client.create(body)
+                told = client.create_job(body)
         except RequestError as error:
             if error.passing and not isinstance(error, RateLimited):
                 # The answer is lost, and perhaps nothing more.
-                if told := self._found(client, job):
-                    return self._adopted(job, told)
+                if told := self._find_server_job(client, job):
+                    return self._adopt_server_job(job, told)
             else:
-                self.store.change("jobs", job["id"], sent=0.0)
+                self.store.update_row("jobs", job["id"], sent=0.0)
             raise
-        return self._adopted(job, told)
+        return self._adopt_server_job(job, told)
 
-    def _found(self, client: Client, job: Row) -> Any:
+    def _find_server_job(self, client: FinetuningClient, job: JobRow) -> Any:
         """The server's job that a lost answer was about, if there is one."""
-        known = {row.get("job") for row in self.store.rows("jobs")}
-        since = job["sent"] - SKEW
-        for told in client.jobs(since):
-            tag = (told.get("metadata") or {}).get(TAG)
+        known = {row.get("job") for row in self.store.list_rows("jobs")}
+        since = job["sent"] - MAX_CLOCK_SKEW_S
+        for told in client.list_jobs(since):
+            tag = (told.get("metadata") or {}).get(JOB_ID_TAG)
             untagged = tag is None and told.get("training_file") == job["file_id"]
             if (tag == job["id"] or untagged) and told.get("id") not in known:
-                return client.job(told["id"])
+                return client.get_job(told["id"])
         return None
 
-    def _adopted(self, job: Row, told: Any) -> Row:
-        changes = {"job": told["id"], "state": told["status"], "error": None, **resolved(told)}
-        return self.store.change("jobs", job["id"], **changes)
+    def _adopt_server_job(self, job: JobRow, told: Any) -> JobRow:
+        changes = {"job": told["id"], "state": told["status"], "error": None, **extract_job_fields(told)}
+        return self.store.update_row("jobs", job["id"], **changes)
 
-    def _limited(self, client: Client, job: Row, error: RateLimited) -> None:
+    def _report_rate_limit(self, client: FinetuningClient, job: JobRow, error: RateLimited) -> None:
         """Say when a job may be sent, as far as the server lets us know."""
-        when = f"in {duration(error.after)}" if error.after else self._slot(client, str(error))
+        when = f"in {format_wait(error.after)}" if error.after else self._next_free_slot(client, str(error))
         print(
             f"{job['suffix']}: {error}. It is kept as {job['id']}, and update_jobs sends it"
             + (f"; a slot is free {when}" if when else "")
         )
 
-    def _slot(self, client: Client, words: str) -> str:
+    def _next_free_slot(self, client: FinetuningClient, words: str) -> str:
         if not (limit := re.search(r"(\d+) fine-?tuning (?:requests|jobs) per day", words)):
             return ""
         try:
-            since = time.time() - DAY
-            made = sorted(float(one.get("created_at") or 0) for one in client.jobs(since))
+            since = time.time() - SECONDS_PER_DAY
+            made = sorted(float(one.get("created_at") or 0) for one in client.list_jobs(since))
         except RequestError:
             return ""
         if not made:
             return "when another project's jobs are a day old; this one's has none"
         # The one of which the end brings us below the limit; other projects may have more.
-        first = made[max(0, len(made) - int(limit[1]))] + DAY
-        return f"at about {clock(first)}" + (
+        first = made[max(0, len(made) - int(limit[1]))] + SECONDS_PER_DAY
+        return f"at about {format_time(first)}" + (
             "" if len(made) >= int(limit[1]) else ", or sooner: other projects share the limit"
         )
 
 
-def no_key(job: Row) -> UserError:
+def missing_key_error(job: JobRow) -> UserError:
     """The error of a job that no known key fits."""
     where = job.get("key_variable") or "OPENAI_API_KEY"
     return UserError(
@@ -201,7 +201,7 @@ def no_key(job: Row) -> UserError:
     )
 
 
-def _body(job: Row) -> dict[str, Any]:
+def _job_request_body(job: JobRow) -> dict[str, Any]:
     """The request that makes a job."""
     how = {
         "batch_size": job["batch_size"],
@@ -211,19 +211,19 @@ def _body(job: Row) -> dict[str, Any]:
     body = {
         "model": job["base_model"], "training_file": job["file_id"], "suffix": job["suffix"],
         "seed": job["seed"], "validation_file": job.get("validation_file_id"),
-        "metadata": {TAG: job["id"]},
+        "metadata": {JOB_ID_TAG: job["id"]},
         "method": {"type": "supervised", "supervised": {"hyperparameters": how}},
     }  # fmt: skip
     return {key: value for key, value in body.items() if value is not None}
 
 
-def resolved(told: Any) -> dict[str, Any]:
+def extract_job_fields(told: Any) -> dict[str, Any]:
     """What a server has settled: the organisation, the seed, the hyperparameters, the error."""
     method = told.get("method") or {}
     how = (method.get(method.get("type") or "supervised") or {}).get("hyperparameters")
     how = how or told.get("hyperparameters") or {}
     error = told.get("error") or {}
-    words = one_line(str(error.get("message") or error.get("code") or ""))
+    words = to_one_line(str(error.get("message") or error.get("code") or ""))
     found = {
         "organization_id": told.get("organization_id"), "seed": told.get("seed"),
         "epochs": how.get("n_epochs"), "batch_size": how.get("batch_size"),

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models.cache import WAIT, patiently
+from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 
-FILE = "finetuning.sqlite"
+DATABASE_FILE = "finetuning.sqlite"
 
-KINDS = ("jobs", "files", "notes")
+TABLES = ("jobs", "files", "notes")
 """The tables; each has an id and a JSON object a row."""
 
-FINAL = ("succeeded", "failed", "cancelled", "deleted")
+FINAL_STATES = ("succeeded", "failed", "cancelled", "deleted")
 """States that do not change by themselves."""
 
-Row = dict[str, Any]
+JobRow = dict[str, Any]
 
 
-class Store:
+class JobStore:
     """Keeps rows; several processes may use one folder at once. Each change is on disk at once.
 
     Args:
@@ -34,50 +34,50 @@ class Store:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
 
-    def add(self, kind: str, row: Row) -> Row:
+    def add_row(self, kind: str, row: JobRow) -> JobRow:
         """Keep a new row, with an id and the time; gives it."""
         whole = {"id": f"{kind[:-1]}-{secrets.token_hex(6)}", "created": time.time(), **row}
-        with self._changing() as connection:
-            connection.execute(f"INSERT INTO {kind} VALUES (?, ?)", (whole["id"], _text(whole)))
+        with self._transaction() as connection:
+            connection.execute(f"INSERT INTO {kind} VALUES (?, ?)", (whole["id"], _to_json(whole)))
         return whole
 
-    def change(self, kind: str, id: str, **values: Any) -> Row:
+    def update_row(self, kind: str, id: str, **values: Any) -> JobRow:
         """Set keys of a row as it is now; gives the whole.
 
         Raises:
             UserError: There is no such row.
         """
-        with self._changing() as connection:
+        with self._transaction() as connection:
             asked = f"SELECT value FROM {kind} WHERE id = ?"
             found = connection.execute(asked, (id,)).fetchone()
             if found is None:
                 raise UserError(f"{self.folder}: there is no {id} in {kind}")
             whole = json.loads(found[0]) | values | {"updated": time.time()}
-            connection.execute(f"UPDATE {kind} SET value = ? WHERE id = ?", (_text(whole), id))
+            connection.execute(f"UPDATE {kind} SET value = ? WHERE id = ?", (_to_json(whole), id))
         return dict(whole)
 
-    def rows(self, kind: str) -> list[Row]:
+    def list_rows(self, kind: str) -> list[JobRow]:
         """All rows, the oldest first; none where nothing was kept yet."""
-        if not (self.folder / FILE).is_file():
+        if not (self.folder / DATABASE_FILE).is_file():
             return []
-        with self._connected() as connection:
+        with self._connect() as connection:
             found = connection.execute(f"SELECT value FROM {kind} ORDER BY rowid").fetchall()
         return [json.loads(value) for (value,) in found]
 
-    def row(self, kind: str, id: str) -> Row | None:
+    def get_row(self, kind: str, id: str) -> JobRow | None:
         """One row, if it is there."""
-        return next((row for row in self.rows(kind) if row["id"] == id), None)
+        return next((row for row in self.list_rows(kind) if row["id"] == id), None)
 
-    def salt(self) -> str:
+    def load_salt(self) -> str:
         """What is hashed with a key, drawn once a database."""
-        with self._changing() as connection:
-            drawn = _text({"value": secrets.token_hex(16)})
+        with self._transaction() as connection:
+            drawn = _to_json({"value": secrets.token_hex(16)})
             connection.execute("INSERT OR IGNORE INTO notes VALUES ('salt', ?)", (drawn,))
             found = connection.execute("SELECT value FROM notes WHERE id = 'salt'").fetchone()
         return str(json.loads(found[0])["value"])
 
     @contextmanager
-    def held(self, name: str, wait: bool = True) -> Iterator[Any]:
+    def hold_lock(self, name: str, wait: bool = True) -> Iterator[Any]:
         """Hold a lock of this folder, which ends with the process at the latest.
 
         Gives the open file, or `None` where another has it and `wait` is false.
@@ -93,9 +93,9 @@ class Store:
             yield file
 
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         """A transaction that no other process can come between."""
-        with self._connected() as connection:
+        with self._connect() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -105,16 +105,16 @@ class Store:
                 raise
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
-        path = self.folder / FILE
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        path = self.folder / DATABASE_FILE
         connection = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            opened = connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
-            patiently(lambda: opened.execute("PRAGMA journal_mode=WAL"))
-            for kind in KINDS:
+            opened = connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+            retry_while_locked(lambda: opened.execute("PRAGMA journal_mode=WAL"))
+            for kind in TABLES:
                 made = f"CREATE TABLE IF NOT EXISTS {kind} (id TEXT PRIMARY KEY, value TEXT)"
-                patiently(lambda made=made: opened.execute(made))  # type: ignore[misc]
+                retry_while_locked(lambda made=made: opened.execute(made))  # type: ignore[misc]
             yield opened
         except (sqlite3.Error, OSError) as error:
             raise UserError(
@@ -125,5 +125,5 @@ class Store:
                 connection.close()
 
 
-def _text(row: Row) -> str:
+def _to_json(row: JobRow) -> str:
     return json.dumps(row, ensure_ascii=False)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 
-LEAST = 10
+MIN_EXAMPLES = 10
 """Examples that OpenAI wants of a training file; of a validation file it wants one."""
 
-SHOWN = 10
+MAX_FINDINGS_SHOWN = 10
 """Errors and warnings that are printed, of each."""
 
-KEYS = {
+MESSAGE_KEYS = {
     "system": {"role", "content", "name"},
     "user": {"role", "content", "name"},
     "assistant": {"role", "content", "name", "weight", "tool_calls"},
@@ -24,10 +24,10 @@ KEYS = {
 }
 """What a message may have, by its role."""
 
-OF_EXAMPLE = {"messages", "tools", "parallel_tool_calls"}
+EXAMPLE_KEYS = {"messages", "tools", "parallel_tool_calls"}
 """What an example may have; other keys are ignored by servers, or refused."""
 
-SPECIAL = tuple(f"<|{word}|>" for word in
+SPECIAL_TOKENS = tuple(f"<|{word}|>" for word in
                 ("endoftext", "endofprompt", "fim_prefix", "fim_suffix", "fim_middle"))  # fmt: skip
 """Texts that stand for special tokens of the tokenisers cl100k_base and o200k_base."""
 
@@ -56,12 +56,12 @@ class ValidationResult:
         verdict = "valid" if self.valid else f"not valid, {errors}"
         lines = [f"{verdict}; {self.num_examples} example{'s' * (self.num_examples != 1)}"]
         for kind, found in (("error", self.errors), ("warning", self.warnings)):
-            lines += [f"  {kind}: {one}" for one in found[:SHOWN]]
-            lines += [f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+            lines += [f"  {kind}: {one}" for one in found[:MAX_FINDINGS_SHOWN]]
+            lines += [f"  and {len(found) - MAX_FINDINGS_SHOWN} more"] if len(found) > MAX_FINDINGS_SHOWN else []
         return "\n".join(lines)
 
 
-def validate(data: bytes, least: int = LEAST) -> ValidationResult:
+def validate_dataset(data: bytes, least: int = MIN_EXAMPLES) -> ValidationResult:
     """What is wrong with a file's content, and what is odd.
 
     Args:
@@ -71,7 +71,7 @@ def validate(data: bytes, least: int = LEAST) -> ValidationResult:
     warnings: list[Finding] = []
     seen: Counter[bytes] = Counter()
     number = 0
-    for place, line in lines_of(data):
+    for place, line in iter_lines(data):
         number += 1
         seen[hashlib.md5(line).digest()] += 1
         if seen[hashlib.md5(line).digest()] == 2:
@@ -81,14 +81,14 @@ def validate(data: bytes, least: int = LEAST) -> ValidationResult:
         except (ValueError, RecursionError) as error:
             errors.append(Finding(place, f"not JSON: {error}"))
             continue
-        errors += [Finding(place, words) for words in wrong_with(example)]
-        warnings += [Finding(place, words) for words in _odd_about(example)]
+        errors += [Finding(place, words) for words in find_errors(example)]
+        warnings += [Finding(place, words) for words in _find_warnings(example)]
     if number < least:
         errors.append(Finding(0, f"{number} examples, and at least {least} are needed"))
     return ValidationResult(not errors, errors, warnings, number)
 
 
-def content(file_name: str) -> bytes:
+def read_training_file(file_name: str) -> bytes:
     """A training file's bytes.
 
     Raises:
@@ -98,17 +98,17 @@ def content(file_name: str) -> bytes:
         return Path(file_name).expanduser().read_bytes()
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise WrongValue(f"file_name={file_name}: cannot be read ({reason})") from None
+        raise InvalidArgument(f"file_name={file_name}: cannot be read ({reason})") from None
 
 
-def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+def iter_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The lines that hold something, with their numbers from 1 on."""
     for place, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
             yield place, line.strip()
 
 
-def wrong_with(example: Any) -> Iterator[str]:
+def find_errors(example: Any) -> Iterator[str]:
     """What keeps an example from being trained on."""
     if not isinstance(example, dict):
         yield "an example has to be an object, with messages"
@@ -118,7 +118,7 @@ def wrong_with(example: Any) -> Iterator[str]:
         yield "messages: has to be there, a list that is not empty"
         return
     for place, message in enumerate(messages):
-        yield from (f"messages[{place}]{words}" for words in _wrong_with_message(message))
+        yield from (f"messages[{place}]{words}" for words in _find_message_errors(message))
     turns = [one if isinstance(one, dict) else {} for one in messages]
     answers = [turn for turn in turns if turn.get("role") == "assistant"]
     if turns[-1].get("role") != "assistant":
@@ -129,33 +129,33 @@ def wrong_with(example: Any) -> Iterator[str]:
         yield "the assistant's last message has weight 0, so nothing is learnt from it"
 
 
-def _wrong_with_message(message: Any) -> Iterator[str]:
+def _find_message_errors(message: Any) -> Iterator[str]:
     if not isinstance(message, dict):
         yield ": has to be an object"
         return
     role = message.get("role")
-    if not isinstance(role, str) or role not in KEYS:
-        yield f".role: {role!r} is not one of {', '.join(KEYS)}"
+    if not isinstance(role, str) or role not in MESSAGE_KEYS:
+        yield f".role: {role!r} is not one of {', '.join(MESSAGE_KEYS)}"
         return
-    if unknown := sorted(message.keys() - KEYS[role]):
-        allowed = ", ".join(sorted(KEYS[role]))
+    if unknown := sorted(message.keys() - MESSAGE_KEYS[role]):
+        allowed = ", ".join(sorted(MESSAGE_KEYS[role]))
         yield f": {role} has {', '.join(unknown)}; allowed: {allowed}"
     if "content" in message:
-        yield from _wrong_with_content(message["content"], role, "tool_calls" in message)
+        yield from _find_content_errors(message["content"], role, "tool_calls" in message)
     elif "tool_calls" not in message:
         yield ".content: is missing"
     weight = message.get("weight", 1)
     if role == "assistant" and (type(weight) not in (int, float) or weight not in (0, 1)):
         yield f".weight: has to be 0 or 1, not {weight!r}"
     if role == "assistant" and "tool_calls" in message:
-        yield from _wrong_with_calls(message["tool_calls"])
+        yield from _find_tool_call_errors(message["tool_calls"])
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         yield ".tool_call_id: has to be there, a text"
 
 
-def _wrong_with_content(content: Any, role: str, calls: bool) -> Iterator[str]:
+def _find_content_errors(content: Any, role: str, calls: bool) -> Iterator[str]:
     if isinstance(content, str):
-        yield from (f".content: holds the special token {one}" for one in SPECIAL if one in content)
+        yield from (f".content: holds the special token {one}" for one in SPECIAL_TOKENS if one in content)
     elif content is None:
         if not calls:
             yield ".content: may be null beside tool_calls only"
@@ -163,17 +163,17 @@ def _wrong_with_content(content: Any, role: str, calls: bool) -> Iterator[str]:
         yield f".content: has to be a text or a list of parts, not {type(content).__name__}"
     else:
         for place, part in enumerate(content):
-            yield from (f".content[{place}]{words}" for words in _wrong_with_part(part, role))
+            yield from (f".content[{place}]{words}" for words in _find_part_errors(part, role))
 
 
-def _wrong_with_part(part: Any, role: str) -> Iterator[str]:
+def _find_part_errors(part: Any, role: str) -> Iterator[str]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         text = part.get("text")
         if not isinstance(text, str):
             yield ".text: has to be there, a text"
         else:
-            yield from (f".text: holds the special token {one}" for one in SPECIAL if one in text)
+            yield from (f".text: holds the special token {one}" for one in SPECIAL_TOKENS if one in text)
     elif kind == "image_url":
         image = part.get("image_url")
         if not isinstance(image, dict) or not isinstance(image.get("url"), str):
@@ -184,7 +184,7 @@ def _wrong_with_part(part: Any, role: str) -> Iterator[str]:
         yield ": has to be an object with a type"
 
 
-def _wrong_with_calls(calls: Any) -> Iterator[str]:
+def _find_tool_call_errors(calls: Any) -> Iterator[str]:
     if not isinstance(calls, list) or not calls:
         yield ".tool_calls: has to be a list that is not empty"
         return
@@ -206,11 +206,11 @@ def _wrong_with_calls(calls: Any) -> Iterator[str]:
                 yield f"{where}.function.{key}: has to be there, a text"
 
 
-def _odd_about(example: Any) -> Iterator[str]:
+def _find_warnings(example: Any) -> Iterator[str]:
     """What a server may take, and is seldom meant."""
     if not isinstance(example, dict) or not isinstance(example.get("messages"), list):
         return
-    if unknown := sorted(map(str, example.keys() - OF_EXAMPLE)):
+    if unknown := sorted(map(str, example.keys() - EXAMPLE_KEYS)):
         yield f"{', '.join(unknown)}: not trained on, and perhaps refused"
     turns = [turn for turn in example["messages"] if isinstance(turn, dict)]
     if any(turn.get("role") == "system" for turn in turns[1:]):

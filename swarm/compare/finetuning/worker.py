@@ -5,19 +5,19 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from swarm.compare.finetuning.store import Store
-from swarm.compare.finetuning.training import worked
+from swarm.compare.finetuning.store import JobStore
+from swarm.compare.finetuning.training import run_job
 from swarm.errors import UserError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run_worker(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m swarm.compare.finetuning.worker")
     parser.add_argument("id")
     parser.add_argument("--data-dir", default="llmcomp_models")
     given = parser.parse_args(arguments)
     try:
-        worked(Store(given.data_dir), given.id)
+        run_job(JobStore(given.data_dir), given.id)
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -28,4 +28,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_worker())

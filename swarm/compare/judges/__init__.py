@@ -3,22 +3,22 @@
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from swarm.compare.asking import Asked, Script, Want
-from swarm.compare.errors import WrongValue
-from swarm.compare.judges.templates import Template
+from swarm.compare.asking import ModelCall, Script, SampleRequest
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.judges.templates import JudgeTemplate
 from swarm.compare.questions import Question
 from swarm.compare.questions.free_form import FreeForm
-from swarm.compare.questions.judged_by import ENDINGS
+from swarm.compare.questions.judged_by import RESERVED_SUFFIXES
 from swarm.compare.questions.rating import Rating
-from swarm.compare.tokens.ratings import rated
+from swarm.compare.tokens.ratings import request_rating
 from swarm.errors import UserError
-from swarm.models.cache import key_of
+from swarm.models.cache import make_cache_key
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Judge(Question):
+class BaseJudge(Question):
     """What judges have in common: one template, which is asked of one model once.
 
     Attributes:
@@ -32,21 +32,21 @@ class Judge(Question):
     suffixes: ClassVar[tuple[str, ...]] = ("_question",)
     beside: ClassVar[tuple[str, ...]] = ("timeout",)
 
-    def _check(self, model: str) -> None:
+    def _validate_judge(self, model: str) -> None:
         """Raises `WrongValue` where this cannot be a judge."""
         if not isinstance(model, str) or not model.strip():
-            raise WrongValue(f"{self.type()}: model={model!r}: must be the name of who judges")
+            raise InvalidArgument(f"{self.type()}: model={model!r}: must be the name of who judges")
         self.model = model
         if self.paraphrases is None or len(self.paraphrases) != 1:
-            raise WrongValue(f"{self.type()}: a judge has exactly one paraphrase, its template")
+            raise InvalidArgument(f"{self.type()}: a judge has exactly one paraphrase, its template")
         if self.samples_per_paraphrase != 1:
-            raise WrongValue(f"{self.type()}: a judge has samples_per_paraphrase=1")
+            raise InvalidArgument(f"{self.type()}: a judge has samples_per_paraphrase=1")
         assert self.template
 
     @cached_property
-    def template(self) -> Template:
+    def template(self) -> JudgeTemplate:
         """Of the prompt."""
-        return Template((self.paraphrases or [""])[0])
+        return JudgeTemplate((self.paraphrases or [""])[0])
 
     @property
     def uses_question(self) -> bool:
@@ -54,14 +54,14 @@ class Judge(Question):
         return self.template.uses_question
 
     @property
-    def key(self) -> str:
+    def cache_key(self) -> str:
         """Of what is written down; the same of judges that differ in nothing but their bounds."""
-        asked = self.asked(self.template.text).api_kwargs
-        return key_of(self.type(), {k: v for k, v in asked.items() if k not in self.beside})
+        asked = self.build_call(self.template.text).api_kwargs
+        return make_cache_key(self.type(), {k: v for k, v in asked.items() if k not in self.beside})
 
-    def asked(self, prompt: str) -> Asked:
+    def build_call(self, prompt: str) -> ModelCall:
         """What is asked with a prompt, before a rating's parameters are added."""
-        return Asked(self.model, self.params(self.turns(prompt)))
+        return ModelCall(self.model, self.params(self.turns(prompt)))
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
         """The script of one verdict: columns by suffix, "" being the verdict; or an error."""
@@ -77,12 +77,12 @@ class Judge(Question):
         Raises:
             UserError: The file of kept answers cannot be read.
         """
-        from swarm.compare.judges.judged import listed
+        from swarm.compare.judges.judged import list_judgements
 
-        return listed(self)
+        return list_judgements(self)
 
 
-class FreeFormJudge(Judge, FreeForm):
+class FreeFormJudge(BaseJudge, FreeForm):
     """A judge that answers in text.
 
     Args:
@@ -97,18 +97,18 @@ class FreeFormJudge(Judge, FreeForm):
     def __init__(self, *, model: str = "", temperature: float | None = 0, **base: Any) -> None:
         super().__init__(temperature=temperature, **base)
         if self.judges:
-            raise WrongValue("free_form_judge: a judge has no judges")
-        self._check(model)
+            raise InvalidArgument("free_form_judge: a judge has no judges")
+        self._validate_judge(model)
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
         """See `Judge.judge`."""
-        (said,) = yield (Want(self.asked(prompt), 0),)
+        (said,) = yield (SampleRequest(self.build_call(prompt), 0),)
         if isinstance(said, UserError):
             return {"": None}, said
         return {"": said.text}, None
 
 
-class RatingJudge(Judge, Rating):
+class RatingJudge(BaseJudge, Rating):
     """A judge that gives a number, read from its tokens' probabilities.
 
     Args:
@@ -119,17 +119,17 @@ class RatingJudge(Judge, Rating):
         WrongValue: See `Rating`; or it cannot be a judge.
     """
 
-    suffixes = ENDINGS
+    suffixes = RESERVED_SUFFIXES
     beside = ("timeout", "max_tokens", "max_completion_tokens")
 
     def __init__(self, *, model: str = "", **base: Any) -> None:
         super().__init__(**base)
-        self._check(model)
+        self._validate_judge(model)
 
     def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
         """See `Judge.judge`."""
-        asked = self.asked(prompt)
-        said = yield from rated(asked.params, self.model, self.bounds, 0, self.estimate_by_sampling)
+        asked = self.build_call(prompt)
+        said = yield from request_rating(asked.params, self.model, self.bounds, 0, self.estimate_by_sampling)
         if said.error:
             return {"": None, "_raw_answer": None, "_probs": None}, said.error
         return {"": said.answer, "_raw_answer": said.raw_answer, "_probs": said.probs}, None

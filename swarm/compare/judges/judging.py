@@ -6,31 +6,31 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from swarm.compare.asking import Heard, Script, Want
-from swarm.compare.asking.cache import kept_answers
-from swarm.compare.judges.templates import as_text
+from swarm.compare.asking import SampleOutcome, Script, SampleRequest
+from swarm.compare.asking.cache import open_answer_cache
+from swarm.compare.judges.templates import content_as_text
 
 if TYPE_CHECKING:
-    from swarm.compare.judges import Judge
+    from swarm.compare.judges import BaseJudge
 
 T = TypeVar("T")
 
-TABLE = (
+CREATE_JUDGED_TABLE = (
     "CREATE TABLE IF NOT EXISTS judged (judge TEXT, question BLOB, answer BLOB, time REAL, "
     "PRIMARY KEY (judge, question, answer)) WITHOUT ROWID"
 )
-PUT = "INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?)"
-LIST = "SELECT question, answer FROM judged WHERE judge = ? ORDER BY time, question, answer"
+INSERT_JUDGED = "INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?)"
+SELECT_JUDGED = "SELECT question, answer FROM judged WHERE judge = ? ORDER BY time, question, answer"
 
 
-class Verdict(NamedTuple):
+class JudgeVerdict(NamedTuple):
     """What a judge says of an answer: its columns, and why it says nothing."""
 
     columns: dict[str, Any]
     error: str | None
 
 
-class Judging:
+class JudgeRun:
     """One judge of a question, while its answers come.
 
     Args:
@@ -38,23 +38,23 @@ class Judging:
         judge: It.
     """
 
-    def __init__(self, name: str, judge: "Judge") -> None:
+    def __init__(self, name: str, judge: "BaseJudge") -> None:
         self.name, self.judge = name, judge
         self.pairs: dict[tuple[str, str], None] = {}
-        self._said: dict[str, Verdict] = {}
+        self._said: dict[str, JudgeVerdict] = {}
 
-    def __enter__(self) -> "Judging":
+    def __enter__(self) -> "JudgeRun":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
         """Write down what was judged, after an interrupt too."""
-        write_down(self.judge.key, list(self.pairs))
+        record_judged_pairs(self.judge.cache_key, list(self.pairs))
 
-    def verdict(self, question: Any, answer: str) -> Script[Verdict]:
+    def judge_answer(self, question: Any, answer: str) -> Script[JudgeVerdict]:
         """The script of one verdict; equal prompts have the same."""
-        asked = as_text(question) if self.judge.uses_question else ""
+        asked = content_as_text(question) if self.judge.uses_question else ""
         prompt = self.judge.template.fill(asked, answer)
         said = self._said.get(prompt)
         if said is None:
@@ -62,32 +62,32 @@ class Judging:
             named = {self.name + suffix: value for suffix, value in columns.items()}
             named[f"{self.name}_question"] = prompt
             why = None if error is None else f"judge {self.name}: {error}"
-            said = self._said[prompt] = Verdict(named, why)
+            said = self._said[prompt] = JudgeVerdict(named, why)
         if said.error is None:
             self.pairs[asked, answer] = None
         return said
 
 
-def together(scripts: Sequence[Script[T]]) -> Script[list[T]]:
+def run_together(scripts: Sequence[Script[T]]) -> Script[list[T]]:
     """Several scripts as one, whose wants go out together."""
     if len(scripts) == 1:
         return [(yield from scripts[0])]
     results: dict[int, T] = {}
-    waiting: dict[int, Sequence[Want]] = {}
+    waiting: dict[int, Sequence[SampleRequest]] = {}
     for number, script in enumerate(scripts):
-        _advance(number, script, None, waiting, results)
+        _advance_script(number, script, None, waiting, results)
     while waiting:
         heard = iter((yield [want for wants in waiting.values() for want in wants]))
         for number, wants in list(waiting.items()):
-            _advance(number, scripts[number], list(islice(heard, len(wants))), waiting, results)
+            _advance_script(number, scripts[number], list(islice(heard, len(wants))), waiting, results)
     return [results[number] for number in range(len(scripts))]
 
 
-def _advance(
+def _advance_script(
     number: int,
-    script: Generator[Sequence[Want], list[Heard], T],
-    heard: list[Heard] | None,
-    waiting: dict[int, Sequence[Want]],
+    script: Generator[Sequence[SampleRequest], list[SampleOutcome], T],
+    heard: list[SampleOutcome] | None,
+    waiting: dict[int, Sequence[SampleRequest]],
     results: dict[int, T],
 ) -> None:
     try:
@@ -97,7 +97,7 @@ def _advance(
         results[number] = done.value
 
 
-def write_down(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
+def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
     """Write down which pairs of question and answer a judge has judged.
 
     Raises:
@@ -106,30 +106,30 @@ def write_down(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
     if not pairs:
         return
     now = time.time()
-    rows = [(judge, as_bytes(question), as_bytes(answer), now) for question, answer in pairs]
-    with kept_answers().connected() as connection, connection:
-        connection.execute(TABLE)
+    rows = [(judge, encode_text(question), encode_text(answer), now) for question, answer in pairs]
+    with open_answer_cache().open_connection() as connection, connection:
+        connection.execute(CREATE_JUDGED_TABLE)
         connection.execute("BEGIN IMMEDIATE")
-        connection.executemany(PUT, rows)
+        connection.executemany(INSERT_JUDGED, rows)
 
 
-def judged(judge: str) -> list[tuple[str, str]]:
+def load_judged_pairs(judge: str) -> list[tuple[str, str]]:
     """The pairs that were written down of a judge, the oldest first.
 
     Raises:
         UserError: The file of kept answers cannot be read.
     """
-    with kept_answers().connected() as connection:
-        connection.execute(TABLE)
-        rows = connection.execute(LIST, (judge,)).fetchall()
-    return [(as_str(question), as_str(answer)) for question, answer in rows]
+    with open_answer_cache().open_connection() as connection:
+        connection.execute(CREATE_JUDGED_TABLE)
+        rows = connection.execute(SELECT_JUDGED, (judge,)).fetchall()
+    return [(decode_text(question), decode_text(answer)) for question, answer in rows]
 
 
-def as_bytes(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """A text as the table has it; halves of characters, which models do write, are no error."""
     return text.encode("utf-8", "surrogatepass")
 
 
-def as_str(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """See `as_bytes`."""
     return data.decode("utf-8", "surrogatepass")

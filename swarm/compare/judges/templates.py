@@ -6,15 +6,15 @@ from difflib import get_close_matches
 from string import Formatter
 from typing import Any
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.questions.arguments import short
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.questions.arguments import shorten_repr
 
-FIELDS = ("question", "answer")
-PLACE = re.compile(r"\{(question|answer)\}")
-WORD = re.compile(r"\{([A-Za-z_]+)\}")
+TEMPLATE_FIELDS = ("question", "answer")
+FIELD_PATTERN = re.compile(r"\{(question|answer)\}")
+BRACED_WORD_PATTERN = re.compile(r"\{([A-Za-z_]+)\}")
 
 
-class Template:
+class JudgeTemplate:
     """A judge's prompt.
 
     A text that `str.format` can fill with the two fields is filled so, and doubled braces become
@@ -30,18 +30,18 @@ class Template:
 
     def __init__(self, text: Any) -> None:
         if not isinstance(text, str):
-            raise WrongValue(f"a judge's template must be one text, not {type(text).__name__}")
+            raise InvalidArgument(f"a judge's template must be one text, not {type(text).__name__}")
         self.text = text
-        fields = formatted(text)
+        fields = parse_format_fields(text)
         self.plain = fields is None
-        self.fields = set(PLACE.findall(text)) if fields is None else fields
-        for word in WORD.findall(text):
-            near = get_close_matches(word.lower(), FIELDS, 1, 0.7)
-            if near and word not in FIELDS:
-                raise WrongValue(f"a judge's template has {{{word}}}; did you mean {{{near[0]}}}?")
+        self.fields = set(FIELD_PATTERN.findall(text)) if fields is None else fields
+        for word in BRACED_WORD_PATTERN.findall(text):
+            near = get_close_matches(word.lower(), TEMPLATE_FIELDS, 1, 0.7)
+            if near and word not in TEMPLATE_FIELDS:
+                raise InvalidArgument(f"a judge's template has {{{word}}}; did you mean {{{near[0]}}}?")
         if "answer" not in self.fields:
-            raise WrongValue(
-                f"a judge's template must have {{answer}} in it; this has not: {short(text)}"
+            raise InvalidArgument(
+                f"a judge's template must have {{answer}} in it; this has not: {shorten_repr(text)}"
             )
 
     @property
@@ -54,14 +54,14 @@ class Template:
         if not self.plain:
             return self.text.format(question=question, answer=answer)
         values = {"question": question, "answer": answer}
-        return PLACE.sub(lambda found: values[found[1]], self.text)
+        return FIELD_PATTERN.sub(lambda found: values[found[1]], self.text)
 
 
-def formatted(text: str) -> set[str] | None:
+def parse_format_fields(text: str) -> set[str] | None:
     """The fields of a text that `str.format` can fill; `None` if it cannot."""
     try:
         names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
-        if not names <= set(FIELDS):
+        if not names <= set(TEMPLATE_FIELDS):
             return None
         text.format(question="", answer="")
     except (ValueError, KeyError, IndexError, AttributeError):
@@ -69,7 +69,7 @@ def formatted(text: str) -> set[str] | None:
     return names
 
 
-def as_text(content: Any) -> str:
+def content_as_text(content: Any) -> str:
     """What a turn says, for a judge: of parts the texts, and the kinds of the others."""
     if isinstance(content, str):
         return content

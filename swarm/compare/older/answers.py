@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.compare.asking import Asked, Want
-from swarm.compare.asking.cache import kept_answers
-from swarm.compare.asking.finding import keys_of, source
-from swarm.compare.tokens.ratings import Bounds
+from swarm.compare.asking import ModelCall, SampleRequest
+from swarm.compare.asking.cache import open_answer_cache
+from swarm.compare.asking.finding import sample_cache_keys, resolve_backend
+from swarm.compare.tokens.ratings import RatingBounds
 from swarm.errors import UserError
 from swarm.models import Completion, Token
-from swarm.models.as_json import completion_as_json
+from swarm.models.as_json import completion_to_json
 
-LENGTH = Bounds().max_tokens
+LENGTH = RatingBounds().max_tokens
 """Of a rating's answer here; llmcomp asked for one token."""
 
 
 @dataclass
-class Imported:
+class CacheImportResult:
     """What came over.
 
     Attributes:
@@ -48,14 +48,14 @@ def as_rating(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**params, name: LENGTH}
 
 
-def sent(model: str, params: Mapping[str, Any]) -> Asked:
+def build_sent_call(model: str, params: Mapping[str, Any]) -> ModelCall:
     """What was sent, which no `ModelAdapter` changes any more."""
-    asked = Asked(model, params)
+    asked = ModelCall(model, params)
     asked.sent = dict(params)
     return asked
 
 
-def completion_of(answer: Any) -> Completion | None:
+def parse_completion(answer: Any) -> Completion | None:
     """A text, or a token's probabilities or their logarithms; `None` if it is neither.
 
     Where the probabilities are a mean over several requests, they become one answer's.
@@ -70,19 +70,19 @@ def completion_of(answer: Any) -> Completion | None:
     return Completion(top[0][0], finish="length", tokens=(Token(*top[0], tuple(top)),))
 
 
-def keep(asked: Asked, answers: Sequence[Completion], done: Imported) -> int:
+def store_answers(asked: ModelCall, answers: Sequence[Completion], done: CacheImportResult) -> int:
     """Keep these as the first samples; gives how many were not kept before."""
     try:
-        keys = keys_of([Want(asked, sample) for sample in range(len(answers))])
+        keys = sample_cache_keys([SampleRequest(asked, sample) for sample in range(len(answers))])
     except UserError as error:
         done.left_out[str(error)] += len(answers)
         return 0
-    kept = kept_answers().get(keys)
+    kept = open_answer_cache().get(keys)
     new = {
-        key: {"prompt_tokens": 0, "new_tokens": 0, **completion_as_json(answer)}
+        key: {"prompt_tokens": 0, "new_tokens": 0, **completion_to_json(answer)}
         for key, answer in zip(keys, answers, strict=True)
         if key not in kept
     }
     if new:
-        kept_answers().put_all(new, source(asked.model).label)
+        open_answer_cache().put_many(new, resolve_backend(asked.model).label)
     return len(new)

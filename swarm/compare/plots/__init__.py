@@ -66,21 +66,21 @@ def plot(
     Raises:
         UserError: An argument has no such value, or the figure can't be saved or shown.
     """
-    from swarm.compare.errors import WrongValue
-    from swarm.compare.plots.canvas import check, heading
-    from swarm.compare.statistics.counted import are_ratings, kind_of
-    from swarm.compare.statistics.values import column
+    from swarm.compare.errors import InvalidArgument
+    from swarm.compare.plots.canvas import check_filename, build_title
+    from swarm.compare.statistics.counted import are_ratings, infer_kind
+    from swarm.compare.statistics.values import get_column
 
     if selected_answers is not None and min_fraction is not None:
-        raise WrongValue("selected_answers and min_fraction: give one of the two, not both")
+        raise InvalidArgument("selected_answers and min_fraction: give one of the two, not both")
     if filename is not None:
-        check(filename)
+        check_filename(filename)
     if selected_paraphrase is not None:
-        title = heading(df, title, selected_paraphrase)
+        title = build_title(df, title, selected_paraphrase)
     if answer_column is None:
         answer_column = "probs" if "probs" in df.columns else "answer"
-    answers = column(df, answer_column, "answer_column").dropna()
-    kind = kind_of(answers)
+    answers = get_column(df, answer_column, "answer_column").dropna()
+    kind = infer_kind(answers)
     shared: dict[str, Any] = {
         "category_column": category_column, "selected_categories": selected_categories,
         "colors": colors, "title": title, "filename": filename, "error_bars": error_bars,

@@ -5,24 +5,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.compare.plots import canvas
-from swarm.compare.plots.palette import Look, looks, text_on
-from swarm.compare.statistics import CLUSTERS
-from swarm.compare.statistics.resampling import Interval, interval
-from swarm.compare.statistics.values import Values, read
+from swarm.compare.plots.palette import FillStyle, assign_fill_styles, text_colour_on
+from swarm.compare.statistics import CLUSTER_COLUMNS
+from swarm.compare.statistics.resampling import ColumnIntervals, bootstrap_intervals
+from swarm.compare.statistics.values import AnswerMatrix, read_answers
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ANSWERS = 14
+MAX_ANSWERS = 14
 """Told apart where nobody chose."""
 
-WIDE = 0.8
-TOLD = 0.045
+BAR_WIDTH = 0.8
+MIN_LABELLED_SHARE = 0.045
 """A smaller share has no number in its segment, which would not fit."""
 
-NOTE = "On the right: each share with its 95 % interval."
+INTERVALS_NOTE = "On the right: each share with its 95 % interval."
 
 MARKERS = "osD^vP*X"
 """Of the first categories; those after them are hollow."""
@@ -46,11 +46,11 @@ def free_form_stacked_bar(
     Raises:
         WrongValue: An argument has no such value.
     """
-    values = read(
+    values = read_answers(
         df, answer_column, category_column, selected_categories, selected_answers, min_fraction,
-        count=True, most=ANSWERS,
+        count=True, most=MAX_ANSWERS,
     )  # fmt: skip
-    return stacked(values, df, category_column, answer_column, colors, title, filename,
+    return draw_stacked_bars(values, df, category_column, answer_column, colors, title, filename,
                    error_bars, show)  # fmt: skip
 
 
@@ -75,16 +75,16 @@ def probs_stacked_bar(
     Raises:
         WrongValue: An argument has no such value.
     """
-    values = read(
+    values = read_answers(
         df, probs_column, category_column, selected_categories, selected_answers, min_fraction,
-        most=ANSWERS,
+        most=MAX_ANSWERS,
     )  # fmt: skip
-    return stacked(values, df, category_column, legend_title or probs_column, colors, title,
+    return draw_stacked_bars(values, df, category_column, legend_title or probs_column, colors, title,
                    filename, error_bars, show)  # fmt: skip
 
 
-def stacked(
-    values: Values,
+def draw_stacked_bars(
+    values: AnswerMatrix,
     df: "pd.DataFrame",
     category_column: str,
     legend_title: str,
@@ -96,38 +96,38 @@ def stacked(
 ) -> "Figure":
     """Draw them."""
     if filename is not None:
-        canvas.check(filename)
-    title = canvas.heading(df, title)
+        canvas.check_filename(filename)
+    title = canvas.build_title(df, title)
     if not len(values.category):
-        return canvas.empty(values, title, filename, show)
+        return canvas.empty_figure(values, title, filename, show)
     names = [name for name in colors or {} if name in values.names]
-    order = sorted(range(len(values.names)), key=lambda k: _place(values.names[k], names))
+    order = sorted(range(len(values.names)), key=lambda k: _color_order(values.names[k], names))
     values = values._replace(names=[values.names[k] for k in order], matrix=values.matrix[:, order])
-    styles = looks(values.names, colors)
+    styles = assign_fill_styles(values.names, colors)
     count = len(values.categories)
-    clusters = values.clusters([name for name in CLUSTERS if name != category_column])
+    clusters = values.cluster_codes([name for name in CLUSTER_COLUMNS if name != category_column])
     found = {}
     for place in range(count):
         if (here := values.category == place).any():
             some = [one[here] for one in clusters]
-            found[place] = interval(values.matrix[here], some, values.kind)
+            found[place] = bootstrap_intervals(values.matrix[here], some, values.kind)
     shades = [styles[name] for name in values.names]
-    rows = sure(found.values()) if error_bars else []
+    rows = answers_with_intervals(found.values()) if error_bars else []
     height = max(5.4, len(rows) * (0.16 * count + 0.15) + 1.5)
-    picture, drawn = canvas.axes(3.4 + 1.2 * count, height, *([3.6] if rows else []))
+    picture, drawn = canvas.create_axes(3.4 + 1.2 * count, height, *([3.6] if rows else []))
     axes = drawn[0] if rows else drawn
     for place, one in found.items():
-        _bar(axes, place, one, shades)
+        _draw_bar(axes, place, one, shades)
         if rows:
-            _intervals(drawn[1], place, count, one, [(k, shades[k]) for k in rows])
-    _frame(axes, values, category_column)
-    _legend(axes, values, styles, legend_title)
+            _draw_intervals(drawn[1], place, count, one, [(k, shades[k]) for k in rows])
+    _format_bar_axes(axes, values, category_column)
+    _draw_legend(axes, values, styles, legend_title)
     if rows:
-        _frame_intervals(drawn[1], [values.names[k] for k in rows], values.categories)
-    return canvas.finish(picture, title, NOTE if rows else "", filename, show)
+        _format_interval_axes(drawn[1], [values.names[k] for k in rows], values.categories)
+    return canvas.finish_figure(picture, title, INTERVALS_NOTE if rows else "", filename, show)
 
 
-def sure(found: Iterable[Interval]) -> list[int]:
+def answers_with_intervals(found: Iterable[ColumnIntervals]) -> list[int]:
     """The answers whose intervals are drawn: those with a share worth a number somewhere."""
     import numpy as np
 
@@ -135,30 +135,30 @@ def sure(found: Iterable[Interval]) -> list[int]:
     if not known:
         return []
     most = np.max([one.center for one in known], axis=0)
-    return [k for k, share in enumerate(most) if share >= TOLD]
+    return [k for k, share in enumerate(most) if share >= MIN_LABELLED_SHARE]
 
 
-def _place(name: Any, first: list[Any]) -> int:
+def _color_order(name: Any, first: list[Any]) -> int:
     return first.index(name) if name in first else len(first)
 
 
-def _bar(axes: "Axes", place: int, found: Interval, styles: Sequence[Look]) -> None:
+def _draw_bar(axes: "Axes", place: int, found: ColumnIntervals, styles: Sequence[FillStyle]) -> None:
     """One category's segments from the bottom."""
     bottom = 0.0
     for share, look in zip(map(float, found.center), styles, strict=True):
         if share <= 0:
             continue
-        axes.bar(place, share, WIDE, bottom, color=look.colour, hatch=look.hatch,
+        axes.bar(place, share, BAR_WIDTH, bottom, color=look.colour, hatch=look.hatch,
                  edgecolor="white" if not look.hatch else "#333333", linewidth=0.8)  # fmt: skip
-        if share >= TOLD:
+        if share >= MIN_LABELLED_SHARE:
             axes.text(place, bottom + share / 2, f"{share:.0%}", ha="center",
-                      va="center", fontsize=9, color=text_on(look.colour), zorder=6,
+                      va="center", fontsize=9, color=text_colour_on(look.colour), zorder=6,
                       bbox={"facecolor": look.colour, "edgecolor": "none", "pad": 1.2})  # fmt: skip
         bottom += share
 
 
-def _intervals(
-    axes: "Axes", place: int, count: int, found: Interval, rows: Sequence[tuple[int, Look]]
+def _draw_intervals(
+    axes: "Axes", place: int, count: int, found: ColumnIntervals, rows: Sequence[tuple[int, FillStyle]]
 ) -> None:
     """One category's shares as points with their intervals, each in the row of its answer."""
     marker, hollow = MARKERS[place % len(MARKERS)], place >= len(MARKERS)
@@ -170,10 +170,10 @@ def _intervals(
                   markeredgecolor="#202020", markeredgewidth=0.7)  # fmt: skip
 
 
-def _frame_intervals(axes: "Axes", names: Sequence[Any], categories: Sequence[Any]) -> None:
+def _format_interval_axes(axes: "Axes", names: Sequence[Any], categories: Sequence[Any]) -> None:
     from matplotlib.lines import Line2D
 
-    axes.set_yticks(range(len(names)), canvas.labels(names, 24))
+    axes.set_yticks(range(len(names)), canvas.shorten_labels(names, 24))
     axes.set_ylim(-0.5, len(names) - 0.5)
     for row in range(1, len(names)):
         axes.axhline(row - 0.5, color="#dddddd", linewidth=0.6, zorder=1)
@@ -185,25 +185,25 @@ def _frame_intervals(axes: "Axes", names: Sequence[Any], categories: Sequence[An
         Line2D([], [], linestyle="", marker=MARKERS[place % len(MARKERS)], color="#404040",
                markerfacecolor="white" if place >= len(MARKERS) else "#404040", markersize=5.5,
                label=name)
-        for place, name in enumerate(canvas.labels(categories, 24))
+        for place, name in enumerate(canvas.shorten_labels(categories, 24))
     ]  # fmt: skip
     axes.legend(handles=points, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False,
                 fontsize=9)  # fmt: skip
 
 
-def _frame(axes: "Axes", values: Values, category_column: str) -> None:
-    canvas.categories(axes, values, category_column)
+def _format_bar_axes(axes: "Axes", values: AnswerMatrix, category_column: str) -> None:
+    canvas.draw_category_axis(axes, values, category_column)
     axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylabel("mean probability" if values.kind == "probabilities" else "share of answers")
 
 
-def _legend(axes: "Axes", values: Values, styles: Mapping[Any, Look], title: str) -> None:
+def _draw_legend(axes: "Axes", values: AnswerMatrix, styles: Mapping[Any, FillStyle], title: str) -> None:
     """From the top as the segments lie."""
     from matplotlib.patches import Patch
 
-    told = canvas.labels(values.names)
+    told = canvas.shorten_labels(values.names)
     patches = [
         Patch(facecolor=styles[name].colour, hatch=styles[name].hatch, label=label,
               edgecolor="white" if not styles[name].hatch else "#333333")

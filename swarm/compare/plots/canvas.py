@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from swarm.compare.statistics.values import Values
+    from swarm.compare.statistics.values import AnswerMatrix
 
 FONTS = (
     "DejaVu Sans", "Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans KR",
@@ -25,7 +25,7 @@ FONTS = (
 )  # fmt: skip
 """The first that has a character draws it."""
 
-LABEL = 48
+MAX_LABEL_CHARS = 48
 """Characters of a name; of a longer one the beginning is shown."""
 
 
@@ -39,7 +39,7 @@ LARGEST = 60.0
 """Inches that a figure grows to at most where its texts leave its axes too little room."""
 
 
-class Picture(Figure):
+class NotebookFigure(Figure):
     """A figure that a notebook shows where it is the cell's last value.
 
     Attributes:
@@ -58,7 +58,7 @@ class Picture(Figure):
         return target.getvalue()
 
 
-def axes(width: float, height: float, *beside: float) -> tuple[Picture, Any]:
+def create_axes(width: float, height: float, *beside: float) -> tuple[NotebookFigure, Any]:
     """A new figure of so many inches with one pair of axes; matplotlib's state is untouched.
 
     Args:
@@ -66,7 +66,7 @@ def axes(width: float, height: float, *beside: float) -> tuple[Picture, Any]:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    picture = Picture(figsize=(width + sum(beside), height), layout="constrained", dpi=110)
+    picture = NotebookFigure(figsize=(width + sum(beside), height), layout="constrained", dpi=110)
     FigureCanvasAgg(picture)
     found = picture.subplots(1, 1 + len(beside), squeeze=False, width_ratios=[width, *beside])[0]
     for one, least in zip(found, (width / 2, *(0.7 * w for w in beside)), strict=True):
@@ -75,9 +75,9 @@ def axes(width: float, height: float, *beside: float) -> tuple[Picture, Any]:
     return picture, found if beside else found[0]
 
 
-def finish(
-    picture: Picture, title: str | None, note: str, filename: str | Path | None, show: bool
-) -> Picture:
+def finish_figure(
+    picture: NotebookFigure, title: str | None, note: str, filename: str | Path | None, show: bool
+) -> NotebookFigure:
     """Give a figure its title and note, make its text legible, save it and show it.
 
     Raises:
@@ -89,22 +89,22 @@ def finish(
         picture.axes[0].set_title(title, fontsize=11, loc="left")
     if note:
         picture.supxlabel(note, fontsize=8, color="#404040", x=0.01, ha="left")
-    fonts = installed()
+    fonts = find_installed_fonts()
     for text in picture.findobj(Text):
         text.set_fontfamily(list(fonts))
         text.set_parse_math(False)  # an answer with two $ is no formula
-        text.set_text(drawable(text.get_text()))
+        text.set_text(escape_undrawable(text.get_text()))
     make_room(picture)
     if title:
         wrap_title(picture)
     if filename is not None:
-        save(picture, filename)
+        save_figure(picture, filename)
     if show:
         _open_window(picture)
     return picture
 
 
-def make_room(picture: Picture) -> None:
+def make_room(picture: NotebookFigure) -> None:
     """Turn or thin out names at x axes that would overlap, and widen axes that texts squeeze."""
     _widen(picture)
     for one in picture.least:
@@ -117,7 +117,7 @@ def make_room(picture: Picture) -> None:
     _widen(picture)
 
 
-def wrap_title(picture: Picture) -> None:
+def wrap_title(picture: NotebookFigure) -> None:
     """Break the title where it would reach a colour bar or the figure's edge."""
     from textwrap import wrap
 
@@ -131,7 +131,7 @@ def wrap_title(picture: Picture) -> None:
     _widen(picture)
 
 
-def _widen(picture: Picture) -> None:
+def _widen(picture: NotebookFigure) -> None:
     """Enlarge a figure until its axes have what they need, if that ends."""
     for _ in range(10):
         width, height = _lacking(picture)
@@ -141,7 +141,7 @@ def _widen(picture: Picture) -> None:
         picture.set_figheight(min(LARGEST, picture.get_figheight() + height))
 
 
-def _lay_out(picture: Picture) -> None:
+def _lay_out(picture: NotebookFigure) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # axes that are squeezed to nothing are widened then
         engine = picture.get_layout_engine()
@@ -149,7 +149,7 @@ def _lay_out(picture: Picture) -> None:
         engine.execute(picture)
 
 
-def _lacking(picture: Picture) -> tuple[float, float]:
+def _lacking(picture: NotebookFigure) -> tuple[float, float]:
     """Inches of width and of height that a figure lacks."""
     _lay_out(picture)
     inside = {one: one.get_window_extent().width / picture.dpi for one in picture.least}
@@ -218,7 +218,7 @@ def _thinned(axes: "Axes") -> None:
             return
 
 
-def installed() -> dict[str, Any]:
+def find_installed_fonts() -> dict[str, Any]:
     """Those of `FONTS` that are here, with the characters that each has."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
@@ -230,11 +230,11 @@ def installed() -> dict[str, Any]:
     }
 
 
-def drawable(text: str) -> str:
+def escape_undrawable(text: str) -> str:
     """A text in which what no font here has is told by its code, which a box would not tell."""
     if text.isascii() and "\0" not in text:
         return text
-    fonts = list(installed().values())
+    fonts = list(find_installed_fonts().values())
     return "".join(
         c
         if c == "\n" or (c > "\0" and any(font.get_char_index(ord(c)) for font in fonts))
@@ -243,50 +243,50 @@ def drawable(text: str) -> str:
     )
 
 
-def short(value: Any, most: int = LABEL) -> str:
+def shorten_label(value: Any, most: int = MAX_LABEL_CHARS) -> str:
     """A name in one line, shortened, as it can be drawn."""
     text = " ".join(str(value).split()) or repr(value)
-    return drawable(text if len(text) <= most else f"{text[: most - 1]}…")
+    return escape_undrawable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
-def labels(names: Sequence[Any], most: int = LABEL) -> list[str]:
+def shorten_labels(names: Sequence[Any], most: int = MAX_LABEL_CHARS) -> list[str]:
     """Names in one line each; of long ones that begin alike the ends are shown."""
-    found = [short(name, most) for name in names]
+    found = [shorten_label(name, most) for name in names]
     return [
-        drawable(f"{one[: most // 2 - 1]}…{str(name)[-(most // 2) :]}")
+        escape_undrawable(f"{one[: most // 2 - 1]}…{str(name)[-(most // 2) :]}")
         if found.count(one) > 1
         else one
         for one, name in zip(found, names, strict=True)
     ]
 
 
-def heading(df: "pd.DataFrame", title: str | None, shown: str | None = None) -> str | None:
+def build_title(df: "pd.DataFrame", title: str | None, shown: str | None = None) -> str | None:
     """The title; without one the paraphrase `shown` or the first, and how many others there are."""
     from textwrap import wrap
 
-    from swarm.compare.statistics.counted import hashable
+    from swarm.compare.statistics.counted import to_hashable_column
 
     if title is not None:
         return title
-    known = hashable(df["question"]).dropna().unique() if "question" in df.columns else ()
+    known = to_hashable_column(df["question"]).dropna().unique() if "question" in df.columns else ()
     questions = list(known) or [shown]
     first = questions[0] if shown is None else shown
     if first is None:
         return None
-    lines = wrap(short(first, 240), 90)[:3]
+    lines = wrap(shorten_label(first, 240), 90)[:3]
     if others := len(questions) - 1:
         lines.append(f"and {others} other paraphrase{'s' * (others > 1)}")
     return "\n".join(lines)
 
 
-def tick(values: "Values", place: int, width: int = LABEL) -> str:
+def build_tick_label(values: "AnswerMatrix", place: int, width: int = MAX_LABEL_CHARS) -> str:
     """A category's name, how many answers it has, and what is not among them."""
     from textwrap import wrap
 
     name = values.categories[place]
     n = int((values.category == place).sum())
     refused, errors = values.refused[name], values.errors[name]
-    lines = [*wrap(short(name), width), f"n = {n}" if n else "no answers"]
+    lines = [*wrap(shorten_label(name), width), f"n = {n}" if n else "no answers"]
     if refused:
         lines.append(f"{refused / (n + refused):.0%} refused")
     if errors:
@@ -294,11 +294,11 @@ def tick(values: "Values", place: int, width: int = LABEL) -> str:
     return "\n".join(lines)
 
 
-def categories(axes: "Axes", values: "Values", category_column: str) -> None:
+def draw_category_axis(axes: "Axes", values: "AnswerMatrix", category_column: str) -> None:
     """The categories under an axis."""
     count = len(values.categories)
-    width = TICK if count <= 8 else LABEL
-    axes.set_xticks(range(count), [tick(values, place, width) for place in range(count)])
+    width = TICK if count <= 8 else MAX_LABEL_CHARS
+    axes.set_xticks(range(count), [build_tick_label(values, place, width) for place in range(count)])
     axes.figure.least[axes] = (1.15 if count <= 8 else 0.6) * count  # type: ignore[union-attr]
     if count > 8:
         _turn(axes, 40)
@@ -306,7 +306,7 @@ def categories(axes: "Axes", values: "Values", category_column: str) -> None:
     axes.set_xlabel(category_column)
 
 
-def empty(values: "Values", title: str | None, filename: Any, show: bool) -> Picture:
+def empty_figure(values: "AnswerMatrix", title: str | None, filename: Any, show: bool) -> NotebookFigure:
     """A figure that says that there is nothing to show, and why."""
     refused, errors = sum(values.refused.values()), sum(values.errors.values())
     if refused and not errors:
@@ -315,22 +315,22 @@ def empty(values: "Values", title: str | None, filename: Any, show: bool) -> Pic
         told = f"No answers: {refused} refused, {errors} failed."
     else:
         told = "No answers: the data frame has no such rows."
-    picture, one = axes(7, 3)
+    picture, one = create_axes(7, 3)
     one.set_axis_off()
     one.text(0.5, 0.5, told, ha="center", va="center", transform=one.transAxes)
-    return finish(picture, title, "", filename, show)
+    return finish_figure(picture, title, "", filename, show)
 
 
-def check(filename: str | Path) -> None:
+def check_filename(filename: str | Path) -> None:
     """Raise an error if figures can't be saved as such a file."""
     kinds = sorted(Figure().canvas.get_supported_filetypes())
     if Path(filename).suffix[1:].lower() not in kinds:
-        raise WrongValue(
+        raise InvalidArgument(
             f"filename: {filename} should end in .png, .svg or .pdf (or .{', .'.join(kinds)})"
         )
 
 
-def save(picture: Figure, filename: str | Path) -> None:
+def save_figure(picture: Figure, filename: str | Path) -> None:
     """Save a figure whole or not at all, with the folders above it.
 
     Raises:
@@ -338,13 +338,13 @@ def save(picture: Figure, filename: str | Path) -> None:
     """
     import io
 
-    from swarm.files import write_whole
+    from swarm.files import write_atomic
 
-    check(filename)
+    check_filename(filename)
     target = io.BytesIO()
     kind = Path(filename).suffix[1:].lower()
     picture.savefig(target, format=kind, dpi=150, bbox_inches="tight")
-    write_whole(Path(filename).expanduser(), target.getvalue())
+    write_atomic(Path(filename).expanduser(), target.getvalue())
 
 
 def _open_window(picture: Figure) -> None:

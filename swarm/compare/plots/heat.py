@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.plots import canvas
-from swarm.compare.plots.palette import text_on
-from swarm.compare.statistics.counted import hashable, plain
-from swarm.compare.statistics.values import Values, column, ordered, read
+from swarm.compare.plots.palette import text_colour_on
+from swarm.compare.statistics.counted import to_hashable_column, to_countable
+from swarm.compare.statistics.values import AnswerMatrix, get_column, order_categories, read_answers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CELLS = 60
+MAX_LABELLED_COLUMNS = 60
 """Up to so many columns each cell tells its number."""
 
 
@@ -43,38 +43,38 @@ def heatmap(
         WrongValue: A column, category or answer is not there.
     """
     if filename is not None:
-        canvas.check(filename)
-    column(df, row_column, "row_column")
+        canvas.check_filename(filename)
+    get_column(df, row_column, "row_column")
     chosen = None if answer is None else [answer]
-    values = read(df, answer_column, category_column, selected_categories, chosen)
+    values = read_answers(df, answer_column, category_column, selected_categories, chosen)
     if not len(values.category):
-        return canvas.empty(values, canvas.heading(df, title), filename, show)
-    if answer is not None and values.names[0] != plain(answer):
-        raise WrongValue(f"answer: nobody answered {answer!r} in the column {answer_column}")
-    rows = ordered(df, row_column)
-    cells = _cells(values, rows, row_column)
-    told = "mean" if values.kind == "mean" else f"share of {canvas.short(values.names[0])!r}"
-    picture, axes = canvas.axes(3.4 + 0.75 * max(3, min(len(values.categories), 30)),
+        return canvas.empty_figure(values, canvas.build_title(df, title), filename, show)
+    if answer is not None and values.names[0] != to_countable(answer):
+        raise InvalidArgument(f"answer: nobody answered {answer!r} in the column {answer_column}")
+    rows = order_categories(df, row_column)
+    cells = _cell_means(values, rows, row_column)
+    told = "mean" if values.kind == "mean" else f"share of {canvas.shorten_label(values.names[0])!r}"
+    picture, axes = canvas.create_axes(3.4 + 0.75 * max(3, min(len(values.categories), 30)),
                                 1.9 + 0.45 * max(2, len(rows)))  # fmt: skip
     limits = (None, None) if values.kind == "mean" else (0.0, 1.0)
     image = axes.imshow(cells, cmap="cividis", aspect="auto", vmin=limits[0], vmax=limits[1])
     axes.spines[:].set_visible(False)
-    axes.set_xticks(range(len(values.categories)), _columns(df, values, category_column))
-    axes.set_yticks(range(len(rows)), canvas.labels(rows, 32))
+    axes.set_xticks(range(len(values.categories)), _column_labels(df, values, category_column))
+    axes.set_yticks(range(len(rows)), canvas.shorten_labels(rows, 32))
     axes.set_xlabel(category_column)
-    picture.least[axes] = max(4.0, 0.45 * min(len(values.categories), CELLS))
-    _numbers(axes, cells, image)
+    picture.least[axes] = max(4.0, 0.45 * min(len(values.categories), MAX_LABELLED_COLUMNS))
+    _draw_cell_values(axes, cells, image)
     picture.colorbar(image, ax=axes, label=f"{answer_column}: {told}")
     note = "–: no answers." if bool((cells != cells).any()) else ""
-    return canvas.finish(picture, canvas.heading(df, title), note, filename, show)
+    return canvas.finish_figure(picture, canvas.build_title(df, title), note, filename, show)
 
 
-def _cells(values: Values, rows: Sequence[Any], row_column: str) -> "np.ndarray":
+def _cell_means(values: AnswerMatrix, rows: Sequence[Any], row_column: str) -> "np.ndarray":
     """[rows, columns] means; NaN without answers."""
     import numpy as np
 
     place = {name: i for i, name in enumerate(rows)}
-    codes = hashable(values.frame[row_column]).map(place).to_numpy()
+    codes = to_hashable_column(values.frame[row_column]).map(place).to_numpy()
     shape = len(rows), len(values.categories)
     flat = codes * shape[1] + values.category
     counts = np.bincount(flat, minlength=shape[0] * shape[1]).astype(float)
@@ -84,25 +84,25 @@ def _cells(values: Values, rows: Sequence[Any], row_column: str) -> "np.ndarray"
     return means
 
 
-def _columns(df: "pd.DataFrame", values: Values, category_column: str) -> list[str]:
+def _column_labels(df: "pd.DataFrame", values: AnswerMatrix, category_column: str) -> list[str]:
     """The columns' names; of paraphrases with how they begin."""
     if category_column != "paraphrase_ix" or "question" not in df.columns:
-        return canvas.labels(values.categories, 18)
+        return canvas.shorten_labels(values.categories, 18)
     first = df.drop_duplicates("paraphrase_ix").set_index("paraphrase_ix")["question"]
-    return [f"{ix}\n{canvas.short(first[ix], 14)}" for ix in values.categories]
+    return [f"{ix}\n{canvas.shorten_label(first[ix], 14)}" for ix in values.categories]
 
 
-def _numbers(axes: "Axes", cells: "np.ndarray", image: Any) -> None:
+def _draw_cell_values(axes: "Axes", cells: "np.ndarray", image: Any) -> None:
     from matplotlib.colors import to_hex
 
-    if cells.shape[1] > CELLS:
+    if cells.shape[1] > MAX_LABELLED_COLUMNS:
         return
-    for (row, place), value in _each(cells):
+    for (row, place), value in _iter_cells(cells):
         colour = "#FFFFFF" if value != value else to_hex(image.cmap(image.norm(value)))
         digits = 2 - (abs(value) >= 10) - (abs(value) >= 1000)
         told = "–" if value != value else f"{value:.{digits}f}"
-        axes.text(place, row, told, ha="center", va="center", fontsize=9, color=text_on(colour))
+        axes.text(place, row, told, ha="center", va="center", fontsize=9, color=text_colour_on(colour))
 
 
-def _each(cells: "np.ndarray") -> list[tuple[tuple[int, int], float]]:
+def _iter_cells(cells: "np.ndarray") -> list[tuple[tuple[int, int], float]]:
     return [((i, j), float(v)) for i, row in enumerate(cells) for j, v in enumerate(row)]

@@ -4,23 +4,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.plots import canvas
-from swarm.compare.plots.palette import COLOURS, LINES, looks
-from swarm.compare.statistics import CLUSTERS
-from swarm.compare.statistics.counted import probabilities
-from swarm.compare.statistics.resampling import Interval, interval
-from swarm.compare.statistics.values import Values, read
+from swarm.compare.plots.palette import COLOURS, LINE_STYLES, assign_fill_styles
+from swarm.compare.statistics import CLUSTER_COLUMNS
+from swarm.compare.statistics.counted import parse_probabilities
+from swarm.compare.statistics.resampling import ColumnIntervals, bootstrap_intervals
+from swarm.compare.statistics.values import AnswerMatrix, read_answers
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
 
-EXPECTED = "expected rating"
+EXPECTED_COLUMN = "expected rating"
 
 
-class Ratings(NamedTuple):
+class RatingDistributions(NamedTuple):
     """Distributions over ratings.
 
     Attributes:
@@ -29,27 +29,27 @@ class Ratings(NamedTuple):
         shares: [N, X] their probabilities.
     """
 
-    values: Values
+    values: AnswerMatrix
     scale: "np.ndarray"
     shares: "np.ndarray"
 
     @property
-    def step(self) -> int:
+    def rating_step(self) -> int:
         """The least distance of two ratings that anyone gave."""
         import numpy as np
 
         given = self.scale[self.shares.sum(axis=0) > 0.001 * len(self.shares)]
         return int(np.diff(given).min()) if len(given) > 1 else 1
 
-    def of(self, place: int, category_column: str) -> tuple[Interval, Interval, Interval]:
+    def category_intervals(self, place: int, category_column: str) -> tuple[ColumnIntervals, ColumnIntervals, ColumnIntervals]:
         """Of one category: the mean, the mean probabilities, and the cumulative ones."""
         here = self.values.category == place
-        names = [name for name in CLUSTERS if name != category_column]
-        clusters = [codes[here] for codes in self.values.clusters(names)]
+        names = [name for name in CLUSTER_COLUMNS if name != category_column]
+        clusters = [codes[here] for codes in self.values.cluster_codes(names)]
         return (
-            interval(self.values.matrix[here], clusters),
-            interval(self.shares[here], clusters, "probabilities"),
-            interval(self.shares[here].cumsum(axis=1), clusters, "probabilities"),
+            bootstrap_intervals(self.values.matrix[here], clusters),
+            bootstrap_intervals(self.shares[here], clusters, "probabilities"),
+            bootstrap_intervals(self.shares[here].cumsum(axis=1), clusters, "probabilities"),
         )
 
 
@@ -75,17 +75,17 @@ def rating_cumulative_plot(
     Raises:
         WrongValue: An argument has no such value.
     """
-    ratings, title = _start(df, probs_column, category_column, selected_categories,
+    ratings, title = _prepare_ratings(df, probs_column, category_column, selected_categories,
                             (min_rating, max_rating), title, filename)  # fmt: skip
     if ratings is None:
-        return _empty(df, probs_column, category_column, selected_categories, title, filename,
+        return _draw_empty(df, probs_column, category_column, selected_categories, title, filename,
                       show)  # fmt: skip
-    picture, axes = canvas.axes(8.5, 5)
-    lines = _lines(ratings.values.categories, colors)
+    picture, axes = canvas.create_axes(8.5, 5)
+    lines = _assign_line_styles(ratings.values.categories, colors)
     for place, name in enumerate(ratings.values.categories):
-        mean, _, found = ratings.of(place, category_column)
+        mean, _, found = ratings.category_intervals(place, category_column)
         colour, dash = lines[name]
-        label = f"{_counted(ratings.values, place)}{_mean(mean)}"
+        label = f"{_category_label(ratings.values, place)}{_format_mean_interval(mean)}"
         axes.step(ratings.scale, found.center, color=colour, linestyle=dash, label=label,
                   where="post", linewidth=2)  # fmt: skip
         if error_bars:
@@ -99,7 +99,7 @@ def rating_cumulative_plot(
     axes.legend(title=category_column, frameon=False, alignment="left", fontsize=9,
                 loc="upper left", bbox_to_anchor=(1.01, 1))  # fmt: skip
     note = "Bands, and brackets after means: 95 % intervals." if error_bars else ""
-    return canvas.finish(picture, title, note, filename, show)
+    return canvas.finish_figure(picture, title, note, filename, show)
 
 
 def rating_violins(
@@ -123,28 +123,28 @@ def rating_violins(
     Raises:
         WrongValue: An argument has no such value.
     """
-    ratings, title = _start(df, probs_column, category_column, selected_categories,
+    ratings, title = _prepare_ratings(df, probs_column, category_column, selected_categories,
                             (min_rating, max_rating), title, filename)  # fmt: skip
     if ratings is None:
-        return _empty(df, probs_column, category_column, selected_categories, title, filename,
+        return _draw_empty(df, probs_column, category_column, selected_categories, title, filename,
                       show)  # fmt: skip
     names = ratings.values.categories
-    picture, axes = canvas.axes(3 + 1.2 * len(names), 5)
-    styles = looks(names, colors)
+    picture, axes = canvas.create_axes(3 + 1.2 * len(names), 5)
+    styles = assign_fill_styles(names, colors)
     for place, name in enumerate(names):
-        mean, found, _ = ratings.of(place, category_column)
+        mean, found, _ = ratings.category_intervals(place, category_column)
         if mean.center[0] == mean.center[0]:
             half = 0.42 * found.center / found.center.max()
-            axes.barh(ratings.scale, 2 * half, ratings.step, left=place - half, linewidth=0,
+            axes.barh(ratings.scale, 2 * half, ratings.rating_step, left=place - half, linewidth=0,
                       color=styles[name].colour, hatch=styles[name].hatch)  # fmt: skip
             draw_mean(axes, place, mean, error_bars)
-    canvas.categories(axes, ratings.values, category_column)
+    canvas.draw_category_axis(axes, ratings.values, category_column)
     axes.set_ylabel("rating" if probs_column == "probs" else probs_column)
     note = "Dots: means, with 95 % intervals." if error_bars else "Dots: means."
-    return canvas.finish(picture, title, note, filename, show)
+    return canvas.finish_figure(picture, title, note, filename, show)
 
 
-def draw_mean(axes: Any, place: float, mean: Interval, error_bars: bool) -> None:
+def draw_mean(axes: Any, place: float, mean: ColumnIntervals, error_bars: bool) -> None:
     """A dot with its interval and number."""
     import numpy as np
 
@@ -153,17 +153,17 @@ def draw_mean(axes: Any, place: float, mean: Interval, error_bars: bool) -> None
         axes.plot([place] * 2, [low, high], color="white", linewidth=4, zorder=4)
         axes.plot([place] * 2, [low, high], color="black", linewidth=1.6, zorder=5, marker="_")
     axes.plot([place], [center], "o", color="black", markeredgecolor="white", zorder=6)
-    axes.annotate(told(center), (place, center), (9, 0), textcoords="offset points", zorder=7,
+    axes.annotate(format_mean_label(center), (place, center), (9, 0), textcoords="offset points", zorder=7,
                   va="center", fontsize=9, bbox={"facecolor": "white", "edgecolor": "none",
                                                  "alpha": 0.8, "pad": 0.8})  # fmt: skip
 
 
-def told(value: float) -> str:
+def format_mean_label(value: float) -> str:
     """About three digits."""
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def _start(
+def _prepare_ratings(
     df: "pd.DataFrame",
     probs_column: str,
     category_column: str,
@@ -171,47 +171,47 @@ def _start(
     ends: tuple[int | None, int | None],
     title: str | None,
     filename: Any,
-) -> tuple[Ratings | None, str | None]:
+) -> tuple[RatingDistributions | None, str | None]:
     """The ratings, `None` without any, and the title."""
     import numpy as np
     import pandas as pd
 
     if filename is not None:
-        canvas.check(filename)
-    values = _expected(df, probs_column, category_column, selected)
+        canvas.check_filename(filename)
+    values = _expected_ratings(df, probs_column, category_column, selected)
     if not len(values.category):
-        return None, canvas.heading(df, title)
-    told = [probabilities(answer) for answer in values.frame[probs_column]]
+        return None, canvas.build_title(df, title)
+    told = [parse_probabilities(answer) for answer in values.frame[probs_column]]
     table = pd.DataFrame(told).fillna(0.0)
     first = int(min(table.columns)) if ends[0] is None else ends[0]
     last = int(max(table.columns)) if ends[1] is None else ends[1]
     if last - first > 10_000:
-        raise WrongValue(f"ratings from {first} to {last} are too many to draw")
+        raise InvalidArgument(f"ratings from {first} to {last} are too many to draw")
     scale = np.arange(first, last + 1)
-    return Ratings(values, scale, table.reindex(columns=list(scale), fill_value=0.0).to_numpy()), (
-        canvas.heading(df, title)
+    return RatingDistributions(values, scale, table.reindex(columns=list(scale), fill_value=0.0).to_numpy()), (
+        canvas.build_title(df, title)
     )
 
 
-def _expected(
+def _expected_ratings(
     df: "pd.DataFrame", probs_column: str, category_column: str, selected: Sequence[Any] | None
-) -> Values:
+) -> AnswerMatrix:
     """The expected rating of each distribution."""
-    from swarm.compare.statistics.values import column
+    from swarm.compare.statistics.values import get_column
 
-    column(df, probs_column, "probs_column")
+    get_column(df, probs_column, "probs_column")
     means = [
         sum(rating * p for rating, p in found.items()) / sum(found.values())
-        if isinstance(answer, Mapping) and any((found := probabilities(answer)).values())
+        if isinstance(answer, Mapping) and any((found := parse_probabilities(answer)).values())
         else None
         for answer in df[probs_column]
     ]
-    frame = df.assign(**{EXPECTED: means})
-    frame[EXPECTED] = frame[EXPECTED].astype(float)
-    return read(frame, EXPECTED, category_column, selected)
+    frame = df.assign(**{EXPECTED_COLUMN: means})
+    frame[EXPECTED_COLUMN] = frame[EXPECTED_COLUMN].astype(float)
+    return read_answers(frame, EXPECTED_COLUMN, category_column, selected)
 
 
-def _empty(
+def _draw_empty(
     df: "pd.DataFrame",
     probs_column: str,
     category_column: str,
@@ -220,28 +220,28 @@ def _empty(
     filename: Any,
     show: bool,
 ) -> "Figure":
-    values = _expected(df, probs_column, category_column, selected)
-    return canvas.empty(values, title, filename, show)
+    values = _expected_ratings(df, probs_column, category_column, selected)
+    return canvas.empty_figure(values, title, filename, show)
 
 
-def _lines(names: Sequence[Any], colors: Mapping[Any, str] | None) -> dict[Any, tuple[str, str]]:
+def _assign_line_styles(names: Sequence[Any], colors: Mapping[Any, str] | None) -> dict[Any, tuple[str, str]]:
     """A colour and a dash each; after seven colours the next dash."""
-    looks(names[: len(COLOURS)], colors)  # says what is wrong with them
-    if len(names) > (most := len(COLOURS) * len(LINES)):
-        raise WrongValue(
+    assign_fill_styles(names[: len(COLOURS)], colors)  # says what is wrong with them
+    if len(names) > (most := len(COLOURS) * len(LINE_STYLES)):
+        raise InvalidArgument(
             f"{len(names)} lines are more than can be told apart ({most}); give selected_categories"
         )
     return {
-        name: ((colors or {}).get(name, COLOURS[i % 7]), LINES[i // 7])
+        name: ((colors or {}).get(name, COLOURS[i % 7]), LINE_STYLES[i // 7])
         for i, name in enumerate(names)
     }
 
 
-def _counted(values: Values, place: int) -> str:
-    return canvas.tick(values, place).replace("\n", ", ")
+def _category_label(values: AnswerMatrix, place: int) -> str:
+    return canvas.build_tick_label(values, place).replace("\n", ", ")
 
 
-def _mean(mean: Interval) -> str:
+def _format_mean_interval(mean: ColumnIntervals) -> str:
     if mean.center[0] != mean.center[0]:
         return ""
     told = f"\nmean {mean.center[0]:.1f}"

@@ -8,23 +8,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.asking import Asked, Script, Want
-from swarm.compare.errors import WrongValue
+from swarm.compare.asking import ModelCall, Script, SampleRequest
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.questions import arguments, yamls
-from swarm.compare.questions.frames import Layout, Row
-from swarm.compare.questions.showing import Plot, View
+from swarm.compare.questions.frames import ColumnLayout, SampleRow
+from swarm.compare.questions.showing import PlotDescriptor, ViewDescriptor
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TYPES = {
-    "free_form": ("questions.free_form", "FreeForm"),
-    "next_token": ("questions.next_token", "NextToken"),
-    "rating": ("questions.rating", "Rating"),
-    "free_form_judge": ("judges", "FreeFormJudge"),
-    "rating_judge": ("judges", "RatingJudge"),
+QUESTION_TYPES = {
+    "free_form": "swarm.compare.questions.free_form.FreeForm",
+    "next_token": "swarm.compare.questions.next_token.NextToken",
+    "rating": "swarm.compare.questions.rating.Rating",
+    "free_form_judge": "swarm.compare.judges.FreeFormJudge",
+    "rating_judge": "swarm.compare.judges.RatingJudge",
 }
-"""Module and class of each type of question."""
+"""Class of each type of question."""
 
 
 class Question(ABC):
@@ -53,7 +53,7 @@ class Question(ABC):
 
     def __init__(
         self,
-        name: str | None = arguments.UNNAMED,
+        name: str | None = arguments.UNNAMED_QUESTION,
         paraphrases: Sequence[Any] | None = None,
         messages: Sequence[Sequence[Mapping[str, Any]]] | None = None,
         logit_bias: Mapping[int, float] | None = None,
@@ -62,16 +62,16 @@ class Question(ABC):
         metadata: Sequence[Mapping[str, Any]] | None = None,
         **unknown: Any,
     ) -> None:
-        arguments.refuse(self.type(), list(unknown), arguments.allowed(type(self)))
-        self.name = arguments.name_of(name)
-        asked = arguments.conversations(paraphrases, messages, system)
+        arguments.refuse_unknown(self.type(), list(unknown), arguments.list_arguments(type(self)))
+        self.name = arguments.validate_name(name)
+        asked = arguments.validate_conversations(paraphrases, messages, system)
         self.paraphrases, self.messages = asked
-        self.system, self.logit_bias = system, arguments.bias(logit_bias)
+        self.system, self.logit_bias = system, arguments.validate_logit_bias(logit_bias)
         key = "samples_per_paraphrase"
-        self.samples_per_paraphrase = arguments.whole(key, samples_per_paraphrase)
+        self.samples_per_paraphrase = arguments.validate_int(key, samples_per_paraphrase)
         self.metadata = metadata
         number = len(self.paraphrases or self.messages or ())
-        self.facts, self.fact_names = arguments.facts(metadata, number, self.layout.columns())
+        self.facts, self.fact_names = arguments.parse_metadata(metadata, number, self.layout.list_columns())
 
     @classmethod
     def type(cls) -> str:
@@ -87,10 +87,10 @@ class Question(ABC):
             WrongValue: There is no such type, or the type refuses an argument.
         """
         kind = given.pop("type", None)
-        if not isinstance(kind, str) or kind not in TYPES:
-            raise WrongValue(f"type={kind!r}: must be one of {', '.join(TYPES)}")
-        module, name = TYPES[kind]
-        return getattr(import_module(f"swarm.compare.{module}"), name)(**given)
+        if not isinstance(kind, str) or kind not in QUESTION_TYPES:
+            raise InvalidArgument(f"type={kind!r}: must be one of {', '.join(QUESTION_TYPES)}")
+        module, _, name = QUESTION_TYPES[kind].rpartition(".")
+        return getattr(import_module(module), name)(**given)
 
     @staticmethod
     def load_dict(name: str, file: str | Path | None = None) -> dict[str, Any]:
@@ -103,15 +103,15 @@ class Question(ABC):
         Raises:
             WrongValue: There is none of this name, two, or one that is broken.
         """
-        return dict(yamls.find(name, file).said)
+        return dict(yamls.find_entry(name, file).said)
 
     @staticmethod
     def from_yaml(name: str, file: str | Path | None = None) -> Any:
         """The question of this name in YAML; see `load_dict` and `create`."""
-        return yamls.made(yamls.find(name, file))
+        return yamls.build_question(yamls.find_entry(name, file))
 
-    view = View()
-    plot = Plot()
+    view = ViewDescriptor()
+    plot = PlotDescriptor()
 
     def as_messages(self) -> list[list[dict[str, Any]]]:
         """The conversation of each paraphrase, as a chat endpoint takes it; copies."""
@@ -148,12 +148,12 @@ class Question(ABC):
         ]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ColumnLayout:
         """The columns that the data frame has beside those of all questions."""
-        return Layout(metadata=getattr(self, "fact_names", ()))
+        return ColumnLayout(metadata=getattr(self, "fact_names", ()))
 
     @abstractmethod
-    def row(self, asked: Asked, sample: int) -> Script[Row]:
+    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
         """The script of one row.
 
         Args:
@@ -163,8 +163,8 @@ class Question(ABC):
         """
 
     def scripts(
-        self, rows: Iterable[Want], during: ExitStack
-    ) -> Iterator[Script[Row] | Script[list[Row]]]:
+        self, rows: Iterable[SampleRequest], during: ExitStack
+    ) -> Iterator[Script[SampleRow] | Script[list[SampleRow]]]:
         """The scripts of all rows, in their order; each makes one of them, or a list of some.
 
         Args:
@@ -205,9 +205,9 @@ class Question(ABC):
         Raises:
             WrongValue: As `df`; or there are not as many groups as questions.
         """
-        from swarm.compare.questions.experiment import frames_of
+        from swarm.compare.questions.experiment import ask_questions
 
-        return frames_of(questions, model_groups, details)
+        return ask_questions(questions, model_groups, details)
 
     def clear_cache(self, model: str, judges: bool = False) -> bool:
         """Forget what a model answered to this question.
@@ -219,6 +219,6 @@ class Question(ABC):
         Returns:
             Whether there was anything.
         """
-        from swarm.compare.judges.judged import forget
+        from swarm.compare.judges.judged import forget_answers
 
-        return forget(self, model, judges)
+        return forget_answers(self, model, judges)

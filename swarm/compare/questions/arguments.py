@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 
-NAME = re.compile(r"[a-zA-Z0-9_\-\[\].()]+")
-UNNAMED = "__unnamed"
+NAME_PATTERN = re.compile(r"[a-zA-Z0-9_\-\[\].()]+")
+UNNAMED_QUESTION = "__unnamed"
 
 
-def allowed(kind: type) -> list[str]:
+def list_arguments(kind: type) -> list[str]:
     """The arguments that a class takes, its bases' included."""
     found: dict[str, None] = {}
     for one in kind.__mro__[:-1]:
@@ -23,7 +23,7 @@ def allowed(kind: type) -> list[str]:
     return [name for name in found if name != "self"]
 
 
-def refuse(what: str, unknown: Sequence[str], known: Sequence[str]) -> None:
+def refuse_unknown(what: str, unknown: Sequence[str], known: Sequence[str]) -> None:
     """Refuse arguments that are not known.
 
     Raises:
@@ -32,49 +32,49 @@ def refuse(what: str, unknown: Sequence[str], known: Sequence[str]) -> None:
     for name in unknown:
         near = get_close_matches(str(name), known, 1)
         meant = f"did you mean {near[0]}? Arguments" if near else "arguments"
-        raise WrongValue(f"{what} has no argument {name!r}; {meant}: {', '.join(known)}")
+        raise InvalidArgument(f"{what} has no argument {name!r}; {meant}: {', '.join(known)}")
 
 
-def name_of(name: str | None) -> str:
+def validate_name(name: str | None) -> str:
     """A question's name.
 
     Raises:
         WrongValue: It cannot be one.
     """
     if name is None:
-        return UNNAMED
-    if not isinstance(name, str) or not NAME.fullmatch(name) or not name.strip("."):
-        raise WrongValue(
+        return UNNAMED_QUESTION
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name) or not name.strip("."):
+        raise InvalidArgument(
             f"name={name!r}: a name has letters, digits and _ - [ ] ( ) . alone, and not only dots"
         )
     return name
 
 
-def whole(key: str, value: Any, least: int = 1) -> int:
+def validate_int(key: str, value: Any, least: int = 1) -> int:
     """A whole number.
 
     Raises:
         WrongValue: It is none, or below the least.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise WrongValue(f"{key}={value!r}: must be a whole number from {least}")
+        raise InvalidArgument(f"{key}={value!r}: must be a whole number from {least}")
     return value
 
 
-def number(key: str, value: Any, least: float | None = None) -> float:
+def validate_number(key: str, value: Any, least: float | None = None) -> float:
     """A number.
 
     Raises:
         WrongValue: It is none, or below the least.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value - value != 0:
-        raise WrongValue(f"{key}={value!r}: must be a number")
+        raise InvalidArgument(f"{key}={value!r}: must be a number")
     if least is not None and value < least:
-        raise WrongValue(f"{key}={value!r}: must be {least} or more")
+        raise InvalidArgument(f"{key}={value!r}: must be {least} or more")
     return value
 
 
-def conversations(
+def validate_conversations(
     paraphrases: Any, messages: Any, system: Any
 ) -> tuple[list[Any] | None, list[list[dict[str, Any]]] | None]:
     """The paraphrases or the messages, one of which is `None`.
@@ -83,23 +83,23 @@ def conversations(
         WrongValue: They are not as they must be.
     """
     if (paraphrases is None) == (messages is None):
-        raise WrongValue("a question needs either paraphrases=[...] or messages=[[...]], not both")
+        raise InvalidArgument("a question needs either paraphrases=[...] or messages=[[...]], not both")
     if system is not None and not isinstance(system, str):
-        raise WrongValue(f"system={system!r}: must be a text")
+        raise InvalidArgument(f"system={system!r}: must be a text")
     if paraphrases is not None:
         if isinstance(paraphrases, str) or not isinstance(paraphrases, Sequence) or not paraphrases:
-            raise WrongValue(f"paraphrases={paraphrases!r}: must be a list of one text or more")
+            raise InvalidArgument(f"paraphrases={paraphrases!r}: must be a list of one text or more")
         for one in paraphrases:
-            content(f"paraphrases: {one!r}", one)
+            validate_content(f"paraphrases: {one!r}", one)
         return list(paraphrases), None
     if system is not None:
-        raise WrongValue("system goes with paraphrases; write it into messages as their first turn")
+        raise InvalidArgument("system goes with paraphrases; write it into messages as their first turn")
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise WrongValue(f"messages={messages!r}: must be a list of one conversation or more")
-    return None, [conversation(one) for one in messages]
+        raise InvalidArgument(f"messages={messages!r}: must be a list of one conversation or more")
+    return None, [validate_conversation(one) for one in messages]
 
 
-def conversation(turns: Any) -> list[dict[str, Any]]:
+def validate_conversation(turns: Any) -> list[dict[str, Any]]:
     """One list of turns.
 
     Raises:
@@ -107,17 +107,17 @@ def conversation(turns: Any) -> list[dict[str, Any]]:
     """
     form = '[{"role": "user", "content": "..."}, ...]'
     if isinstance(turns, Mapping):
-        raise WrongValue(f"messages is a list of conversations, each of them a list: [{form}]")
+        raise InvalidArgument(f"messages is a list of conversations, each of them a list: [{form}]")
     if isinstance(turns, str) or not isinstance(turns, Sequence) or not turns:
-        raise WrongValue(f"messages: {turns!r} is no conversation, which looks like {form}")
+        raise InvalidArgument(f"messages: {turns!r} is no conversation, which looks like {form}")
     for turn in turns:
         if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
-            raise WrongValue(f"messages: {turn!r} is no turn, which looks like {form}")
-    content(f"messages: the last turn {turns[-1]!r}", turns[-1].get("content"))
+            raise InvalidArgument(f"messages: {turn!r} is no turn, which looks like {form}")
+    validate_content(f"messages: the last turn {turns[-1]!r}", turns[-1].get("content"))
     return [dict(turn) for turn in turns]
 
 
-def content(place: str, value: Any) -> None:
+def validate_content(place: str, value: Any) -> None:
     """Check what one turn says: a text, or parts as chat endpoints take them.
 
     Raises:
@@ -125,10 +125,10 @@ def content(place: str, value: Any) -> None:
     """
     parts = isinstance(value, Sequence) and bool(value) and all(isinstance(p, dict) for p in value)
     if not (isinstance(value, str) or parts):
-        raise WrongValue(f'{place}: must be a text, or a list of parts such as {{"type": "text"}}')
+        raise InvalidArgument(f'{place}: must be a text, or a list of parts such as {{"type": "text"}}')
 
 
-def bias(value: Any) -> dict[Any, float] | None:
+def validate_logit_bias(value: Any) -> dict[Any, float] | None:
     """A logit_bias.
 
     Raises:
@@ -137,15 +137,15 @@ def bias(value: Any) -> dict[Any, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise WrongValue(f"logit_bias={value!r}: must map token ids to numbers from -100 to 100")
+        raise InvalidArgument(f"logit_bias={value!r}: must map token ids to numbers from -100 to 100")
     for token, amount in value.items():
         if not str(token).isdecimal():
-            raise WrongValue(f"logit_bias: {token!r} is no token id, which is a whole number")
-        number(f"logit_bias[{token}]", amount)
+            raise InvalidArgument(f"logit_bias: {token!r} is no token id, which is a whole number")
+        validate_number(f"logit_bias[{token}]", amount)
     return dict(value)
 
 
-def facts(
+def parse_metadata(
     metadata: Any, paraphrases: int, taken: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The metadata of each paraphrase, and the columns that they make.
@@ -156,22 +156,22 @@ def facts(
     if metadata is None:
         return [{} for _ in range(paraphrases)], []
     if isinstance(metadata, (str, Mapping)) or not isinstance(metadata, Sequence):
-        raise WrongValue("metadata must be a list of mappings, one for each paraphrase")
+        raise InvalidArgument("metadata must be a list of mappings, one for each paraphrase")
     if len(metadata) != paraphrases or not all(isinstance(one, Mapping) for one in metadata):
-        raise WrongValue(
+        raise InvalidArgument(
             f"metadata must have one mapping for each of the {paraphrases} paraphrases; "
             f"there are {len(metadata)}"
         )
     names = list(dict.fromkeys(name for one in metadata for name in one))
     for name in names:
         if not isinstance(name, str) or not name or name in taken:
-            raise WrongValue(
+            raise InvalidArgument(
                 f"metadata: {name!r} cannot be the name of a column; taken are {', '.join(taken)}"
             )
     return [dict(one) for one in metadata], names
 
 
-def model_groups(groups: Any) -> dict[str, list[str]]:
+def parse_model_groups(groups: Any) -> dict[str, list[str]]:
     """Models by group, each once in its group.
 
     Raises:
@@ -179,28 +179,28 @@ def model_groups(groups: Any) -> dict[str, list[str]]:
     """
     form = 'models are given as {"a group": ["a model", "another"], ...}'
     if not isinstance(groups, Mapping):
-        raise WrongValue(f"{form}, not as {type(groups).__name__}: {short(groups)}")
+        raise InvalidArgument(f"{form}, not as {type(groups).__name__}: {shorten_repr(groups)}")
     if not groups:
-        raise WrongValue(f"no models to ask; {form}")
+        raise InvalidArgument(f"no models to ask; {form}")
     found: dict[str, list[str]] = {}
     for group, models in groups.items():
         # A column of a data frame is as good as a list.
         models = models.tolist() if hasattr(models, "tolist") else models
         if not isinstance(group, str):
-            raise WrongValue(f"group {group!r}: its name must be a text; {form}")
+            raise InvalidArgument(f"group {group!r}: its name must be a text; {form}")
         if isinstance(models, str) or not isinstance(models, (Sequence, set, frozenset)):
-            raise WrongValue(f"group {group!r}: {short(models)} is no list of models; {form}")
+            raise InvalidArgument(f"group {group!r}: {shorten_repr(models)} is no list of models; {form}")
         for model in models:
             if not isinstance(model, str) or not model.strip():
-                raise WrongValue(f"group {group!r}: {short(model)} is no model's name; {form}")
+                raise InvalidArgument(f"group {group!r}: {shorten_repr(model)} is no model's name; {form}")
         if not models:
-            raise WrongValue(f"group {group!r} has no models; name some or leave it out")
+            raise InvalidArgument(f"group {group!r} has no models; name some or leave it out")
         ordered = sorted(models) if isinstance(models, set | frozenset) else models
         found[group] = list(dict.fromkeys(ordered))
     return found
 
 
-def short(value: Any) -> str:
+def shorten_repr(value: Any) -> str:
     """A value in an error."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

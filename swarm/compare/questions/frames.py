@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.asking import Heard
-from swarm.compare.errors import WrongValue
+from swarm.compare.asking import SampleOutcome
+from swarm.compare.errors import InvalidArgument
 from swarm.models import Completion
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FIRST = ("model", "group", "answer")
-MIDDLE = ("question", "api_kwargs", "paraphrase_ix")
-DETAILS = (
+LEADING_COLUMNS = ("model", "group", "answer")
+MIDDLE_COLUMNS = ("question", "api_kwargs", "paraphrase_ix")
+DETAIL_COLUMNS = (
     *("sample", "finish", "reasoning", "prompt_tokens", "new_tokens", "seconds", "cost", "cached"),
 )
 """Columns that a frame has in addition where details are asked for."""
 
 
-class Row(NamedTuple):
+class SampleRow(NamedTuple):
     """What one sample came to.
 
     Attributes:
@@ -33,42 +33,42 @@ class Row(NamedTuple):
 
     columns: Mapping[str, Any]
     error: str | None = None
-    heard: Sequence[Heard] = ()
+    heard: Sequence[SampleOutcome] = ()
 
 
-class Block(NamedTuple):
+class ParaphraseBlock(NamedTuple):
     """All rows of one model and one of a question's paraphrases, samples in order."""
 
     question: Any
     api_kwargs: dict[str, Any]
     paraphrase_ix: int
     metadata: Mapping[str, Any]
-    rows: Sequence[Row]
+    rows: Sequence[SampleRow]
 
 
-class Layout(NamedTuple):
+class ColumnLayout(NamedTuple):
     """Which columns a type of question has of its own: beside the answer, and behind."""
 
     near: Sequence[str] = ()
     far: Sequence[str] = ()
     metadata: Sequence[str] = ()
 
-    def columns(self, details: bool = False) -> list[str]:
+    def list_columns(self, details: bool = False) -> list[str]:
         """All columns of the frame, in their order.
 
         Raises:
             WrongValue: A judge or metadata has the name of a detail.
         """
-        own = [*FIRST, *self.near, *MIDDLE, *self.far, *self.metadata, "error"]
-        if details and (taken := [name for name in own if name in DETAILS]):
-            raise WrongValue(f"details=True adds a column {taken[0]}; rename the one that is there")
-        return own + (list(DETAILS) if details else [])
+        own = [*LEADING_COLUMNS, *self.near, *MIDDLE_COLUMNS, *self.far, *self.metadata, "error"]
+        if details and (taken := [name for name in own if name in DETAIL_COLUMNS]):
+            raise InvalidArgument(f"details=True adds a column {taken[0]}; rename the one that is there")
+        return own + (list(DETAIL_COLUMNS) if details else [])
 
 
-def frame(
-    layout: Layout,
+def build_frame(
+    layout: ColumnLayout,
     groups: Mapping[str, Sequence[str]],
-    blocks: Mapping[str, Sequence[Block]],
+    blocks: Mapping[str, Sequence[ParaphraseBlock]],
     details: bool = False,
 ) -> "pd.DataFrame":
     """A row for each group, model, paraphrase and sample, in this order.
@@ -86,43 +86,43 @@ def frame(
         for model in models
         for block in blocks[model]
     ]
-    whole = of_blocks(layout, parts)
+    whole = block_columns(layout, parts)
     rows = list(chain.from_iterable(block.rows for _, _, block in parts))
     for name in ("answer", *layout.near, *layout.far):
         whole[name] = [row.columns.get(name) for row in rows]
     whole["error"] = [row.error for row in rows]
     if details:
         whole["sample"] = [n for _, _, block in parts for n in range(len(block.rows))]
-        told = [detailed(row) for row in rows]
-        whole |= {name: [one[n] for one in told] for n, name in enumerate(DETAILS[1:])}
-    kept = {name: as_column(whole[name]) for name in layout.columns(details)}
+        told = [detail_values(row) for row in rows]
+        whole |= {name: [one[n] for one in told] for n, name in enumerate(DETAIL_COLUMNS[1:])}
+    kept = {name: as_column(whole[name]) for name in layout.list_columns(details)}
     return pd.DataFrame(kept)
 
 
-def of_blocks(layout: Layout, parts: Sequence[tuple[str, str, Block]]) -> dict[str, list[Any]]:
+def block_columns(layout: ColumnLayout, parts: Sequence[tuple[str, str, ParaphraseBlock]]) -> dict[str, list[Any]]:
     """The columns that say what was asked of whom."""
     whole: dict[str, list[Any]] = {
-        "group": spread(parts, lambda group, model, block: group),
-        "model": spread(parts, lambda group, model, block: model),
-        "question": spread(parts, lambda group, model, block: block.question),
-        "paraphrase_ix": spread(parts, lambda group, model, block: block.paraphrase_ix),
+        "group": repeat_per_row(parts, lambda group, model, block: group),
+        "model": repeat_per_row(parts, lambda group, model, block: model),
+        "question": repeat_per_row(parts, lambda group, model, block: block.question),
+        "paraphrase_ix": repeat_per_row(parts, lambda group, model, block: block.paraphrase_ix),
     }
     for name in layout.metadata:
-        whole[name] = spread(parts, lambda *one, name=name: one[2].metadata.get(name))
+        whole[name] = repeat_per_row(parts, lambda *one, name=name: one[2].metadata.get(name))
     whole["api_kwargs"] = [
-        own(row.columns.get("api_kwargs", block.api_kwargs))
+        copy_request(row.columns.get("api_kwargs", block.api_kwargs))
         for _, _, block in parts
         for row in block.rows
     ]
     return whole
 
 
-def own(sent: dict[str, Any]) -> dict[str, Any]:
+def copy_request(sent: dict[str, Any]) -> dict[str, Any]:
     """The same for one row alone, its turns too: a script may go on with a row's conversation."""
     return {**sent, "messages": [{**turn} for turn in sent["messages"]]}
 
 
-def spread(parts: Sequence[tuple[str, str, Block]], value: Callable[..., Any]) -> list[Any]:
+def repeat_per_row(parts: Sequence[tuple[str, str, ParaphraseBlock]], value: Callable[..., Any]) -> list[Any]:
     """A value of each part, once for each of its rows."""
     return list(chain.from_iterable(repeat(value(*part), len(part[2].rows)) for part in parts))
 
@@ -137,11 +137,11 @@ def as_column(values: list[Any]) -> Any:
     return pd.Series(values, dtype=object)
 
 
-def detailed(row: Row) -> tuple[Any, ...]:
+def detail_values(row: SampleRow) -> tuple[Any, ...]:
     """The values of `DETAILS` but the first; of several answers the sums, and all must be kept."""
     said = [one for one in row.heard if isinstance(one, Completion)]
     if not said:
-        return (None,) * (len(DETAILS) - 1)
+        return (None,) * (len(DETAIL_COLUMNS) - 1)
     costs = [one.known_cost for one in said]
     return (
         said[0].finish,
@@ -154,7 +154,7 @@ def detailed(row: Row) -> tuple[Any, ...]:
     )
 
 
-def tell_failures(name: str, blocks: Mapping[str, Sequence[Block]]) -> None:
+def print_failures(name: str, blocks: Mapping[str, Sequence[ParaphraseBlock]]) -> None:
     """Say on stderr how many rows failed, a line for each model, with the first reason."""
     for model, some in blocks.items():
         errors = [row.error for block in some for row in block.rows if row.error is not None]

@@ -6,15 +6,15 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.asking import Asked, Heard, Script, Want
+from swarm.compare.asking import ModelCall, SampleOutcome, Script, SampleRequest
 from swarm.compare.questions import Question, arguments
-from swarm.compare.questions.frames import Layout, Row
-from swarm.compare.questions.judged_by import judges_of
+from swarm.compare.questions.frames import ColumnLayout, SampleRow
+from swarm.compare.questions.judged_by import resolve_judges
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.compare.judges import FreeFormJudge, RatingJudge
-    from swarm.compare.judges.judging import Judging
+    from swarm.compare.judges.judging import JudgeRun
 
 
 class FreeForm(Question):
@@ -41,9 +41,9 @@ class FreeForm(Question):
     ) -> None:
         self.temperature, self.max_tokens = temperature, max_tokens
         if temperature is not None:
-            arguments.number("temperature", temperature, 0)
+            arguments.validate_number("temperature", temperature, 0)
         if max_tokens is not None:
-            arguments.whole("max_tokens", max_tokens)
+            arguments.validate_int("max_tokens", max_tokens)
         self.judges = judges
         super().__init__(**base)
 
@@ -54,7 +54,7 @@ class FreeForm(Question):
 
     @judges.setter
     def judges(self, judges: Any) -> None:
-        self._judges = judges_of(judges)
+        self._judges = resolve_judges(judges)
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""
@@ -63,50 +63,50 @@ class FreeForm(Question):
         return {**super().params(messages), **told}
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ColumnLayout:
         """See `Question.layout`."""
         judges = (self.judges or {}).items()
         far = [name + suffix for name, judge in judges for suffix in judge.suffixes]
         return super().layout._replace(near=tuple(self.judges or ()), far=tuple(far))
 
-    def row(self, asked: Asked, sample: int) -> Script[Row]:
+    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
         """The script of one answer, without what judges say of it."""
-        return answered((yield (Want(asked, sample),))[0])
+        return answer_row((yield (SampleRequest(asked, sample),))[0])
 
     def scripts(
-        self, rows: Iterable[Want], during: ExitStack
-    ) -> Iterator[Script[Row] | Script[list[Row]]]:
+        self, rows: Iterable[SampleRequest], during: ExitStack
+    ) -> Iterator[Script[SampleRow] | Script[list[SampleRow]]]:
         """See `Question.scripts`; each answer is judged as soon as it is there."""
         if not self.judges:
             # Thousands of kept answers take half the time that they take one by one.
-            return (self._rows(list(some)) for _, some in groupby(rows, itemgetter(0)))
-        from swarm.compare.judges.judging import Judging
+            return (self._answer_rows(list(some)) for _, some in groupby(rows, itemgetter(0)))
+        from swarm.compare.judges.judging import JudgeRun
 
         judging = [
-            during.enter_context(Judging(name, judge)) for name, judge in self.judges.items()
+            during.enter_context(JudgeRun(name, judge)) for name, judge in self.judges.items()
         ]
-        return (self._judged(asked, sample, judging) for asked, sample in rows)
+        return (self._judge_row(asked, sample, judging) for asked, sample in rows)
 
-    def _rows(self, wants: list[Want]) -> Script[list[Row]]:
-        return [answered(said) for said in (yield wants)]
+    def _answer_rows(self, wants: list[SampleRequest]) -> Script[list[SampleRow]]:
+        return [answer_row(said) for said in (yield wants)]
 
-    def _judged(self, asked: Asked, sample: int, judging: "list[Judging]") -> Script[Row]:
-        from swarm.compare.judges.judging import together
+    def _judge_row(self, asked: ModelCall, sample: int, judging: "list[JudgeRun]") -> Script[SampleRow]:
+        from swarm.compare.judges.judging import run_together
 
         row = yield from self.row(asked, sample)
         if row.error is not None:
             return row
         question, answer = asked.params["messages"][-1]["content"], row.columns["answer"]
-        verdicts = yield from together([one.verdict(question, answer) for one in judging])
+        verdicts = yield from run_together([one.judge_answer(question, answer) for one in judging])
         columns = dict(row.columns)
         for verdict in verdicts:
             columns.update(verdict.columns)
         errors = "; ".join(verdict.error for verdict in verdicts if verdict.error is not None)
-        return Row(columns, errors or None, row.heard)
+        return SampleRow(columns, errors or None, row.heard)
 
 
-def answered(said: Heard) -> Row:
+def answer_row(said: SampleOutcome) -> SampleRow:
     """The row of an answer, or of a failure."""
     if isinstance(said, UserError):
-        return Row({"answer": None}, str(said), (said,))
-    return Row({"answer": said.text}, None, (said,))
+        return SampleRow({"answer": None}, str(said), (said,))
+    return SampleRow({"answer": said.text}, None, (said,))

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.questions import Question
-from swarm.compare.questions.frames import FIRST, MIDDLE
+from swarm.compare.questions.frames import LEADING_COLUMNS, MIDDLE_COLUMNS
 
-TAKEN = (*FIRST, *MIDDLE, "raw_answer", "probs", "error")
-ENDINGS = ("_question", "_raw_answer", "_probs")
+RESERVED_COLUMNS = (*LEADING_COLUMNS, *MIDDLE_COLUMNS, "raw_answer", "probs", "error")
+RESERVED_SUFFIXES = ("_question", "_raw_answer", "_probs")
 """What no judge's column may be called, or end with."""
 
 
-def judges_of(judges: Any) -> dict[str, Any] | None:
+def resolve_judges(judges: Any) -> dict[str, Any] | None:
     """The judges of a question, by their columns.
 
     Args:
@@ -24,18 +24,18 @@ def judges_of(judges: Any) -> dict[str, Any] | None:
     if judges is None:
         return None
     if not isinstance(judges, Mapping):
-        raise WrongValue("judges must be a mapping: the column of each, and the judge")
+        raise InvalidArgument("judges must be a mapping: the column of each, and the judge")
     for name in judges:
-        wrong = name in TAKEN or not isinstance(name, str) or not name or name.startswith("_")
-        if wrong or name.endswith(ENDINGS):
-            raise WrongValue(
-                f"judges: {name!r} cannot be a judge's column: not {', '.join(TAKEN)}, and none "
-                f"that starts with _ or ends with {', '.join(ENDINGS)}"
+        wrong = name in RESERVED_COLUMNS or not isinstance(name, str) or not name or name.startswith("_")
+        if wrong or name.endswith(RESERVED_SUFFIXES):
+            raise InvalidArgument(
+                f"judges: {name!r} cannot be a judge's column: not {', '.join(RESERVED_COLUMNS)}, and none "
+                f"that starts with _ or ends with {', '.join(RESERVED_SUFFIXES)}"
             )
-    return {name: judge_of(name, said) for name, said in judges.items()}
+    return {name: resolve_judge(name, said) for name, said in judges.items()}
 
 
-def judge_of(name: str, said: Any) -> Any:
+def resolve_judge(name: str, said: Any) -> Any:
     """One judge; see `judges_of`."""
     made = said
     if isinstance(said, str):
@@ -43,11 +43,11 @@ def judge_of(name: str, said: Any) -> Any:
     elif isinstance(said, Mapping):
         try:
             made = Question.create(**said)
-        except WrongValue as error:
-            raise WrongValue(f"judge {name}: {error}") from None
+        except InvalidArgument as error:
+            raise InvalidArgument(f"judge {name}: {error}") from None
     if not getattr(made, "judges_answers", False):
         kind = made.type() if isinstance(made, Question) else type(made).__name__
-        raise WrongValue(
+        raise InvalidArgument(
             f"judge {name}: must be a free_form_judge or a rating_judge, its arguments or its "
             f"name in YAML; it is a {kind}"
         )

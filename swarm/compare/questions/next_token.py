@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from swarm.compare.asking import Asked, Script
-from swarm.compare.errors import WrongValue
+from swarm.compare.asking import ModelCall, Script
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.questions import Question, arguments
-from swarm.compare.questions.frames import Layout, Row
-from swarm.compare.tokens import checked_top_logprobs, next_token, telling
-from swarm.compare.tokens.sampling import checked_samples, counted, sampled
+from swarm.compare.questions.frames import ColumnLayout, SampleRow
+from swarm.compare.tokens import validate_top_logprobs, read_next_token, with_logprobs
+from swarm.compare.tokens.sampling import resolve_sample_count, count_answers, with_sampling
 
 
 class NextToken(Question):
@@ -38,10 +38,10 @@ class NextToken(Question):
         **base: Any,
     ) -> None:
         if not isinstance(convert_to_probs, bool):
-            raise WrongValue(f"convert_to_probs={convert_to_probs!r}: must be True or False")
-        self.top_logprobs = checked_top_logprobs(top_logprobs)
+            raise InvalidArgument(f"convert_to_probs={convert_to_probs!r}: must be True or False")
+        self.top_logprobs = validate_top_logprobs(top_logprobs)
         self.convert_to_probs = convert_to_probs
-        self.num_samples = arguments.whole("num_samples", num_samples)
+        self.num_samples = arguments.validate_int("num_samples", num_samples)
         self.estimate_by_sampling = estimate_by_sampling
         assert self.requests_per_row
         super().__init__(**base)
@@ -49,14 +49,14 @@ class NextToken(Question):
     @property
     def requests_per_row(self) -> int:  # type: ignore[override]
         """See `Question.requests_per_row`."""
-        return checked_samples(self.estimate_by_sampling) or self.num_samples
+        return resolve_sample_count(self.estimate_by_sampling) or self.num_samples
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""
         params = super().params(messages)
         if self.estimate_by_sampling:
-            return sampled(params, 1)
-        return telling(params, self.top_logprobs)
+            return with_sampling(params, 1)
+        return with_logprobs(params, self.top_logprobs)
 
     def settings(self) -> dict[str, Any]:
         """See `Question.settings`."""
@@ -65,22 +65,22 @@ class NextToken(Question):
         return {"convert_to_probs": self.convert_to_probs, "num_samples": self.num_samples}
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ColumnLayout:
         """See `Question.layout`."""
         ends = ("low", "high") if self.estimate_by_sampling else ()
         return super().layout._replace(far=("unseen", *ends))
 
-    def row(self, asked: Asked, sample: int) -> Script[Row]:
+    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
         number = self.requests_per_row
         samples = range(sample * number, (sample + 1) * number)
         if not self.estimate_by_sampling:
-            found = yield from next_token(asked, samples)
+            found = yield from read_next_token(asked, samples)
         else:
-            found = yield from counted(asked, samples)
+            found = yield from count_answers(asked, samples)
         if not self.convert_to_probs:
-            found = found.in_logs()
+            found = found.to_logprobs()
         if found.error:
-            return Row({"answer": None}, str(found.error), found.heard)
+            return SampleRow({"answer": None}, str(found.error), found.heard)
         columns = ("answer", "unseen", "low", "high")
-        return Row({name: getattr(found, name) for name in columns}, None, found.heard)
+        return SampleRow({name: getattr(found, name) for name in columns}, None, found.heard)

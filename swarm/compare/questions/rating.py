@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from swarm.compare.asking import Asked, Script
+from swarm.compare.asking import ModelCall, Script
 from swarm.compare.questions import Question
-from swarm.compare.questions.frames import Layout, Row
-from swarm.compare.tokens.ratings import Bounds, rating, rating_params
-from swarm.compare.tokens.sampling import checked_samples
+from swarm.compare.questions.frames import ColumnLayout, SampleRow
+from swarm.compare.tokens.ratings import RatingBounds, read_rating, build_rating_params
+from swarm.compare.tokens.sampling import resolve_sample_count
 
 
 class Rating(Question):
@@ -47,31 +47,31 @@ class Rating(Question):
         super().__init__(**base)
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> RatingBounds:
         """As they are now: they may be changed, and what is kept is read anew."""
-        return Bounds(self.min_rating, self.max_rating, self.refusal_threshold, self.top_logprobs)
+        return RatingBounds(self.min_rating, self.max_rating, self.refusal_threshold, self.top_logprobs)
 
     @property
     def requests_per_row(self) -> int:  # type: ignore[override]
         """See `Question.requests_per_row`."""
-        return checked_samples(self.estimate_by_sampling) or 1
+        return resolve_sample_count(self.estimate_by_sampling) or 1
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""
-        return rating_params(super().params(messages), self.bounds, self.estimate_by_sampling)
+        return build_rating_params(super().params(messages), self.bounds, self.estimate_by_sampling)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ColumnLayout:
         """See `Question.layout`."""
         ends = ("low", "high") if self.estimate_by_sampling else ()
         return super().layout._replace(
             near=("raw_answer", "probs"), far=("refused", "unseen", *ends)
         )
 
-    def row(self, asked: Asked, sample: int) -> Script[Row]:
+    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
-        found = yield from rating(asked, self.bounds, sample, self.estimate_by_sampling)
+        found = yield from read_rating(asked, self.bounds, sample, self.estimate_by_sampling)
         if found.error:
-            return Row({"answer": None}, str(found.error), found.heard)
+            return SampleRow({"answer": None}, str(found.error), found.heard)
         columns = ("answer", "raw_answer", "probs", "refused", "unseen", "low", "high")
-        return Row({name: getattr(found, name) for name in columns}, None, found.heard)
+        return SampleRow({name: getattr(found, name) for name in columns}, None, found.heard)

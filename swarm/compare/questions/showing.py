@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import WrongValue, needed
+from swarm.compare.errors import InvalidArgument, missing_extra_error
 
 if TYPE_CHECKING:
     from swarm.compare.questions import Question
 
 
-class Plot:
+class PlotDescriptor:
     """`Question.plot(df, ...)` and `question.plot(models or df, ...)`; see `swarm.compare.plots`.
 
     The keys are those of `swarm.compare.plots.plot`. Of a question that gives ratings the column
@@ -21,18 +21,18 @@ class Plot:
         return plot_frame if question is None else partial(plot_question, question)
 
 
-class View:
+class ViewDescriptor:
     """`Question.view(df, ...)` and `question.view(models or df, ...)`; see `swarm.compare.view`."""
 
     def __get__(self, question: "Question | None", kind: type) -> Any:
         return view_frame if question is None else partial(view_question, question)
 
 
-OF_FRAMES = ("selected_categories", "selected_answers", "min_fraction", "colors", "title",
+FRAME_PLOT_ARGUMENTS = ("selected_categories", "selected_answers", "min_fraction", "colors", "title",
              "filename")  # fmt: skip
 """Further positional arguments of `Question.plot`, in llmcomp's order."""
 
-OF_QUESTIONS = OF_FRAMES[1:]
+QUESTION_PLOT_ARGUMENTS = FRAME_PLOT_ARGUMENTS[1:]
 """Those of a question's own `plot`."""
 
 
@@ -48,12 +48,12 @@ def plot_frame(
     Raises:
         WrongValue: It is none.
     """
-    plot = _plots()
-    more |= _named(OF_FRAMES, further)
-    return plot(is_frame("plot", df), answer_column, category_column, **more)
+    plot = _import_plot()
+    more |= _name_arguments(FRAME_PLOT_ARGUMENTS, further)
+    return plot(require_frame("plot", df), answer_column, category_column, **more)
 
 
-def _named(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
+def _name_arguments(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
     """Positional arguments by their names.
 
     Raises:
@@ -73,15 +73,15 @@ def plot_question(
     **more: Any,
 ) -> Any:
     """Plot what a question's models say."""
-    plot = _plots()
-    more |= _named(OF_QUESTIONS, further)
+    plot = _import_plot()
+    more |= _name_arguments(QUESTION_PLOT_ARGUMENTS, further)
 
     if isinstance(models_or_df, Mapping):
         df = question.df(models_or_df)
         if category_column in ("group", "model"):
             more.setdefault("selected_categories", list(dict.fromkeys(df[category_column])))
     else:
-        df = is_frame("plot", models_or_df, "a mapping of models or ")
+        df = require_frame("plot", models_or_df, "a mapping of models or ")
     if answer_column is None:
         answer_column = "probs" if question.type() == "rating" else "answer"
     return plot(df, category_column=category_column, answer_column=answer_column, **more)
@@ -95,7 +95,7 @@ def view_frame(df: Any, **more: Any) -> Any:
     """
     from swarm.compare.view import view
 
-    return view(is_frame("view", df), **more)
+    return view(require_frame("view", df), **more)
 
 
 def view_question(question: "Question", models_or_df: Any, **more: Any) -> Any:
@@ -104,10 +104,10 @@ def view_question(question: "Question", models_or_df: Any, **more: Any) -> Any:
 
     if isinstance(models_or_df, Mapping):
         return view(question.df(models_or_df), **more)
-    return view(is_frame("view", models_or_df, "a mapping of models or "), **more)
+    return view(require_frame("view", models_or_df, "a mapping of models or "), **more)
 
 
-def is_frame(method: str, value: Any, also: str = "") -> Any:
+def require_frame(method: str, value: Any, also: str = "") -> Any:
     """The value, which is a data frame.
 
     Raises:
@@ -116,14 +116,14 @@ def is_frame(method: str, value: Any, also: str = "") -> Any:
     import pandas as pd
 
     if not isinstance(value, pd.DataFrame):
-        raise WrongValue(
+        raise InvalidArgument(
             f"{method} takes {also}a data frame, not {type(value).__name__}; "
             f"models are shown by a question: question.{method}(models)"
         )
     return value
 
 
-def _plots() -> Any:
+def _import_plot() -> Any:
     """What draws plots.
 
     Raises:
@@ -132,5 +132,5 @@ def _plots() -> Any:
     try:
         from swarm.compare.plots import plot
     except ImportError as error:
-        raise needed(error) from None
+        raise missing_extra_error(error) from None
     return plot

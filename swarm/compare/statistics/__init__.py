@@ -6,19 +6,19 @@ from itertools import combinations
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from swarm.compare.statistics.values import Values
+    from swarm.compare.statistics.values import AnswerMatrix
 
-CLUSTERS = ("model", "paraphrase_ix")
+CLUSTER_COLUMNS = ("model", "paraphrase_ix")
 """Columns whose rows are alike where they have the same value."""
 
 POWER = 0.8
-LEVEL = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 
 
 def get_error_bars(
@@ -42,9 +42,9 @@ def get_error_bars(
     import numpy as np
 
     if not 0 < alpha < 1:
-        raise WrongValue(f"alpha: a share between 0 and 1 such as 0.95, not {alpha}")
+        raise InvalidArgument(f"alpha: a share between 0 and 1 such as 0.95, not {alpha}")
     if n_resamples < 1:
-        raise WrongValue(f"n_resamples: at least 1, not {n_resamples}")
+        raise InvalidArgument(f"n_resamples: at least 1, not {n_resamples}")
     values = np.asarray(fractions, dtype=np.float64)
     if len(values) == 0:
         return 0.0, 0.0, 0.0
@@ -61,7 +61,7 @@ def summary(
     df: "pd.DataFrame",
     answer_column: str = "answer",
     category_column: str = "group",
-    cluster: Sequence[str] = CLUSTERS,
+    cluster: Sequence[str] = CLUSTER_COLUMNS,
     *,
     selected_categories: Sequence[Any] | None = None,
     selected_answers: Sequence[Any] | None = None,
@@ -86,32 +86,32 @@ def summary(
     """
     import pandas as pd
 
-    from swarm.compare.statistics.values import read
+    from swarm.compare.statistics.values import read_answers
 
-    values = read(
+    values = read_answers(
         df, answer_column, category_column, selected_categories, selected_answers, min_fraction
     )
     columns = [name for name in cluster if name != category_column]
-    codes = values.clusters(columns)
+    codes = values.cluster_codes(columns)
     rows = [
         {category_column: name, **row}
         for i, name in enumerate(values.categories)
-        for row in _rows(values, i, name, codes)
+        for row in _category_rows(values, i, name, codes)
     ]
     order = "answer value low high n models paraphrases refused errors note".split()
     return pd.DataFrame(rows, columns=[category_column, *order])
 
 
-def _rows(
-    values: "Values", place: int, name: Any, codes: list["np.ndarray"]
+def _category_rows(
+    values: "AnswerMatrix", place: int, name: Any, codes: list["np.ndarray"]
 ) -> list[dict[str, Any]]:
-    from swarm.compare.statistics.resampling import interval
+    from swarm.compare.statistics.resampling import bootstrap_intervals
 
     here = values.category == place
-    found = interval(values.matrix[here], [one[here] for one in codes], values.kind)
+    found = bootstrap_intervals(values.matrix[here], [one[here] for one in codes], values.kind)
     shared = {
-        "n": int(here.sum()), **_counts(values, here), "refused": values.refused[name],
-        "errors": values.errors[name], "note": _note(values, here),
+        "n": int(here.sum()), **_count_clusters(values, here), "refused": values.refused[name],
+        "errors": values.errors[name], "note": _category_note(values, here),
     }  # fmt: skip
     answers = ["mean"] if values.kind == "mean" else values.names
     return [
@@ -124,7 +124,7 @@ def _rows(
     ]  # fmt: skip
 
 
-def _counts(values: "Values", here: "np.ndarray") -> dict[str, int]:
+def _count_clusters(values: "AnswerMatrix", here: "np.ndarray") -> dict[str, int]:
     names = {"models": "model", "paraphrases": "paraphrase_ix"}
     return {
         what: values.frame[name][here].nunique() if name in values.frame.columns else 0
@@ -132,10 +132,10 @@ def _counts(values: "Values", here: "np.ndarray") -> dict[str, int]:
     }
 
 
-def _note(values: "Values", here: "np.ndarray") -> str:
-    from swarm.compare.statistics.resampling import FEW
+def _category_note(values: "AnswerMatrix", here: "np.ndarray") -> str:
+    from swarm.compare.statistics.resampling import MIN_CLUSTERS
 
-    n, counts = int(here.sum()), _counts(values, here)
+    n, counts = int(here.sum()), _count_clusters(values, here)
     if n == 0:
         return "no answers"
     if n == 1:
@@ -143,7 +143,7 @@ def _note(values: "Values", here: "np.ndarray") -> str:
     few = [
         f"{count} {what}"
         for what, count in (("models", counts["models"]), ("paraphrases", counts["paraphrases"]))
-        if 1 < count < FEW
+        if 1 < count < MIN_CLUSTERS
     ]
     return f"only {' and '.join(few)}: says little of others" if few else ""
 
@@ -161,19 +161,19 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
         samples: Of each paraphrase and model.
     """
     count, sizes = len(groups), sorted(len(m) * paraphrases * samples for m in groups.values())
-    head = f"{count} group{'s' * (count != 1)}, {_asked(paraphrases, samples)}"
+    head = f"{count} group{'s' * (count != 1)}, {_describe_sample_size(paraphrases, samples)}"
     if count == 0 or sizes[0] == 0:
         return f"{head}: nothing is asked"
     if count == 1:
-        half = NormalDist().inv_cdf(1 - LEVEL / 2) / math.sqrt(4 * sizes[0])
-        return f"{head}: shares will be known to within {_up(half)} (95 %, {_alike(groups)})"
+        half = NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2) / math.sqrt(4 * sizes[0])
+        return f"{head}: shares will be known to within {_round_up(half)} (95 %, {_describe_assumption(groups)})"
     comparisons = math.comb(count, 2)
     least = smallest_difference(sizes[0], sizes[1], comparisons)
-    told = f"5 %, {comparisons} comparison{'s' * (comparisons != 1)}; {_alike(groups)}"
+    told = f"5 %, {comparisons} comparison{'s' * (comparisons != 1)}; {_describe_assumption(groups)}"
     if least >= 1:
         return f"{head}: too few answers to show a difference of shares ({told})"
     return (
-        f"{head}: differences of shares from {_up(least)} up will be seen in 4 of 5 runs ({told})"
+        f"{head}: differences of shares from {_round_up(least)} up will be seen in 4 of 5 runs ({told})"
     )
 
 
@@ -185,7 +185,7 @@ def smallest_difference(first: int, second: int, comparisons: int = 1) -> float:
         second: Answers of the other.
         comparisons: By which the level of 5 % is divided.
     """
-    level, power = NormalDist().inv_cdf(1 - LEVEL / 2 / comparisons), NormalDist().inv_cdf(POWER)
+    level, power = NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2 / comparisons), NormalDist().inv_cdf(POWER)
     each = (1 / first + 1 / second) / 2
     least = 0.0
     for _ in range(50):
@@ -195,19 +195,19 @@ def smallest_difference(first: int, second: int, comparisons: int = 1) -> float:
     return least
 
 
-def _asked(paraphrases: int, samples: int) -> str:
+def _describe_sample_size(paraphrases: int, samples: int) -> str:
     paraphrase = "1 paraphrase" if paraphrases == 1 else f"{paraphrases} paraphrases"
     each = " each" if paraphrases > 1 else ""
     return f"{paraphrase} x {samples} sample{'s' * (samples != 1)}{each}"
 
 
-def _alike(groups: Mapping[str, Sequence[str]]) -> str:
+def _describe_assumption(groups: Mapping[str, Sequence[str]]) -> str:
     shared = any(set(a) & set(b) for a, b in combinations(groups.values(), 2))
     several = any(len(models) > 1 for models in groups.values())
     told = "models and paraphrases alike" if several else "paraphrases alike"
     return f"{told}; some models are in several groups" if shared else told
 
 
-def _up(value: float) -> str:
+def _round_up(value: float) -> str:
     """Two decimals, never told smaller than it is."""
     return f"{math.ceil(value * 100 - 1e-9) / 100:.2f}"

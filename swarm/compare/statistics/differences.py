@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.errors import WrongValue
-from swarm.compare.statistics.pairs import PARAPHRASES, Pair
-from swarm.report.statistics import holm
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.statistics.pairs import PARAPHRASES, ComparableRows
+from swarm.report.statistics import holm_correction
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-ALL = "all answers"
+ALL_ANSWERS = "all answers"
 
 
-class Difference(NamedTuple):
+class GroupDifference(NamedTuple):
     """What a test says of two categories.
 
     Attributes:
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     note: str = ""
 
 
-UNTESTED = Difference(math.nan, math.nan, math.nan, math.nan, "none")
+UNTESTED = GroupDifference(math.nan, math.nan, math.nan, math.nan, "none")
 
 
 def pairwise(
@@ -71,31 +71,31 @@ def pairwise(
     """
     import pandas as pd
 
-    from swarm.compare.statistics.counted import plain
-    from swarm.compare.statistics.pairs import pair
-    from swarm.compare.statistics.values import read
+    from swarm.compare.statistics.counted import to_countable
+    from swarm.compare.statistics.pairs import match_rows
+    from swarm.compare.statistics.values import read_answers
 
-    values = read(
+    values = read_answers(
         df, answer_column, category_column, selected_categories,
         None if answer is None else [answer],
     )  # fmt: skip
-    if answer is not None and values.names[:1] != [plain(answer)]:
-        raise WrongValue(f"answer: nobody answered {answer!r} in the column {answer_column}")
-    told = "mean" if values.kind == "mean" else ALL if answer is None else answer
+    if answer is not None and values.names[:1] != [to_countable(answer)]:
+        raise InvalidArgument(f"answer: nobody answered {answer!r} in the column {answer_column}")
+    told = "mean" if values.kind == "mean" else ALL_ANSWERS if answer is None else answer
     rows = []
     for i, j in combinations(range(len(values.categories)), 2):
-        both = pair(values, i, j, category_column)
+        both = match_rows(values, i, j, category_column)
         sizes = {"n_a": int(both.first.sum()), "n_b": int((~both.first).sum())}
-        found = compare(both, chosen=answer is not None)._asdict()
+        found = compare_pair(both, chosen=answer is not None)._asdict()
         names = {"a": values.categories[i], "b": values.categories[j], "answer": told}
         rows.append({**names, **found, "p_holm": math.nan, **sizes})
     order = "a b answer difference low high p p_holm n_a n_b test note".split()
     table = pd.DataFrame(rows, columns=order)
-    table["p_holm"] = holm(table["p"].tolist())
+    table["p_holm"] = holm_correction(table["p"].tolist())
     return table
 
 
-def compare(pair: Pair, chosen: bool = False) -> Difference:
+def compare_pair(pair: ComparableRows, chosen: bool = False) -> GroupDifference:
     """Test one pair.
 
     Args:
@@ -110,43 +110,43 @@ def compare(pair: Pair, chosen: bool = False) -> Difference:
         value = float(gain[0] if chosen or len(gain) == 1 else np.abs(gain).sum() / 2)
         return UNTESTED._replace(difference=value, note="one answer each: nothing to test")
     if pair.units is not None:
-        found = _by_units(pair, chosen)
+        found = _test_units(pair, chosen)
     elif pair.shared >= PARAPHRASES:
-        found = _by_paraphrases(pair, chosen)
+        found = _test_paraphrases(pair, chosen)
     else:
-        found = _by_answers(pair, chosen)
+        found = _test_answers(pair, chosen)
     return found._replace(note="; ".join(filter(None, [found.note, pair.note])))
 
 
-def _by_answers(pair: Pair, chosen: bool) -> Difference:
+def _test_answers(pair: ComparableRows, chosen: bool) -> GroupDifference:
     from swarm.compare.statistics import permutation, spans
 
-    found = permutation.differences(pair.values, pair.first, pair.strata)
-    drawn = permutation.shuffled(pair.values, pair.first, pair.strata, pair.shares)
-    ends = spans.newcombe(pair) if pair.shares else spans.of_answers(pair)
+    found = permutation.stratified_differences(pair.values, pair.first, pair.strata)
+    drawn = permutation.permute_differences(pair.values, pair.first, pair.strata, pair.shares)
+    ends = spans.newcombe_interval(pair) if pair.shares else spans.student_interval(pair)
     strata = "" if pair.shared < 2 else f" within {pair.shared} paraphrases"
-    return _told(found, drawn, ends, pair, chosen, f"permutation of answers{strata}")
+    return _build_difference(found, drawn, ends, pair, chosen, f"permutation of answers{strata}")
 
 
-def _by_paraphrases(pair: Pair, chosen: bool) -> Difference:
+def _test_paraphrases(pair: ComparableRows, chosen: bool) -> GroupDifference:
     import numpy as np
 
     from swarm.compare.statistics import permutation, spans
-    from swarm.compare.statistics.resampling import interval
+    from swarm.compare.statistics.resampling import bootstrap_intervals
 
     gains = np.array([
-        permutation.differences(pair.values[here], pair.first[here], pair.strata[here])
+        permutation.stratified_differences(pair.values[here], pair.first[here], pair.strata[here])
         for here in (pair.paraphrases == code for code in np.unique(pair.paraphrases))
     ])  # fmt: skip
-    found, low, high = interval(gains)
+    found, low, high = bootstrap_intervals(gains)
     if pair.shares:
-        least = spans.newcombe(pair)
+        least = spans.newcombe_interval(pair)
         low, high = np.minimum(low, least[0]), np.maximum(high, least[1])
     test = f"signs of {len(gains)} paraphrases' differences"
-    return _told(found, permutation.flipped(gains), (low, high), pair, chosen, test)
+    return _build_difference(found, permutation.flip_gain_signs(gains), (low, high), pair, chosen, test)
 
 
-def _by_units(pair: Pair, chosen: bool) -> Difference:
+def _test_units(pair: ComparableRows, chosen: bool) -> GroupDifference:
     import numpy as np
 
     from swarm.compare.statistics import permutation, spans
@@ -155,36 +155,36 @@ def _by_units(pair: Pair, chosen: bool) -> Difference:
     means, first = spans.unit_means(pair)
     sizes = f"{first.sum()} and {(~first).sum()} {pair.unit}"
     if chosen or means.shape[1] == 1:
-        value, low, high, p = spans.welch(means[first, 0], means[~first, 0])
+        value, low, high, p = spans.welch_test(means[first, 0], means[~first, 0])
         if not math.isnan(p):
-            return Difference(value, low, high, p, f"Welch's t of {sizes}")
+            return GroupDifference(value, low, high, p, f"Welch's t of {sizes}")
     none = np.zeros(len(means), dtype=int)
-    drawn = permutation.shuffled(means, first, none, shares=False)
-    found = permutation.differences(means, first, none)
+    drawn = permutation.permute_differences(means, first, none, shares=False)
+    found = permutation.stratified_differences(means, first, none)
     ends = np.full((2, means.shape[1]), math.nan)
     least = 1 / math.comb(len(first), int(first.sum()))
-    told = _told(found, drawn, (ends[0], ends[1]), pair, chosen, f"permutation of {sizes}")
+    told = _build_difference(found, drawn, (ends[0], ends[1]), pair, chosen, f"permutation of {sizes}")
     note = f"no p value below {2 * least:.2g} is possible with so few" if least > 0.01 else ""
     return told._replace(note="; ".join(filter(None, [told.note, note])))
 
 
-def _told(
+def _build_difference(
     found: "np.ndarray",
     drawn: "np.ndarray",
     ends: tuple["np.ndarray", "np.ndarray"],
-    pair: Pair,
+    pair: ComparableRows,
     chosen: bool,
     test: str,
-) -> Difference:
+) -> GroupDifference:
     """One difference, or the total variation distance of all."""
     import numpy as np
 
-    from swarm.compare.statistics.permutation import p_value
+    from swarm.compare.statistics.permutation import permutation_p_value
 
     if chosen or len(found) == 1:
-        p = p_value(found[:1], drawn[:, :1], np.ones(1))
-        return Difference(float(found[0]), float(ends[0][0]), float(ends[1][0]), p, test)
-    p = p_value(found, drawn, pair.values.mean(axis=0))
+        p = permutation_p_value(found[:1], drawn[:, :1], np.ones(1))
+        return GroupDifference(float(found[0]), float(ends[0][0]), float(ends[1][0]), p, test)
+    p = permutation_p_value(found, drawn, pair.values.mean(axis=0))
     chance = float(np.abs(drawn).sum(axis=1).mean() / 2)
     note = f"chance alone makes it about {chance:.2f}"
-    return Difference(float(np.abs(found).sum() / 2), math.nan, math.nan, p, test, note)
+    return GroupDifference(float(np.abs(found).sum() / 2), math.nan, math.nan, p, test, note)

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-    from swarm.compare.statistics.values import Values
+    from swarm.compare.statistics.values import AnswerMatrix
 
-UNITS = 4
+MIN_UNITS = 4
 """From so many paraphrases on each side, none of them on both, they are what is compared."""
 
 PARAPHRASES = 8
 """From so many that both answered, a difference is one over paraphrases; fewer are as they are."""
 
 
-class Pair(NamedTuple):
+class ComparableRows(NamedTuple):
     """The rows of two categories that can be compared.
 
     Attributes:
@@ -41,21 +41,21 @@ class Pair(NamedTuple):
     note: str
 
 
-def pair(values: "Values", i: int, j: int, category_column: str) -> Pair:
+def match_rows(values: "AnswerMatrix", i: int, j: int, category_column: str) -> ComparableRows:
     """The i-th and the j-th category."""
     import numpy as np
 
     rows = np.isin(values.category, (i, j))
     first = values.category[rows] == i
-    paraphrases = _codes(values, "paraphrase_ix", category_column)[rows]
-    models = _codes(values, "model", category_column)[rows]
+    paraphrases = _column_codes(values, "paraphrase_ix", category_column)[rows]
+    models = _column_codes(values, "model", category_column)[rows]
     common = set(paraphrases[first]) & set(paraphrases[~first])
     sides = set(models[first]), set(models[~first])
     strata = paraphrases if common else np.zeros_like(paraphrases)
     if sides[0] == sides[1]:
         strata = strata * (int(models.max(initial=0)) + 1) + models
     both = np.isin(strata, np.intersect1d(strata[first], strata[~first]))
-    units, unit = _units(models, paraphrases, first, bool(common))
+    units, unit = _select_units(models, paraphrases, first, bool(common))
     note = f"{int((~both).sum())} answers to what only one was asked left out" * (not both.all())
     if sides[0] & sides[1] and sides[0] != sides[1]:
         note = "; ".join(filter(None, [note, "a model is on both sides"]))
@@ -67,27 +67,27 @@ def pair(values: "Values", i: int, j: int, category_column: str) -> Pair:
             f"only {count} paraphrase{'s' * (count > 1)}: too narrow an interval for other wordings"
         )
         note = "; ".join(filter(None, [note, few]))
-    return Pair(
+    return ComparableRows(
         values.matrix[rows][both], first[both], strata[both], paraphrases[both], len(common),
         None if units is None else units[both], unit, values.kind == "shares", note,
     )  # fmt: skip
 
 
-def _codes(values: "Values", name: str, category_column: str) -> "np.ndarray":
+def _column_codes(values: "AnswerMatrix", name: str, category_column: str) -> "np.ndarray":
     """[N] integers; all 0 where the column is not there, or is what is compared."""
     import numpy as np
 
     if name == category_column or name not in values.frame.columns:
         return np.zeros(len(values.frame), dtype=int)
-    return values.clusters([name])[0]
+    return values.cluster_codes([name])[0]
 
 
-def _units(
+def _select_units(
     models: "np.ndarray", paraphrases: "np.ndarray", first: "np.ndarray", common: bool
 ) -> tuple["np.ndarray | None", str]:
     sides = set(models[first]), set(models[~first])
     if not sides[0] & sides[1] and min(map(len, sides)) > 1:
         return models, "models"
-    if not common and min(len(set(paraphrases[side])) for side in (first, ~first)) >= UNITS:
+    if not common and min(len(set(paraphrases[side])) for side in (first, ~first)) >= MIN_UNITS:
         return paraphrases, "paraphrases"
     return None, ""

@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 Z95 = 1.959963984540054
-RESAMPLES = 2_000
+NUM_RESAMPLES = 2_000
 
-EXACT = 100
+MAX_RESAMPLED_ROWS = 100
 """Above so many rows the mean of resampled ones is drawn as normal, which it is by then."""
 
-FEW = 5
+MIN_CLUSTERS = 5
 """Fewer clusters say little of others; their spread is taken as if there were so many."""
 
 
-class Interval(NamedTuple):
+class ColumnIntervals(NamedTuple):
     """[K] means with their 95 % intervals; NaN ends where none can be given."""
 
     center: "np.ndarray"
@@ -25,9 +25,9 @@ class Interval(NamedTuple):
     high: "np.ndarray"
 
 
-def interval(
+def bootstrap_intervals(
     values: "np.ndarray", clusters: Sequence["np.ndarray"] = (), kind: str = "mean"
-) -> Interval:
+) -> ColumnIntervals:
     """Means of columns with 95 % intervals by a hierarchical bootstrap.
 
     A mean strays by the draw of models, by that of paraphrases, and by that of samples within
@@ -50,25 +50,25 @@ def interval(
     n, k = values.shape
     nothing = np.full(k, math.nan)
     if n < 2:
-        return Interval(values.mean(axis=0) if n else nothing, nothing, nothing)
+        return ColumnIntervals(values.mean(axis=0) if n else nothing, nothing, nothing)
     center = values.mean(axis=0)
-    several = _distinct(clusters)
+    several = _distinct_clusterings(clusters)
     if kind == "shares" and not several:
-        return Interval(center, *wilson(center, n))
+        return ColumnIntervals(center, *wilson_interval(center, n))
     generator = np.random.Generator(np.random.Philox(key=0))
-    drawn, variance = _samples(values, _cells(several, n), generator)
+    drawn, variance = _resample_samples(values, _cell_codes(several, n), generator)
     for codes in several:
-        drawn = drawn + _clusters(values, codes, variance, generator)
+        drawn = drawn + _resample_clusters(values, codes, variance, generator)
     low, high = center + np.quantile(drawn, (0.025, 0.975), axis=0)
     if kind == "shares":
-        narrow = wilson(center, n)
+        narrow = wilson_interval(center, n)
         low, high = np.minimum(low, narrow[0]), np.maximum(high, narrow[1])
     if kind != "mean":
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
-    return Interval(center, low, high)
+    return ColumnIntervals(center, low, high)
 
 
-def wilson(share: "np.ndarray", n: int) -> tuple["np.ndarray", "np.ndarray"]:
+def wilson_interval(share: "np.ndarray", n: int) -> tuple["np.ndarray", "np.ndarray"]:
     """Wilson's score intervals (1927, JASA 22:209) of [K] shares among n."""
     import numpy as np
 
@@ -78,7 +78,7 @@ def wilson(share: "np.ndarray", n: int) -> tuple["np.ndarray", "np.ndarray"]:
     return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
 
 
-def _distinct(clusters: Sequence["np.ndarray"]) -> list["np.ndarray"]:
+def _distinct_clusterings(clusters: Sequence["np.ndarray"]) -> list["np.ndarray"]:
     """Those with several clusters; of two that divide the rows alike one."""
     import numpy as np
 
@@ -92,7 +92,7 @@ def _distinct(clusters: Sequence["np.ndarray"]) -> list["np.ndarray"]:
     return list(found.values())
 
 
-def _cells(clusters: Sequence["np.ndarray"], n: int) -> "np.ndarray":
+def _cell_codes(clusters: Sequence["np.ndarray"], n: int) -> "np.ndarray":
     """[N] the rows' cells: what shares every cluster is samples of the same."""
     import numpy as np
 
@@ -102,7 +102,7 @@ def _cells(clusters: Sequence["np.ndarray"], n: int) -> "np.ndarray":
     return cells
 
 
-def _samples(
+def _resample_samples(
     values: "np.ndarray", cells: "np.ndarray", generator: "np.random.Generator"
 ) -> tuple["np.ndarray", "np.ndarray"]:
     """The means' deviations [R, K] by the draw of samples, and their variances [K]."""
@@ -117,17 +117,17 @@ def _samples(
     # Each sample's square, with the cell's lost degree of freedom given back.
     weight = np.where(sizes > 1, sizes / np.maximum(sizes - 1, 1), 0.0)[cells]
     variance = (weight[:, None] * left**2).sum(axis=0) / n**2
-    if n > EXACT:
-        return generator.normal(size=(RESAMPLES, k)) * np.sqrt(variance), variance
-    inside = (generator.random((RESAMPLES, n)) * sizes[cells[order]]).astype(int)
-    drawn = order[starts[cells[order]] + inside] + n * np.arange(RESAMPLES)[:, None]
-    times = np.bincount(drawn.reshape(-1), minlength=RESAMPLES * n).reshape(RESAMPLES, n)
+    if n > MAX_RESAMPLED_ROWS:
+        return generator.normal(size=(NUM_RESAMPLES, k)) * np.sqrt(variance), variance
+    inside = (generator.random((NUM_RESAMPLES, n)) * sizes[cells[order]]).astype(int)
+    drawn = order[starts[cells[order]] + inside] + n * np.arange(NUM_RESAMPLES)[:, None]
+    times = np.bincount(drawn.reshape(-1), minlength=NUM_RESAMPLES * n).reshape(NUM_RESAMPLES, n)
     known = (left**2).sum(axis=0) / n**2
-    wider = np.sqrt(variance / np.maximum(known, 1e-300)) * widening(n - len(sizes) + 1)
+    wider = np.sqrt(variance / np.maximum(known, 1e-300)) * student_widening(n - len(sizes) + 1)
     return times @ left / n * wider, variance
 
 
-def _clusters(
+def _resample_clusters(
     values: "np.ndarray",
     codes: "np.ndarray",
     variance: "np.ndarray",
@@ -144,14 +144,14 @@ def _clusters(
     spread = (away**2).sum(axis=0) / (count - 1)
     # A cluster has 1 / count of the samples, so its mean strays count times as much.
     own = np.clip(1 - count * variance / np.maximum(spread, 1e-300), 0.0, 1.0)
-    times = generator.multinomial(count, [1 / count] * count, size=RESAMPLES) * sizes
+    times = generator.multinomial(count, [1 / count] * count, size=NUM_RESAMPLES) * sizes
     drawn: np.ndarray = times @ away / times.sum(axis=1, keepdims=True)
-    return drawn * np.sqrt(own * count / (count - 1)) * widening(count)
+    return drawn * np.sqrt(own * count / (count - 1)) * student_widening(count)
 
 
-def widening(count: int) -> float:
+def student_widening(count: int) -> float:
     """How many times wider Student's central 95 % is than the normal one's, for so many."""
-    freedom = max(count, FEW) - 1
+    freedom = max(count, MIN_CLUSTERS) - 1
     # Cornish and Fisher's expansion of Student's quantile; within 0.003 from 4 degrees on.
     z = Z95
     terms = (

@@ -3,39 +3,39 @@
 import math
 from typing import TYPE_CHECKING
 
-from swarm.compare.statistics.pairs import Pair
+from swarm.compare.statistics.pairs import ComparableRows
 
 if TYPE_CHECKING:
     import numpy as np
 
-Ends = tuple["np.ndarray", "np.ndarray"]
+IntervalEnds = tuple["np.ndarray", "np.ndarray"]
 
 
-def newcombe(pair: Pair) -> Ends:
+def newcombe_interval(pair: ComparableRows) -> IntervalEnds:
     """[K] ends of differences of shares: Newcombe 1998, Statistics in Medicine 17:873, method 10.
 
     Each paraphrase weighs the same; that shares differ between them makes it a little wide.
     """
     import numpy as np
 
-    from swarm.compare.statistics.resampling import wilson
+    from swarm.compare.statistics.resampling import wilson_interval
 
-    first, second = (_mean(pair, side) for side in (pair.first, ~pair.first))
-    low_a, high_a = wilson(first, int(pair.first.sum()))
-    low_b, high_b = wilson(second, int((~pair.first).sum()))
+    first, second = (_stratified_mean(pair, side) for side in (pair.first, ~pair.first))
+    low_a, high_a = wilson_interval(first, int(pair.first.sum()))
+    low_b, high_b = wilson_interval(second, int((~pair.first).sum()))
     down = np.sqrt((first - low_a) ** 2 + (high_b - second) ** 2)
     up = np.sqrt((high_a - first) ** 2 + (second - low_b) ** 2)
     return first - second - down, first - second + up
 
 
-def _mean(pair: Pair, side: "np.ndarray") -> "np.ndarray":
+def _stratified_mean(pair: ComparableRows, side: "np.ndarray") -> "np.ndarray":
     import numpy as np
 
     places = [(pair.strata == s) & side for s in np.unique(pair.strata)]
     return np.mean([pair.values[place].mean(axis=0) for place in places], axis=0)
 
 
-def of_answers(pair: Pair) -> Ends:
+def student_interval(pair: ComparableRows) -> IntervalEnds:
     """[K] ends of differences of means over these strata, Student's; NaN where one has one row."""
     import numpy as np
 
@@ -51,7 +51,7 @@ def of_answers(pair: Pair) -> Ends:
     return difference - half, difference + half
 
 
-def unit_means(pair: Pair) -> tuple["np.ndarray", "np.ndarray"]:
+def unit_means(pair: ComparableRows) -> tuple["np.ndarray", "np.ndarray"]:
     """[U, K] the units' means, each paraphrase weighing the same, and whether each is first."""
     import numpy as np
 
@@ -66,7 +66,7 @@ def unit_means(pair: Pair) -> tuple["np.ndarray", "np.ndarray"]:
     return np.array(means), np.array(first)
 
 
-def welch(first: "np.ndarray", second: "np.ndarray") -> tuple[float, float, float, float]:
+def welch_test(first: "np.ndarray", second: "np.ndarray") -> tuple[float, float, float, float]:
     """Welch's t-test (1947, Biometrika 34:28): difference, its 95 % interval, two-sided p.
 
     All but the difference are NaN where nothing varies.
@@ -80,20 +80,20 @@ def welch(first: "np.ndarray", second: "np.ndarray") -> tuple[float, float, floa
         part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True)
     )
     half = t_quantile(freedom) * error
-    return value, value - half, value + half, t_tails(abs(value) / error, freedom)
+    return value, value - half, value + half, t_two_sided_p(abs(value) / error, freedom)
 
 
-def t_tails(t: float, freedom: float) -> float:
+def t_two_sided_p(t: float, freedom: float) -> float:
     """How often Student's t is at least so far from 0, on both sides together."""
     import numpy as np
 
     # With t = sqrt(freedom) tan(angle) its density is cos(angle) ** (freedom - 1).
-    def area(start: float) -> float:
+    def tail_area(start: float) -> float:
         angles = np.linspace(start, math.pi / 2, 4001)
         heights = np.clip(np.cos(angles), 0.0, None) ** (freedom - 1)
         return float(np.trapezoid(heights, angles))
 
-    return area(math.atan(t / math.sqrt(freedom))) / area(0.0)
+    return tail_area(math.atan(t / math.sqrt(freedom))) / tail_area(0.0)
 
 
 def t_quantile(freedom: float) -> float:
@@ -103,5 +103,5 @@ def t_quantile(freedom: float) -> float:
     low, high = 0.0, 14.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if t_tails(middle, freedom) > 0.05 else (low, middle)
+        low, high = (middle, high) if t_two_sided_p(middle, freedom) > 0.05 else (low, middle)
     return high

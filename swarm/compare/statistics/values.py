@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.compare.statistics.counted import (
-    MOST,
-    Kind,
-    hashable,
-    matrix_of,
-    plain,
-    told_apart,
-    with_unseen,
+    MAX_ANSWERS,
+    AnswerKind,
+    to_hashable_column,
+    build_matrix,
+    to_countable,
+    select_answers,
+    add_unseen,
 )
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Values(NamedTuple):
+class AnswerMatrix(NamedTuple):
     """What was answered, without what failed or was refused.
 
     Attributes:
@@ -34,7 +34,7 @@ class Values(NamedTuple):
         errors: Rows that failed, by category.
     """
 
-    kind: Kind
+    kind: AnswerKind
     names: list[Any]
     matrix: "np.ndarray"
     frame: "pd.DataFrame"
@@ -43,18 +43,18 @@ class Values(NamedTuple):
     refused: dict[Any, int]
     errors: dict[Any, int]
 
-    def clusters(self, columns: Sequence[str]) -> list["np.ndarray"]:
+    def cluster_codes(self, columns: Sequence[str]) -> list["np.ndarray"]:
         """[N] integers for each of those columns that are there."""
         import pandas as pd
 
         return [
-            pd.factorize(hashable(self.frame[name]))[0]
+            pd.factorize(to_hashable_column(self.frame[name]))[0]
             for name in columns
             if name in self.frame.columns
         ]
 
 
-def column(df: "pd.DataFrame", name: str, argument: str) -> "pd.Series":
+def get_column(df: "pd.DataFrame", name: str, argument: str) -> "pd.Series":
     """A column.
 
     Raises:
@@ -64,13 +64,13 @@ def column(df: "pd.DataFrame", name: str, argument: str) -> "pd.Series":
         return df[name]
     names = [str(one) for one in df.columns]
     near = get_close_matches(str(name), names, 3, 0.5) or names
-    raise WrongValue(
+    raise InvalidArgument(
         f"{argument}: the data frame has no column {name!r}; it has for instance "
         + ", ".join(near[:8])
     )
 
 
-def ordered(
+def order_categories(
     df: "pd.DataFrame", category_column: str, selected: Sequence[Any] | None = None
 ) -> list[Any]:
     """The categories: as selected, else as they come; models group by group.
@@ -78,10 +78,10 @@ def ordered(
     Raises:
         WrongValue: A selected one is not there.
     """
-    found = hashable(df[category_column])
+    found = to_hashable_column(df[category_column])
     if category_column == "model" and "group" in df.columns:
         # First groups first, and within one the models as they come.
-        groups = hashable(df["group"])
+        groups = to_hashable_column(df["group"])
         place = {name: i for i, name in enumerate(groups.unique())}
         first = groups.map(place).groupby(found, sort=False).min()
         found = first.sort_values(kind="stable").index.to_series()
@@ -89,15 +89,15 @@ def ordered(
     if selected is None:
         return names
     for one in selected:
-        if plain(one) not in names:
-            raise WrongValue(
+        if to_countable(one) not in names:
+            raise InvalidArgument(
                 f"selected_categories: {category_column} is never {one!r}; it is one of "
                 + ", ".join(map(str, names[:8]))
             )
-    return [plain(one) for one in selected]
+    return [to_countable(one) for one in selected]
 
 
-def read(
+def read_answers(
     df: "pd.DataFrame",
     answer_column: str = "answer",
     category_column: str = "group",
@@ -106,8 +106,8 @@ def read(
     min_fraction: float | None = None,
     count: bool = False,
     measure: bool = False,
-    most: int = MOST,
-) -> Values:
+    most: int = MAX_ANSWERS,
+) -> AnswerMatrix:
     """A data frame's answers.
 
     Args:
@@ -121,31 +121,31 @@ def read(
         WrongValue: A column or category is not there, or both ways to choose are used.
     """
     if selected_answers is not None and min_fraction is not None:
-        raise WrongValue("selected_answers and min_fraction: give one of the two, not both")
+        raise InvalidArgument("selected_answers and min_fraction: give one of the two, not both")
     if min_fraction is not None and not 0 <= min_fraction <= 1:
-        raise WrongValue(f"min_fraction: a share from 0 to 1, not {min_fraction}")
-    answers = column(df, answer_column, "answer_column")
-    column(df, category_column, "category_column")
-    categories = ordered(df, category_column, selected_categories)
+        raise InvalidArgument(f"min_fraction: a share from 0 to 1, not {min_fraction}")
+    answers = get_column(df, answer_column, "answer_column")
+    get_column(df, category_column, "category_column")
+    categories = order_categories(df, category_column, selected_categories)
     place = {name: i for i, name in enumerate(categories)}
-    codes = hashable(df[category_column]).map(place)
+    codes = to_hashable_column(df[category_column]).map(place)
     known, refused = codes.notna(), answers.isna()
     failed = df["error"].notna() if "error" in df.columns else known & False
     kept = known & ~failed & ~refused
     category = codes[kept].to_numpy(dtype=int)
-    selected = None if selected_answers is None else [plain(one) for one in selected_answers]
+    selected = None if selected_answers is None else [to_countable(one) for one in selected_answers]
     choosing = count or selected is not None or min_fraction is not None
-    kind, names, matrix = matrix_of(answers[kept], choosing, selected, measure)
+    kind, names, matrix = build_matrix(answers[kept], choosing, selected, measure)
     if kind == "probabilities":
-        names, matrix = with_unseen(names, matrix)
+        names, matrix = add_unseen(names, matrix)
     if kind != "mean":
-        names, matrix = told_apart(names, matrix, category, selected, min_fraction, most)
+        names, matrix = select_answers(names, matrix, category, selected, min_fraction, most)
 
-    def counts(rows: "pd.Series") -> dict[Any, int]:
+    def count_by_category(rows: "pd.Series") -> dict[Any, int]:
         found = codes[rows].value_counts()
         return {name: int(found.get(i, 0)) for name, i in place.items()}
 
-    return Values(
+    return AnswerMatrix(
         kind, names, matrix, df[kept], categories, category,
-        counts(known & refused & ~failed), counts(known & failed),
+        count_by_category(known & refused & ~failed), count_by_category(known & failed),
     )  # fmt: skip

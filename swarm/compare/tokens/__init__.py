@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from swarm.compare.asking import Asked, Heard, Script, Want
-from swarm.compare.errors import WrongValue
+from swarm.compare.asking import ModelCall, SampleOutcome, Script, SampleRequest
+from swarm.compare.errors import InvalidArgument
 from swarm.errors import UserError
 from swarm.models import Completion, Token
 
@@ -13,10 +13,10 @@ MOST_TOP_LOGPROBS = 20
 """What OpenAI's API allows."""
 
 
-ALTERNATIVE = "estimate_by_sampling=True estimates them from samples"
+SAMPLING_HINT = "estimate_by_sampling=True estimates them from samples"
 
 
-class NextTokens(NamedTuple):
+class NextTokenDistribution(NamedTuple):
     """How a model goes on.
 
     Attributes:
@@ -37,13 +37,13 @@ class NextTokens(NamedTuple):
     api_kwargs: dict[str, Any]
     heard: tuple[Completion, ...] = ()
 
-    def in_logs(self) -> "NextTokens":
+    def to_logprobs(self) -> "NextTokenDistribution":
         """The same with natural logarithms for probabilities."""
-        low, high = (ends and logs(ends) for ends in (self.low, self.high))
-        return self._replace(answer=logs(self.answer), low=low, high=high)
+        low, high = (ends and to_logprobs(ends) for ends in (self.low, self.high))
+        return self._replace(answer=to_logprobs(self.answer), low=low, high=high)
 
 
-def checked_top_logprobs(value: object) -> int:
+def validate_top_logprobs(value: object) -> int:
     """The number of tokens that an endpoint is to tell of.
 
     Raises:
@@ -51,13 +51,13 @@ def checked_top_logprobs(value: object) -> int:
     """
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MOST_TOP_LOGPROBS:  # type: ignore[operator]
-        raise WrongValue(
+        raise InvalidArgument(
             f"top_logprobs={value!r}: must be a whole number from 1 to {MOST_TOP_LOGPROBS}"
         )
     return value  # type: ignore[return-value]
 
 
-def telling(params: Mapping[str, Any], top_logprobs: int, max_tokens: int = 1) -> dict[str, Any]:
+def with_logprobs(params: Mapping[str, Any], top_logprobs: int, max_tokens: int = 1) -> dict[str, Any]:
     """The parameters, with all that has an endpoint tell how probable its tokens were."""
     return {
         **params,
@@ -68,9 +68,9 @@ def telling(params: Mapping[str, Any], top_logprobs: int, max_tokens: int = 1) -
     }
 
 
-def next_token(
-    asked: Asked, samples: Sequence[int], convert_to_probs: bool = True
-) -> Script[NextTokens]:
+def read_next_token(
+    asked: ModelCall, samples: Sequence[int], convert_to_probs: bool = True
+) -> Script[NextTokenDistribution]:
     """The distribution of the first token, as the mean of what the samples tell.
 
     A token that one of them does not tell of has a probability of 0 there. Probabilities are
@@ -81,21 +81,21 @@ def next_token(
         samples: Their numbers.
         convert_to_probs: Whether probabilities are wanted; else natural logarithms.
     """
-    heard = yield [Want(asked, sample) for sample in samples]
+    heard = yield [SampleRequest(asked, sample) for sample in samples]
     answers = tuple(one for one in heard if isinstance(one, Completion))
-    if error := untold(heard, asked.model):
-        return NextTokens({}, 0.0, None, None, error, asked.api_kwargs, answers)
-    told = [probabilities(answer.tokens[0]) for answer in answers]
+    if error := missing_logprobs_error(heard, asked.model):
+        return NextTokenDistribution({}, 0.0, None, None, error, asked.api_kwargs, answers)
+    told = [token_probabilities(answer.tokens[0]) for answer in answers]
     mean: dict[str, float] = {}
     for one in told:
         for token, p in one.items():
             mean[token] = mean.get(token, 0.0) + p / len(told)
-    unseen = sum(rest(one) for one in told) / len(told)
-    found = NextTokens(likeliest(mean), unseen, None, None, None, asked.api_kwargs, answers)
-    return found if convert_to_probs else found.in_logs()
+    unseen = sum(unseen_probability(one) for one in told) / len(told)
+    found = NextTokenDistribution(sort_by_probability(mean), unseen, None, None, None, asked.api_kwargs, answers)
+    return found if convert_to_probs else found.to_logprobs()
 
 
-def probabilities(token: Token) -> dict[str, float]:
+def token_probabilities(token: Token) -> dict[str, float]:
     """Token to probability at the place of this token, as far as the endpoint tells.
 
     Of tokens that are written alike, as parts of one character are, the probabilities are added
@@ -104,47 +104,47 @@ def probabilities(token: Token) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for text, logprob in token.top:
-        found[text] = found.get(text, 0.0) + _probability(logprob)
-    found.setdefault(token.text, _probability(token.logprob))
+        found[text] = found.get(text, 0.0) + _to_probability(logprob)
+    found.setdefault(token.text, _to_probability(token.logprob))
     return {text: p for text, p in found.items() if p > 0}
 
 
-def _probability(logprob: float) -> float:
+def _to_probability(logprob: float) -> float:
     """At most 1, whatever an endpoint tells."""
     return math.exp(min(logprob, 0.0))
 
 
-def rest(told: Mapping[str, float]) -> float:
+def unseen_probability(told: Mapping[str, float]) -> float:
     """The probability that is not told of."""
     return min(1.0, max(0.0, 1.0 - sum(told.values())))
 
 
-def logs(found: Mapping[str, float]) -> dict[str, float]:
+def to_logprobs(found: Mapping[str, float]) -> dict[str, float]:
     """Natural logarithms of probabilities; of 0, minus infinity."""
     return {token: math.log(p) if p > 0 else -math.inf for token, p in found.items()}
 
 
-def likeliest(found: Mapping[str, float]) -> dict[str, float]:
+def sort_by_probability(found: Mapping[str, float]) -> dict[str, float]:
     """The same, the highest value first."""
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def untold(heard: Sequence[Heard], model: str) -> UserError | None:
+def missing_logprobs_error(heard: Sequence[SampleOutcome], model: str) -> UserError | None:
     """Why the probabilities of the first token cannot be read from these; `None` if they can."""
     for one in heard:
         if isinstance(one, UserError):
-            return _refused(model, one)
-        if _tells(one):
+            return _explain_refusal(model, one)
+        if _has_logprobs(one):
             continue
-        if (one.text or one.tokens) and any(_tells(other) for other in heard):
+        if (one.text or one.tokens) and any(_has_logprobs(other) for other in heard):
             return UserError(
                 f"{model}: an answer came without the log probabilities that were asked for, which "
                 "others had; it is not kept and is asked for again the next time"
             )
         if one.text or one.tokens:
             return UserError(
-                f"{model}: {_provider(model)} gives no log probabilities of its likeliest tokens "
-                f"(top_logprobs), which this question reads; {ALTERNATIVE}"
+                f"{model}: {_provider_name(model)} gives no log probabilities of its likeliest tokens "
+                f"(top_logprobs), which this question reads; {SAMPLING_HINT}"
             )
         why = f" (finish: {one.finish})" if one.finish else ""
         return UserError(
@@ -154,22 +154,22 @@ def untold(heard: Sequence[Heard], model: str) -> UserError | None:
     return None
 
 
-def _tells(one: Heard) -> bool:
+def _has_logprobs(one: SampleOutcome) -> bool:
     """Whether the likeliest tokens at the answer's first place are known."""
     return isinstance(one, Completion) and bool(one.tokens and one.tokens[0].top)
 
 
-def _refused(model: str, error: UserError) -> UserError:
+def _explain_refusal(model: str, error: UserError) -> UserError:
     """The error that a request came to, with the alternative if it is about log probabilities."""
     if "logprob" not in str(error).lower() or getattr(error, "passing", False):
         return error
     return UserError(
-        f"{model}: {_provider(model)} refuses to tell log probabilities; where it names a lower "
-        f"limit set top_logprobs, else {ALTERNATIVE}: {error}"
+        f"{model}: {_provider_name(model)} refuses to tell log probabilities; where it names a lower "
+        f"limit set top_logprobs, else {SAMPLING_HINT}: {error}"
     )
 
 
-def _provider(model: str) -> str:
+def _provider_name(model: str) -> str:
     """Who answers for a model, in an error; nobody is asked."""
     from swarm.compare.config import Config
 

@@ -5,23 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from swarm.compare.asking import Asked, Heard, Script, Want
-from swarm.compare.errors import WrongValue
-from swarm.compare.tokens import checked_top_logprobs, telling, untold
-from swarm.compare.tokens.digits import MAX_REQUESTS, Digits, Masses, first_number
-from swarm.compare.tokens.sampling import checked_samples, counted, sampled
+from swarm.compare.asking import ModelCall, SampleOutcome, Script, SampleRequest
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.tokens import validate_top_logprobs, with_logprobs, missing_logprobs_error
+from swarm.compare.tokens.digits import MAX_REQUESTS, DigitTree, ProbabilityMass, parse_leading_integer
+from swarm.compare.tokens.sampling import resolve_sample_count, count_answers, with_sampling
 from swarm.errors import UserError
 from swarm.models import Completion
 
 ROOM = 6
 """Tokens of a rating's answer: a space or a sign and five digits, one token each."""
 
-KNOWN_WELL = 0.95
+ENOUGH_PROBABILITY = 0.95
 """Where more of a rating's probability is known than this, no more is asked."""
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RatingBounds:
     """Which ratings there are, and when there is none.
 
     Args:
@@ -42,15 +42,15 @@ class Bounds:
         for key in ("min_rating", "max_rating"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise WrongValue(f"{key}={value!r}: must be a whole number")
+                raise InvalidArgument(f"{key}={value!r}: must be a whole number")
         if self.min_rating >= self.max_rating:
-            raise WrongValue(
+            raise InvalidArgument(
                 f"min_rating={self.min_rating}: must be below max_rating={self.max_rating}"
             )
         share = self.refusal_threshold
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise WrongValue(f"refusal_threshold={share!r}: must be above 0 and at most 1")
-        checked_top_logprobs(self.top_logprobs)
+            raise InvalidArgument(f"refusal_threshold={share!r}: must be above 0 and at most 1")
+        validate_top_logprobs(self.top_logprobs)
 
     @property
     def max_tokens(self) -> int:
@@ -62,12 +62,12 @@ class Bounds:
         longest = max(len(str(self.min_rating)), len(str(self.max_rating)))
         return max(ROOM, longest + 1)
 
-    def has(self, number: int) -> bool:
+    def contains(self, number: int) -> bool:
         """Whether it is a rating."""
         return self.min_rating <= number <= self.max_rating
 
 
-class Rated(NamedTuple):
+class RatingResult(NamedTuple):
     """A rating.
 
     Attributes:
@@ -98,34 +98,34 @@ class Rated(NamedTuple):
     heard: tuple[Completion, ...] = ()
 
 
-def rating_params(
-    params: Mapping[str, Any], bounds: Bounds, estimate_by_sampling: int | bool = False
+def build_rating_params(
+    params: Mapping[str, Any], bounds: RatingBounds, estimate_by_sampling: int | bool = False
 ) -> dict[str, Any]:
     """What a rating asks for, of several requests the first."""
     if estimate_by_sampling:
-        return sampled(params, bounds.max_tokens)
-    return telling(params, bounds.top_logprobs, bounds.max_tokens)
+        return with_sampling(params, bounds.max_tokens)
+    return with_logprobs(params, bounds.top_logprobs, bounds.max_tokens)
 
 
-def rated(
+def request_rating(
     params: Mapping[str, Any],
     model: str,
-    bounds: Bounds,
+    bounds: RatingBounds,
     sample: int = 0,
     estimate_by_sampling: int | bool = False,
-) -> Script[Rated]:
+) -> Script[RatingResult]:
     """A model's rating; see `rating`.
 
     Args:
         params: What is asked; what has the model rate is added.
     """
-    asked = Asked(model, rating_params(params, bounds, estimate_by_sampling))
-    return rating(asked, bounds, sample, estimate_by_sampling)
+    asked = ModelCall(model, build_rating_params(params, bounds, estimate_by_sampling))
+    return read_rating(asked, bounds, sample, estimate_by_sampling)
 
 
-def rating(
-    asked: Asked, bounds: Bounds, sample: int = 0, estimate_by_sampling: int | bool = False
-) -> Script[Rated]:
+def read_rating(
+    asked: ModelCall, bounds: RatingBounds, sample: int = 0, estimate_by_sampling: int | bool = False
+) -> Script[RatingResult]:
     """A model's rating.
 
     One request tells it where a number is one token. Where numbers are seen to be split, further
@@ -139,81 +139,81 @@ def rating(
         estimate_by_sampling: Count this many answers instead (True: 100), for models whose
             endpoint tells no log probabilities.
     """
-    if number := checked_samples(estimate_by_sampling):
+    if number := resolve_sample_count(estimate_by_sampling):
         samples = range(sample * number, (sample + 1) * number)
-        return (yield from _estimated(asked, bounds, samples))
-    heard = list((yield [Want(asked, sample)]))
-    digits = Digits(bounds.min_rating, bounds.max_rating)
-    found, error = _learned(digits, heard, asked.model)
+        return (yield from _estimate_rating(asked, bounds, samples))
+    heard = list((yield [SampleRequest(asked, sample)]))
+    digits = DigitTree(bounds.min_rating, bounds.max_rating)
+    found, error = _learn_answers(digits, heard, asked.model)
     other = {"temperature": 1, "max_tokens": bounds.max_tokens}
-    more = Asked(asked.model, {**asked.params, **other})
-    while found and (number := _further(found, bounds, len(heard))):
+    more = ModelCall(asked.model, {**asked.params, **other})
+    while found and (number := _count_further_samples(found, bounds, len(heard))):
         places = range(len(heard), len(heard) + number)
-        came = yield [Want(more, sample * MAX_REQUESTS + place) for place in places]
+        came = yield [SampleRequest(more, sample * MAX_REQUESTS + place) for place in places]
         heard += came
-        found, error = _learned(digits, came, asked.model)
+        found, error = _learn_answers(digits, came, asked.model)
     answers = tuple(one for one in heard if isinstance(one, Completion))
     if found is None:
-        return _failed(error, asked, answers)
+        return _build_failed_rating(error, asked, answers)
     unseen = min(1.0, found.unseen + found.unresolved)
-    return _rating(found.numbers, found.texts, found.refused, unseen, bounds, asked, answers)
+    return _build_rating(found.numbers, found.texts, found.refused, unseen, bounds, asked, answers)
 
 
-def _learned(
-    digits: Digits, heard: Sequence[Heard], model: str
-) -> tuple[Masses | None, UserError | None]:
+def _learn_answers(
+    digits: DigitTree, heard: Sequence[SampleOutcome], model: str
+) -> tuple[ProbabilityMass | None, UserError | None]:
     """What is known with these answers too, or why nothing can be learned from them."""
-    if error := untold(heard, model):
+    if error := missing_logprobs_error(heard, model):
         return None, error
     for one in heard:
         if isinstance(one, Completion):
-            digits.add(one)
-    return digits.masses(), None
+            digits.add_answer(one)
+    return digits.compute_masses(), None
 
 
-def _further(found: Masses, bounds: Bounds, asked: int) -> int:
+def _count_further_samples(found: ProbabilityMass, bounds: RatingBounds, asked: int) -> int:
     """How many more answers are worth asking for, when so many have been asked for."""
     refuses = found.refused >= bounds.refusal_threshold
-    if refuses or found.unresolved <= 1 - KNOWN_WELL:
+    if refuses or found.unresolved <= 1 - ENOUGH_PROBABILITY:
         return 0
     return min(asked, MAX_REQUESTS - asked)
 
 
-def _estimated(asked: Asked, bounds: Bounds, samples: Sequence[int]) -> Script[Rated]:
+def _estimate_rating(asked: ModelCall, bounds: RatingBounds, samples: Sequence[int]) -> Script[RatingResult]:
     """A rating by sampling."""
     from swarm.report.statistics import mean_interval
 
-    said = yield from counted(asked, samples)
+    said = yield from count_answers(asked, samples)
     if said.error:
-        return _failed(said.error, asked, said.heard)
-    found = [first_number(answer.text) for answer in said.heard]
-    ratings = [one for one in found if one is not None and bounds.has(one)]
+        return _build_failed_rating(said.error, asked, said.heard)
+    found = [parse_leading_integer(answer.text) for answer in said.heard]
+    ratings = [one for one in found if one is not None and bounds.contains(one)]
     shares = {one: count / len(samples) for one, count in sorted(Counter(ratings).items())}
     refused = 1 - len(ratings) / len(samples)
-    made = _rating(shares, said.answer, refused, 0.0, bounds, asked, said.heard)
+    made = _build_rating(shares, said.answer, refused, 0.0, bounds, asked, said.heard)
     if made.answer is None:
         return made
     mean = mean_interval(ratings)
     return made._replace(low=mean.low, high=mean.high)
 
 
-def _rating(
+def _build_rating(
     masses: Mapping[int, float],
     written: dict[str, float],
     refused: float,
     unseen: float,
-    bounds: Bounds,
-    asked: Asked,
+    bounds: RatingBounds,
+    asked: ModelCall,
     heard: tuple[Completion, ...],
-) -> Rated:
+) -> RatingResult:
     """The rating that the probabilities of the numbers make; they need not add up to 1."""
     seen = sum(masses.values())
     answer, probs = None, None
     if seen > 0 and refused < bounds.refusal_threshold:
         probs = {number: mass / seen for number, mass in masses.items()}
         answer = sum(number * p for number, p in probs.items())
-    return Rated(answer, written, probs, refused, unseen, None, None, None, asked.api_kwargs, heard)
+    return RatingResult(answer, written, probs, refused, unseen, None, None, None, asked.api_kwargs, heard)
 
 
-def _failed(error: UserError | None, asked: Asked, heard: tuple[Completion, ...]) -> Rated:
-    return Rated(None, {}, None, 0.0, 0.0, None, None, error, asked.api_kwargs, heard)
+def _build_failed_rating(error: UserError | None, asked: ModelCall, heard: tuple[Completion, ...]) -> RatingResult:
+    return RatingResult(None, {}, None, 0.0, 0.0, None, None, error, asked.api_kwargs, heard)

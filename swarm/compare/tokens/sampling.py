@@ -4,17 +4,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarm.compare.asking import Asked, Script, Want
-from swarm.compare.errors import WrongValue
-from swarm.compare.tokens import NextTokens
+from swarm.compare.asking import ModelCall, Script, SampleRequest
+from swarm.compare.errors import InvalidArgument
+from swarm.compare.tokens import NextTokenDistribution
 from swarm.errors import UserError
 from swarm.models import Completion
 
-SAMPLES = 100
+DEFAULT_SAMPLES = 100
 """Of one estimate, where no number is given."""
 
 
-def checked_samples(estimate_by_sampling: object) -> int:
+def resolve_sample_count(estimate_by_sampling: object) -> int:
     """How many samples an estimate has; 0: there is none.
 
     Args:
@@ -24,22 +24,22 @@ def checked_samples(estimate_by_sampling: object) -> int:
         WrongValue: It is something else.
     """
     if isinstance(estimate_by_sampling, bool):
-        return SAMPLES if estimate_by_sampling else 0
+        return DEFAULT_SAMPLES if estimate_by_sampling else 0
     if not isinstance(estimate_by_sampling, int) or estimate_by_sampling < 1:
-        raise WrongValue(
-            f"estimate_by_sampling={estimate_by_sampling!r}: must be True ({SAMPLES} samples), "
+        raise InvalidArgument(
+            f"estimate_by_sampling={estimate_by_sampling!r}: must be True ({DEFAULT_SAMPLES} samples), "
             "False, or a number of samples from 1 on"
         )
     return estimate_by_sampling
 
 
-def sampled(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+def with_sampling(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """The parameters, for short samples of the model's own distribution."""
     left = {key: value for key, value in params.items() if "logprobs" not in key}
     return {**left, "max_tokens": max_tokens, "temperature": 1}
 
 
-def sample_probs(params: Mapping[str, Any], model: str, num_samples: int) -> Script[NextTokens]:
+def sample_answers(params: Mapping[str, Any], model: str, num_samples: int) -> Script[NextTokenDistribution]:
     """The distribution of whole answers; see `counted`.
 
     Args:
@@ -47,10 +47,10 @@ def sample_probs(params: Mapping[str, Any], model: str, num_samples: int) -> Scr
         model: Who is asked.
         num_samples: How many answers are counted.
     """
-    return counted(Asked(model, params), range(num_samples))
+    return count_answers(ModelCall(model, params), range(num_samples))
 
 
-def counted(asked: Asked, samples: Sequence[int]) -> Script[NextTokens]:
+def count_answers(asked: ModelCall, samples: Sequence[int]) -> Script[NextTokenDistribution]:
     """The distribution of whole answers over samples, each with its 95 % interval, Wilson's.
 
     With a max_tokens of 1 an answer is one token, as far as the endpoint gives its text unchanged;
@@ -61,20 +61,20 @@ def counted(asked: Asked, samples: Sequence[int]) -> Script[NextTokens]:
         samples: Their numbers; if one of them fails, there is no distribution.
     """
     asked.together = True
-    heard = yield [Want(asked, sample) for sample in samples]
+    heard = yield [SampleRequest(asked, sample) for sample in samples]
     answers = tuple(one for one in heard if isinstance(one, Completion))
     for one in heard:
         if isinstance(one, UserError):
-            return NextTokens({}, 0.0, None, None, one, asked.api_kwargs, answers)
+            return NextTokenDistribution({}, 0.0, None, None, one, asked.api_kwargs, answers)
     counts = Counter(answer.text for answer in answers).most_common()
     shares = {text: count / len(answers) for text, count in counts}
-    ends = {text: wilson(count, len(answers)) for text, count in counts}
+    ends = {text: share_interval(count, len(answers)) for text, count in counts}
     low = {text: end[0] for text, end in ends.items()}
     high = {text: end[1] for text, end in ends.items()}
-    return NextTokens(shares, 0.0, low, high, None, asked.api_kwargs, answers)
+    return NextTokenDistribution(shares, 0.0, low, high, None, asked.api_kwargs, answers)
 
 
-def wilson(count: int, n: int) -> tuple[float, float]:
+def share_interval(count: int, n: int) -> tuple[float, float]:
     """The 95 % interval of a share, Wilson's."""
     from swarm.report.statistics import mean_interval
 

@@ -4,11 +4,11 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import WrongValue
+from swarm.compare.errors import InvalidArgument
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
-    from swarm.compare.view.server import Running
+    from swarm.compare.view.server import ViewerHandle
 
 __all__ = ["view"]
 
@@ -22,7 +22,7 @@ def view(
     port: int = 8501,
     host: str = "127.0.0.1",
     block: bool | None = None,
-) -> "Running":
+) -> "ViewerHandle":
     """Show answers in the browser.
 
     Args:
@@ -43,29 +43,29 @@ def view(
     Raises:
         UserError: The data cannot be shown, or the address not be bound.
     """
-    _packages()
-    from swarm.compare.view.reading import columns_of
-    from swarm.compare.view.server import Running
-    from swarm.compare.view.table import Table
-    from swarm.printing import harmless
-    from swarm.serve.arguments import loopback
+    _check_packages()
+    from swarm.compare.view.reading import load_columns
+    from swarm.compare.view.server import ViewerHandle
+    from swarm.compare.view.table import AnswerTable
+    from swarm.printing import escape_control_chars
+    from swarm.serve.arguments import is_loopback
 
     name = Path(data).name if isinstance(data, str | Path) else "answers"
-    columns = columns_of(data, name)
+    columns = load_columns(data, name)
     if sort_by not in (None, "__random__") and sort_by not in columns:
-        raise WrongValue(f'sort_by="{sort_by}": there is no such column; there are '
+        raise InvalidArgument(f'sort_by="{sort_by}": there is no such column; there are '
                          f'{", ".join(columns)}, and "__random__"')  # fmt: skip
     if not 0 <= port <= 65535:
-        raise WrongValue(f"port={port}: has to be from 0 to 65535")
-    start = {"sort": _sort(sort_by, sort_ascending, columns), "seed": str(secrets.randbelow(10**6))}
-    running = Running(Table(columns, name), start, host, port)
+        raise InvalidArgument(f"port={port}: has to be from 0 to 65535")
+    start = {"sort": _sort_parameter(sort_by, sort_ascending, columns), "seed": str(secrets.randbelow(10**6))}
+    running = ViewerHandle(AnswerTable(columns, name), start, host, port)
     if port not in (0, running.port):
         print(f"port {port} is taken, so it is {running.port}", flush=True)
-    if not loopback(host):
+    if not is_loopback(host):
         print("everyone who reaches this address can read the answers", flush=True)
-    waits = not _in_a_notebook() if block is None else block
+    waits = not _is_loop_running() if block is None else block
     ending = "Ctrl-C ends it" if waits else "close() ends it"
-    print(harmless(f"viewing {name} at {running.url} ({ending})"), flush=True)
+    print(escape_control_chars(f"viewing {name} at {running.url} ({ending})"), flush=True)
     if open_browser:
         running.open_browser()
     if waits:
@@ -73,14 +73,14 @@ def view(
     return running
 
 
-def _sort(column: str | None, ascending: bool, columns: dict[str, list[Any]]) -> str:
+def _sort_parameter(column: str | None, ascending: bool, columns: dict[str, list[Any]]) -> str:
     """The order as the page's address says it."""
     if column is None or ascending or column == "__random__":
         return column or ""
     return f"-{column}"
 
 
-def _in_a_notebook() -> bool:
+def _is_loop_running() -> bool:
     """Whether a loop runs here that has to go on."""
     import asyncio
 
@@ -91,7 +91,7 @@ def _in_a_notebook() -> bool:
     return True
 
 
-def _packages() -> None:
+def _check_packages() -> None:
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401

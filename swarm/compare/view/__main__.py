@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from swarm.compare.view import view
 from swarm.errors import UserError
 from swarm.examples import RaisingParser
-from swarm.printing import harmless
-from swarm.serve.arguments import port
+from swarm.printing import escape_control_chars
+from swarm.serve.arguments import parse_port
 
-ABOUT = """\
+DESCRIPTION = """\
 Browse, search, filter, sort and compare the answers of a file in the browser.
 
 FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs", "model", "group",
@@ -18,10 +18,10 @@ FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs
 """
 
 
-def parser() -> RaisingParser:
+def build_parser() -> RaisingParser:
     """The options."""
     made = RaisingParser(
-        prog="python -m swarm.compare.view", usage="%(prog)s FILE [OPTION ...]", description=ABOUT,
+        prog="python -m swarm.compare.view", usage="%(prog)s FILE [OPTION ...]", description=DESCRIPTION,
         epilog="The page is for this machine alone. Ctrl-C ends it.", allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -31,10 +31,10 @@ def parser() -> RaisingParser:
 
 def add_options(made: argparse.ArgumentParser) -> None:
     """Add the options to a parser; `handler` of what is parsed shows the file until Ctrl-C."""
-    made.set_defaults(handler=show)
+    made.set_defaults(handler=show_file)
     add = made.add_argument
     add("file", metavar="FILE")
-    add("--port", type=port, default=8501, help="default %(default)s; a taken one is passed over, "
+    add("--port", type=parse_port, default=8501, help="default %(default)s; a taken one is passed over, "
         "0 takes any free one")  # fmt: skip
     add("--host", default="127.0.0.1", help="address to bind; default %(default)s. With another "
         "one, everyone who reaches that can read the answers")  # fmt: skip
@@ -44,7 +44,7 @@ def add_options(made: argparse.ArgumentParser) -> None:
     add("--descending", action="store_true", help="from the greatest on")
 
 
-def show(given: argparse.Namespace) -> None:
+def show_file(given: argparse.Namespace) -> None:
     """Show the file until Ctrl-C."""
     view(
         given.file, sort_by=given.sort_by, sort_ascending=not given.descending, port=given.port,
@@ -55,10 +55,10 @@ def show(given: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Show a file until Ctrl-C; a user's mistake is one line, and its code is given back."""
     try:
-        show(parser().parse_args(arguments))
+        show_file(build_parser().parse_args(arguments))
         return 0
     except UserError as error:
-        print(f"error: {harmless(str(error))}", file=sys.stderr)
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return 130

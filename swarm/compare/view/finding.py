@@ -8,33 +8,33 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from swarm.compare.view.table import Table
+from swarm.compare.view.table import AnswerTable
 from swarm.errors import UserError
 
 T = TypeVar("T")
 
-RANDOM = "__random__"
+RANDOM_ORDER = "__random__"
 """Instead of a column's name: in an order by chance, the same for the same seed."""
 
-KEPT = 24
+RESULT_CACHE_SIZE = 24
 """Results that are remembered, so that a page more costs nothing."""
 
 
-class Term(NamedTuple):
+class SearchTerm(NamedTuple):
     """What an answer or its question has to contain, or must not."""
 
     text: str
     excluded: bool = False
 
 
-class Sort(NamedTuple):
+class SortColumn(NamedTuple):
     """A column by which is ordered."""
 
     column: str
     down: bool = False
 
 
-class Wanted(NamedTuple):
+class Query(NamedTuple):
     """What is to be shown.
 
     Attributes:
@@ -47,28 +47,28 @@ class Wanted(NamedTuple):
         seed: Of the order by chance.
     """
 
-    terms: tuple[Term, ...] = ()
+    terms: tuple[SearchTerm, ...] = ()
     choices: tuple[tuple[str, frozenset[str]], ...] = ()
     ranges: tuple[tuple[str, float | None, float | None], ...] = ()
     errors: str = ""
     flagged: bool = False
-    sorts: tuple[Sort, ...] = ()
+    sorts: tuple[SortColumn, ...] = ()
     seed: int = 0
 
-    def without(self, column: str) -> "Wanted":
+    def without_column(self, column: str) -> "Query":
         """The same, with all labels of a column allowed."""
         return self._replace(choices=tuple(one for one in self.choices if one[0] != column))
 
 
-def terms(search: str) -> tuple[Term, ...]:
+def parse_terms(search: str) -> tuple[SearchTerm, ...]:
     """Words, -words that must not be there, and "several words" in quotes, with or without -."""
     found = re.findall(r'(-?)(?:"([^"]*)"?|(\S+))', search.lower())
     return tuple(
-        Term(phrase or word, bool(minus)) for minus, phrase, word in found if phrase or word
+        SearchTerm(phrase or word, bool(minus)) for minus, phrase, word in found if phrase or word
     )
 
 
-def read(table: Table, given: Iterable[tuple[str, str]]) -> Wanted:
+def parse_query(table: AnswerTable, given: Iterable[tuple[str, str]]) -> Query:
     """What an address asks for, by its parameters.
 
     Args:
@@ -83,38 +83,38 @@ def read(table: Table, given: Iterable[tuple[str, str]]) -> Wanted:
     choices: dict[str, set[str]] = {}
     for key, value in given:
         if key.startswith("is."):
-            choices.setdefault(_column(table, key[3:]), set()).add(value)
+            choices.setdefault(_require_column(table, key[3:]), set()).add(value)
         else:
             one[key] = value
-    bounds = {_column(table, key[4:]) for key in one if key.startswith(("min.", "max."))}
+    bounds = {_require_column(table, key[4:]) for key in one if key.startswith(("min.", "max."))}
     for name in bounds:
-        if table.kinds[name] != "number":
+        if table.column_kinds[name] != "number":
             raise UserError(f"{name}: is no column of numbers")
-    return Wanted(
-        terms(one.get("search", "")),
+    return Query(
+        parse_terms(one.get("search", "")),
         tuple(sorted((name, frozenset(labels)) for name, labels in choices.items())),
-        tuple((name, _number(one, f"min.{name}"), _number(one, f"max.{name}"))
+        tuple((name, _parse_number(one, f"min.{name}"), _parse_number(one, f"max.{name}"))
               for name in sorted(bounds)),
         one.get("errors", ""),
         "flagged" in one,
-        tuple(_sort(table, one[key]) for key in ("sort", "then") if one.get(key)),
-        int(_number(one, "seed") or 0),
+        tuple(_parse_sort(table, one[key]) for key in ("sort", "then") if one.get(key)),
+        int(_parse_number(one, "seed") or 0),
     )  # fmt: skip
 
 
-def _column(table: Table, name: str) -> str:
+def _require_column(table: AnswerTable, name: str) -> str:
     if name not in table.columns:
         raise UserError(f"{name}: there is no such column; there are {', '.join(table.columns)}")
     return name
 
 
-def _sort(table: Table, word: str) -> Sort:
-    if word == RANDOM or word in table.columns:
-        return Sort(word)
-    return Sort(_column(table, word.removeprefix("-")), True)
+def _parse_sort(table: AnswerTable, word: str) -> SortColumn:
+    if word == RANDOM_ORDER or word in table.columns:
+        return SortColumn(word)
+    return SortColumn(_require_column(table, word.removeprefix("-")), True)
 
 
-def _number(given: dict[str, str], key: str) -> float | None:
+def _parse_number(given: dict[str, str], key: str) -> float | None:
     text = given.get(key, "")
     try:
         found = float(text) if text else None
@@ -125,7 +125,7 @@ def _number(given: dict[str, str], key: str) -> float | None:
     return found
 
 
-class Finder:
+class QueryEngine:
     """Finds rows, and remembers what it found last.
 
     Args:
@@ -135,18 +135,18 @@ class Finder:
         flags: The rows that a person has flagged.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: AnswerTable) -> None:
         self.table = table
         self.flags: set[int] = set()
         self._last: OrderedDict[Any, Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def rows(self, wanted: Wanted) -> np.ndarray:
+    def find_rows(self, wanted: Query) -> np.ndarray:
         """The numbers of the rows that are wanted, in order."""
         key = (wanted, frozenset(self.flags) if wanted.flagged else None)
-        return self.remembered(key, lambda: ordered(self.table, wanted, self._fitting(wanted)))
+        return self.get_or_compute(key, lambda: sort_rows(self.table, wanted, self._matching_rows(wanted)))
 
-    def remembered(self, key: Any, find: Callable[[], T]) -> T:
+    def get_or_compute(self, key: Any, find: Callable[[], T]) -> T:
         """What was found for a key before, or else what is found now."""
         with self._lock:
             if key in self._last:
@@ -155,11 +155,11 @@ class Finder:
         found = find()
         with self._lock:
             self._last[key] = found
-            while len(self._last) > KEPT:
+            while len(self._last) > RESULT_CACHE_SIZE:
                 self._last.popitem(last=False)
         return found
 
-    def _fitting(self, wanted: Wanted) -> np.ndarray:
+    def _matching_rows(self, wanted: Query) -> np.ndarray:
         table = self.table
         fits = np.ones(table.count, dtype=bool)
         if wanted.flagged:
@@ -169,21 +169,21 @@ class Finder:
             wrong = np.array([one is not None for one in table.columns["error"]])
             fits &= wrong if wanted.errors == "only" else ~wrong
         for name, labels in wanted.choices:
-            coded = table.coded(name)
+            coded = table.get_categorical(name)
             allowed = np.array([one in labels for one in coded.labels], dtype=bool)
             fits &= allowed[coded.codes]
         for name, least, most in wanted.ranges:
-            keys = table.keys(name)
+            keys = table.sort_keys(name)
             fits &= (keys >= (-np.inf if least is None else least)) & (
                 keys <= (np.inf if most is None else most)
             )
         rows = np.flatnonzero(fits)
         for term in wanted.terms:
-            rows = _searched(table, term, rows)
+            rows = _search_rows(table, term, rows)
         return rows
 
 
-def _searched(table: Table, term: Term, rows: np.ndarray) -> np.ndarray:
+def _search_rows(table: AnswerTable, term: SearchTerm, rows: np.ndarray) -> np.ndarray:
     text, asked, said = term.text, table.asked, table.said
     # What was asked is the same for many rows, and looked into once.
     there = [text in one for one in table.conversations]
@@ -191,13 +191,13 @@ def _searched(table: Table, term: Term, rows: np.ndarray) -> np.ndarray:
     return rows[np.fromiter(hits, dtype=bool, count=len(rows)) != term.excluded]
 
 
-def ordered(table: Table, wanted: Wanted, rows: np.ndarray) -> np.ndarray:
+def sort_rows(table: AnswerTable, wanted: Query, rows: np.ndarray) -> np.ndarray:
     """Rows in the order that is wanted; what is missing comes last, up and down."""
     keys = []
     for column, down in wanted.sorts:
-        if column == RANDOM:
+        if column == RANDOM_ORDER:
             key = np.random.default_rng(abs(wanted.seed)).permutation(table.count)[rows]
         else:
-            key = table.keys(column)[rows]
+            key = table.sort_keys(column)[rows]
         keys.append(-key if down else key)
     return rows[np.lexsort(keys[::-1])] if keys else rows

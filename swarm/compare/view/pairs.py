@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple
 
-from swarm.compare.view.finding import Finder, Wanted
-from swarm.compare.view.table import Table
+from swarm.compare.view.finding import QueryEngine, Query
+from swarm.compare.view.table import AnswerTable
 
 
-class Sides(NamedTuple):
+class ComparedSides(NamedTuple):
     """What is compared: two labels of a column."""
 
     column: str
@@ -14,7 +14,7 @@ class Sides(NamedTuple):
     right: str
 
 
-class Pair(NamedTuple):
+class RowPair(NamedTuple):
     """Two rows that answer the same; `None` where a side has no such sample.
 
     Attributes:
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     right: int | None
 
 
-def pairs(finder: Finder, wanted: Wanted, sides: Sides) -> list[Pair]:
+def find_pairs(finder: QueryEngine, wanted: Query, sides: ComparedSides) -> list[RowPair]:
     """All pairs of which at least one row is wanted, in the order of the rows.
 
     Args:
@@ -36,19 +36,19 @@ def pairs(finder: Finder, wanted: Wanted, sides: Sides) -> list[Pair]:
         wanted: Which; what it says of the compared column does not count.
         sides: What is compared.
     """
-    wanted = wanted.without(sides.column)
+    wanted = wanted.without_column(sides.column)
     key = (wanted, sides, frozenset(finder.flags) if wanted.flagged else None)
-    return finder.remembered(key, lambda: _paired(finder, wanted, sides))
+    return finder.get_or_compute(key, lambda: _pair_rows(finder, wanted, sides))
 
 
-def _paired(finder: Finder, wanted: Wanted, sides: Sides) -> list[Pair]:
+def _pair_rows(finder: QueryEngine, wanted: Query, sides: ComparedSides) -> list[RowPair]:
     table = finder.table
-    places = finder.remembered(("places", sides.column), lambda: _places(table, sides.column))
-    coded = table.coded(sides.column)
+    places = finder.get_or_compute(("places", sides.column), lambda: _sample_positions(table, sides.column))
+    coded = table.get_categorical(sides.column)
     code = {one: at for at, one in enumerate(coded.labels)}
     codes = coded.codes.tolist()
     found: list[dict[Any, int]] = []
-    rows = finder.rows(wanted).tolist()
+    rows = finder.find_rows(wanted).tolist()
     for side in (sides.left, sides.right):
         mine = code.get(side)
         at = {places[row]: row for row in range(table.count - 1, -1, -1) if codes[row] == mine}
@@ -56,15 +56,15 @@ def _paired(finder: Finder, wanted: Wanted, sides: Sides) -> list[Pair]:
         found.append(at)
     both = {code.get(sides.left), code.get(sides.right)}
     order = dict.fromkeys(places[row] for row in rows if codes[row] in both)
-    return [Pair(place[-1], found[0].get(place), found[1].get(place)) for place in order]
+    return [RowPair(place[-1], found[0].get(place), found[1].get(place)) for place in order]
 
 
-def _places(table: Table, column: str) -> list[tuple[Any, ...]]:
+def _sample_positions(table: AnswerTable, column: str) -> list[tuple[Any, ...]]:
     """Per row its question, its paraphrase and the how manieth answer to that it is."""
-    labels = table.coded(column).codes.tolist()
+    labels = table.get_categorical(column).codes.tolist()
     # A model of several groups has a row in each for the same answer.
     again = column == "model" and "group" in table.columns
-    groups = table.coded("group").codes.tolist() if again else [0] * table.count
+    groups = table.get_categorical("group").codes.tolist() if again else [0] * table.count
     paraphrases = table.columns.get("paraphrase_ix") or [None] * table.count
     counts: dict[Any, int] = {}
     found = []
@@ -76,18 +76,18 @@ def _places(table: Table, column: str) -> list[tuple[Any, ...]]:
     return found
 
 
-def means(table: Table, found: list[Pair]) -> dict[str, tuple[float | None, float | None]]:
+def column_means(table: AnswerTable, found: list[RowPair]) -> dict[str, tuple[float | None, float | None]]:
     """Of each listed column of numbers the mean of the left and of the right rows."""
     import numpy as np
 
-    def mean(name: str, side: list[int | None]) -> float | None:
-        values = table.keys(name)[[row for row in side if row is not None]]
+    def mean_of(name: str, side: list[int | None]) -> float | None:
+        values = table.sort_keys(name)[[row for row in side if row is not None]]
         values = values[~np.isnan(values)]
         return float(values.mean()) if len(values) else None
 
     left, right = [pair.left for pair in found], [pair.right for pair in found]
     return {
-        name: (mean(name, left), mean(name, right))
-        for name in dict.fromkeys([*table.listed, "answer"])
-        if table.kinds[name] == "number"
+        name: (mean_of(name, left), mean_of(name, right))
+        for name in dict.fromkeys([*table.listed_columns, "answer"])
+        if table.column_kinds[name] == "number"
     }

@@ -6,32 +6,32 @@ import threading
 import webbrowser
 from typing import TYPE_CHECKING
 
-from swarm.compare.view.table import Table
+from swarm.compare.view.table import AnswerTable
 from swarm.errors import UserError
-from swarm.serve.arguments import loopback
+from swarm.serve.arguments import is_loopback
 
 if TYPE_CHECKING:
     from uvicorn import Server
 
-TRIED = 50
+MAX_PORTS_TRIED = 50
 """Ports that are tried, from the wanted one on."""
 
-GRACE = 2
+SHUTDOWN_GRACE_S = 2
 """Seconds for an export that is under way when the viewer ends."""
 
 
-class Running:
+class ViewerHandle:
     """A viewer that is there until it is closed; as a context it is closed at the end.
 
     Attributes:
         url: Where the page is.
     """
 
-    def __init__(self, table: Table, start: dict[str, str], host: str, port: int) -> None:
-        self._bound = bind(host, port)
+    def __init__(self, table: AnswerTable, start: dict[str, str], host: str, port: int) -> None:
+        self._bound = bind_socket(host, port)
         place, self.port = self._bound.getsockname()[:2]
         self.url = f"http://{f'[{place}]' if ':' in place else place}:{self.port}/"
-        self._server = server(table, start, loopback(host))
+        self._server = build_server(table, start, is_loopback(host))
         # A notebook's kernel, or a script that is done, ends in spite of it.
         self._thread = threading.Thread(
             target=self._server.run, args=([self._bound],), name="viewer", daemon=True
@@ -41,7 +41,7 @@ class Running:
     def __repr__(self) -> str:
         return f"viewer at {self.url}" if self._thread.is_alive() else "viewer, closed"
 
-    def __enter__(self) -> "Running":
+    def __enter__(self) -> "ViewerHandle":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,27 +69,27 @@ class Running:
         threading.Thread(target=webbrowser.open, args=(self.url,), daemon=True).start()
 
 
-def server(table: Table, start: dict[str, str], local: bool) -> "Server":
+def build_server(table: AnswerTable, start: dict[str, str], local: bool) -> "Server":
     """A server of the page; `local` says that it is bound to the loopback."""
     import uvicorn
 
-    from swarm.compare.view.application import Viewer
-    from swarm.serve.guard import Guard
+    from swarm.compare.view.application import ViewerApp
+    from swarm.serve.guard import ApiKeyGuard
 
-    app = Viewer(table, start, Guard(None, local)).app
+    app = ViewerApp(table, start, ApiKeyGuard(None, local)).app
     return uvicorn.Server(uvicorn.Config(
         app, log_config=None, log_level="critical", access_log=False, lifespan="off",
-        server_header=False, timeout_graceful_shutdown=GRACE, ws="none",
+        server_header=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_S, ws="none",
     ))  # fmt: skip
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A socket that listens at the port, or where that is taken, at the next one that is free.
 
     Raises:
         UserError: It cannot.
     """
-    last = min(port + TRIED, 65536) if port else 1
+    last = min(port + MAX_PORTS_TRIED, 65536) if port else 1
     why: object = None
     for one in range(port, last):
         try:

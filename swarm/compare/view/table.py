@@ -6,24 +6,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swarm.compare.questions.frames import DETAILS
-from swarm.compare.view.reading import Columns
+from swarm.compare.questions.frames import DETAIL_COLUMNS
+from swarm.compare.view.reading import ColumnData
 
-KNOWN = ("model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error")
+KNOWN_COLUMNS = ("model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error")
 """Columns that have a place of their own on the page."""
 
-MOST = 200
+MAX_CHOICES = 200
 """Different values of a column that can still be chosen from."""
 
 
-class Coded(NamedTuple):
+class CategoricalColumn(NamedTuple):
     """A column as whole numbers: per row the place of its label."""
 
     codes: np.ndarray
     labels: list[str]
 
 
-class Table:
+class AnswerTable:
     """Rows that can be searched, filtered and ordered.
 
     Args:
@@ -37,20 +37,20 @@ class Table:
         questions: Per row a number that is the same for the same question.
     """
 
-    def __init__(self, columns: Columns, name: str) -> None:
+    def __init__(self, columns: ColumnData, name: str) -> None:
         self.columns, self.name = columns, name
         self.count = len(columns["answer"])
-        self.said = [words(answer).lower() for answer in columns["answer"]]
-        self.asked, self.conversations = _numbered(
-            words(self.conversation(row)).lower() for row in range(self.count)
+        self.said = [extract_text(answer).lower() for answer in columns["answer"]]
+        self.asked, self.conversations = _number_texts(
+            extract_text(self.get_messages(row)).lower() for row in range(self.count)
         )
         self.questions = self.asked
         if "question" in columns:
-            self.questions = _numbered(map(words, columns["question"]))[0]
+            self.questions = _number_texts(map(extract_text, columns["question"]))[0]
         self._keys: dict[str, np.ndarray] = {}
-        self._coded: dict[str, Coded] = {}
+        self._coded: dict[str, CategoricalColumn] = {}
 
-    def conversation(self, row: int) -> Any:
+    def get_messages(self, row: int) -> Any:
         """The messages that were sent, or where they are not known, the question."""
         kwargs = self.columns["api_kwargs"][row] if "api_kwargs" in self.columns else None
         sent = kwargs.get("messages") if isinstance(kwargs, dict) else None
@@ -58,83 +58,83 @@ class Table:
             return [one.get("content") if isinstance(one, dict) else one for one in sent]
         return self.columns["question"][row] if "question" in self.columns else None
 
-    def row(self, row: int) -> dict[str, Any]:
+    def get_row(self, row: int) -> dict[str, Any]:
         """All of a row."""
         return {name: values[row] for name, values in self.columns.items()}
 
     @cached_property
-    def kinds(self) -> dict[str, str]:
+    def column_kinds(self) -> dict[str, str]:
         """Per column "number", "text", "structure" or, where nothing is there, "empty"."""
-        return {name: _kind(values) for name, values in self.columns.items()}
+        return {name: _infer_kind(values) for name, values in self.columns.items()}
 
     @cached_property
-    def judges(self) -> list[str]:
+    def judge_columns(self) -> list[str]:
         """The columns of judges: those that say what the judge was asked."""
         return [name for name in self.columns if f"{name}_question" in self.columns]
 
     @cached_property
-    def listed(self) -> list[str]:
+    def listed_columns(self) -> list[str]:
         """The columns of the list, and of a comparison beside the answers."""
         first = [name for name in ("model", "group") if name in self.columns]
         numbers = [
-            name for name, kind in self.kinds.items()
-            if kind == "number" and name not in (*KNOWN, *DETAILS, *self.judges)
+            name for name, kind in self.column_kinds.items()
+            if kind == "number" and name not in (*KNOWN_COLUMNS, *DETAIL_COLUMNS, *self.judge_columns)
         ]  # fmt: skip
-        return [*first, *self.judges, *numbers[:4]]
+        return [*first, *self.judge_columns, *numbers[:4]]
 
     @cached_property
-    def choices(self) -> dict[str, list[tuple[str, int]]]:
+    def filter_choices(self) -> dict[str, list[tuple[str, int]]]:
         """Of the columns with few different values these, with how many rows have each."""
         found = {}
-        for name, kind in self.kinds.items():
+        for name, kind in self.column_kinds.items():
             ordinal = name in ("model", "group", "paraphrase_ix")
-            asked_of_judge = name.removesuffix("_question") in self.judges
+            asked_of_judge = name.removesuffix("_question") in self.judge_columns
             if kind in ("structure", "empty") or name == "error" or asked_of_judge:
                 continue
-            most = 1000 if ordinal else MOST
+            most = 1000 if ordinal else MAX_CHOICES
             if (kind == "number" and not ordinal) or not 1 < len(set(self.columns[name])) <= most:
                 continue
-            coded = self.coded(name)
+            coded = self.get_categorical(name)
             if ordinal or max(map(len, coded.labels)) <= 80:
                 counts = np.bincount(coded.codes, minlength=len(coded.labels)).tolist()
                 found[name] = list(zip(coded.labels, counts, strict=True))
         return found
 
     @cached_property
-    def ranges(self) -> dict[str, tuple[float, float]]:
+    def number_ranges(self) -> dict[str, tuple[float, float]]:
         """Of the columns of numbers the least and the greatest."""
         return {
             name: (float(np.nanmin(keys)), float(np.nanmax(keys)))
-            for name, kind in self.kinds.items()
-            if kind == "number" and len(keys := self.keys(name))
+            for name, kind in self.column_kinds.items()
+            if kind == "number" and len(keys := self.sort_keys(name))
         }
 
-    def keys(self, name: str) -> np.ndarray:
+    def sort_keys(self, name: str) -> np.ndarray:
         """Numbers that order a column's values; NaN for those that are missing.
 
         Numbers come before texts, and case does not matter.
         """
         if name not in self._keys:
             values = self.columns[name]
-            if self.kinds[name] not in ("number", "empty"):
-                values = _ranks(values)
+            if self.column_kinds[name] not in ("number", "empty"):
+                values = _rank_values(values)
             self._keys[name] = np.array(values, dtype=np.float64)
         return self._keys[name]
 
-    def coded(self, name: str) -> Coded:
+    def get_categorical(self, name: str) -> CategoricalColumn:
         """A column's labels, in the order in which they come up, and which of them each row has."""
         if name not in self._coded:
-            numbers, labels = _numbered(map(label, self.columns[name]))
-            self._coded[name] = Coded(np.array(numbers, dtype=np.int64), labels)
+            numbers, labels = _number_texts(map(format_label, self.columns[name]))
+            self._coded[name] = CategoricalColumn(np.array(numbers, dtype=np.int64), labels)
         return self._coded[name]
 
 
-def label(value: Any) -> str:
+def format_label(value: Any) -> str:
     """What a value is called where it can be chosen; one that is missing has no letters."""
-    return "" if value is None else words(value)
+    return "" if value is None else extract_text(value)
 
 
-def words(value: Any) -> str:
+def extract_text(value: Any) -> str:
     """All text of a value: of a message's content, of an answer, of a structure."""
     if isinstance(value, str):
         return value
@@ -143,19 +143,19 @@ def words(value: Any) -> str:
     if isinstance(value, Mapping):
         if isinstance(text := value.get("text"), str):
             return text
-        return "\n".join(f"{key} {words(one)}" for key, one in value.items())
+        return "\n".join(f"{key} {extract_text(one)}" for key, one in value.items())
     if isinstance(value, list):
-        return "\n".join(map(words, value))
+        return "\n".join(map(extract_text, value))
     return str(value)
 
 
-def _numbered(texts: Iterable[str]) -> tuple[list[int], list[str]]:
+def _number_texts(texts: Iterable[str]) -> tuple[list[int], list[str]]:
     known: dict[str, int] = {}
     numbers = [known.setdefault(text, len(known)) for text in texts]
     return numbers, list(known)
 
 
-def _kind(values: list[Any]) -> str:
+def _infer_kind(values: list[Any]) -> str:
     kinds = {type(value) for value in values} - {type(None)}
     if not kinds:
         return "empty"
@@ -164,17 +164,17 @@ def _kind(values: list[Any]) -> str:
     return "structure" if kinds & {dict, list} else "text"
 
 
-def _ranks(values: list[Any]) -> list[int | None]:
+def _rank_values(values: list[Any]) -> list[int | None]:
     """Per value its place among all."""
     known: list[Any] = [one for one in values if one is not None]
     if all(isinstance(one, str) for one in known):
         order = {one: at for at, one in enumerate(sorted(dict.fromkeys(known), key=str.lower))}
         return [None if one is None else order[one] for one in values]
-    keys = [None if one is None else _rank(one) for one in values]
+    keys = [None if one is None else _rank_key(one) for one in values]
     among = {key: at for at, key in enumerate(sorted({key for key in keys if key is not None}))}
     return [None if key is None else among[key] for key in keys]
 
 
-def _rank(value: Any) -> tuple[int, float, str]:
+def _rank_key(value: Any) -> tuple[int, float, str]:
     is_number = isinstance(value, int | float)
-    return (0, float(value), "") if is_number else (1, 0.0, words(value).lower())
+    return (0, float(value), "") if is_number else (1, 0.0, extract_text(value).lower())

@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarm.engine import Experts
-from swarm.engine.base import Base
-from swarm.engine.hf import HFEngine, adapters
-from swarm.engine.vllm.folders import Folders
-from swarm.engine.vllm.mixing import Basis
-from swarm.engine.vllm.slots import Slots
+from swarm.engine import ExpertPool
+from swarm.engine.base import BaseModel
+from swarm.engine.hf import HFEngine, as_adapter_pool
+from swarm.engine.vllm.folders import FolderSync
+from swarm.engine.vllm.mixing import HostBasis
+from swarm.engine.vllm.slots import SlotSync
 from swarm.engine.vllm.starting import (
     check_installed,
     check_modules,
     check_options,
-    one_line,
+    wrap_start_errors,
     serving_rank,
-    start,
-    stop,
+    start_vllm,
+    stop_vllm,
 )
-from swarm.engine.vllm.way import Way
+from swarm.engine.vllm.way import AdapterSync
 from swarm.errors import UserError
 from swarm.models import Completion, Request
 from swarm.pool import Pool
 
 if TYPE_CHECKING:
-    from swarm.engine.vllm.asking import Asker
+    from swarm.engine.vllm.asking import VLLMScheduler
 
-WAYS: dict[str, type[Way]] = {"folders": Folders, "slots": Slots}
+SYNC_CLASSES: dict[str, type[AdapterSync]] = {"folders": FolderSync, "slots": SlotSync}
 
 MAX_LORAS = 8
 """Adapters in one batch, where `engine.max_loras` does not say."""
@@ -71,8 +71,8 @@ class VLLMEngine:
         max_model_len: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if way not in WAYS:
-            raise UserError(f"engine.way={way}: must be one of {', '.join(WAYS)}")
+        if way not in SYNC_CLASSES:
+            raise UserError(f"engine.way={way}: must be one of {', '.join(SYNC_CLASSES)}")
         for key, value, none in (("max_loras", max_loras, True),
                                  ("tensor_parallel_size", tensor_parallel_size, False),
                                  ("max_model_len", max_model_len, True)):  # fmt: skip
@@ -94,11 +94,11 @@ class VLLMEngine:
         self.options = dict(options or {})
         self._llm: Any = None
         self._way: Any = None
-        self._asker: Asker | None = None
+        self._asker: VLLMScheduler | None = None
 
-    def check(self, base: Base, pool: Experts) -> Any:
+    def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.Engine`; what vLLM itself finds wrong shows when it starts."""
-        mixed = fitting(pool)
+        mixed = require_adapter_pool(pool)
         plain = HFEngine()
         tokenizer = plain.check(base, mixed)
         self.context = self.settings.get("max_model_len") or plain.context
@@ -107,33 +107,33 @@ class VLLMEngine:
         check_installed()
         return tokenizer
 
-    def open(self, base: Base, pool: Experts, device: str) -> None:
+    def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.Engine`; starts vLLM.
 
         Args:
             device: "cpu", or "cuda:0": vLLM takes the first devices that the process sees.
         """
-        from swarm.engine.vllm.asking import Asker
+        from swarm.engine.vllm.asking import VLLMScheduler
 
-        mixed = fitting(pool)
+        mixed = require_adapter_pool(pool)
         check_installed()
         folder = Path(base.resolve())
-        self._llm = start(
+        self._llm = start_vllm(
             base, folder, mixed, device, max_loras=self.max_loras,
             tensor_parallel_size=self.devices, options=self.options, **self.settings,
         )  # fmt: skip
         try:
-            self._asker = Asker(self._llm, base.tokenizer(folder), folder)
-            with one_line():
-                basis = Basis(mixed)
-                self._way = WAYS[self.way](self._llm, basis, self.max_loras)
+            self._asker = VLLMScheduler(self._llm, base.load_tokenizer(folder), folder)
+            with wrap_start_errors():
+                basis = HostBasis(mixed)
+                self._way = SYNC_CLASSES[self.way](self._llm, basis, self.max_loras)
                 # What a device does not compute shows with the first token.
-                self.answer(np.zeros((1, basis.count)), [[Request("", 1)]])
+                self.generate(np.zeros((1, basis.count)), [[Request("", 1)]])
         except BaseException:
             self.close()
             raise
 
-    def answer(
+    def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """See `swarm.engine.Engine`.
@@ -146,14 +146,14 @@ class VLLMEngine:
         for first in range(0, len(positions), self.max_loras):
             chosen = slice(first, first + self.max_loras)
             named = self._way.put(positions[chosen])
-            answers += self._asker.ask(named, requests[chosen])
+            answers += self._asker.generate(named, requests[chosen])
             self._way.verify()
         return answers
 
     def close(self) -> None:
         """End vLLM and give its memory back; it may be opened again."""
         if self._llm is not None:
-            stop(self._llm)
+            stop_vllm(self._llm)
         self._llm = self._way = self._asker = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -162,14 +162,14 @@ class VLLMEngine:
         return partial(VLLMEngine, self.way, self.max_loras, self.devices, **own), ()
 
 
-def fitting(pool: Experts) -> Pool:
+def require_adapter_pool(pool: ExpertPool) -> Pool:
     """The pool, as the pool of adapters that it has to be.
 
     Raises:
         UserError: It is of another kind.
     """
     if hasattr(pool, "modules"):
-        return adapters(pool)
+        return as_adapter_pool(pool)
     raise UserError(
         "engine=vllm mixes adapters and needs pool=adapters; for models: engine=token, full"
     )

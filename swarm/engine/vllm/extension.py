@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Part(NamedTuple):
+class SlotTensor(NamedTuple):
     """One tensor of slots, and the experts' share of it.
 
     Attributes:
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     sizes: torch.Tensor
 
 
-class Extension:
+class WorkerExtension:
     """Methods that vLLM's worker gets (`worker_extension_cls`), called by `collective_rpc`."""
 
     model_runner: Any
@@ -35,12 +35,12 @@ class Extension:
     def swarm_ignored(self, number: int) -> list[str]:
         """The modules of a loaded adapter that belong to no layer of the model."""
         manager = self.model_runner.lora_manager._adapter_manager
-        return strange(manager, manager.get_adapter(number))
+        return unmatched_modules(manager, manager.get_adapter(number))
 
     def swarm_take(self, folder: str) -> None:
         """Read one more expert, as vLLM itself would pack it for a slot."""
         self._swarm_rows = [*getattr(self, "_swarm_rows", []),
-                            read(self.model_runner.lora_manager, folder)]  # fmt: skip
+                            read_adapter(self.model_runner.lora_manager, folder)]  # fmt: skip
 
     def swarm_hold(self, starts: Mapping[str, int], shared: bool) -> tuple[str, list[str]]:
         """Keep the experts that were read as the slots have them.
@@ -54,9 +54,9 @@ class Extension:
         """
         manager = self.model_runner.lora_manager._adapter_manager
         rows, self._swarm_rows = self._swarm_rows, []
-        self._swarm_parts: list[Part] = []
+        self._swarm_parts: list[SlotTensor] = []
         self._swarm_noted: dict[int, torch.Tensor] = {}
-        if ignored := sorted({name for row in rows for name in strange(manager, row)}):
+        if ignored := sorted({name for row in rows for name in unmatched_modules(manager, row)}):
             return "", ignored
         for name, layer in manager.modules.items():
             weights = [row.get_lora(name) for row in rows]
@@ -66,7 +66,7 @@ class Extension:
             where = [starts.get(member, -1) for member in members]
             if type(layer).__name__.startswith("FusedMoE"):
                 return f"{name} is a mixture of experts, which it cannot write", []
-            made = parts(name, layer, weights, where, shared)
+            made = slot_tensors(name, layer, weights, where, shared)
             alone = len(set(starts.values())) == 1
             if not alone and (max(where) < 0 or len(where) * 2 not in (2, len(made))):
                 return f"{name} is divided otherwise in vLLM, so its group is not known", []
@@ -92,7 +92,7 @@ class Extension:
                 made = torch.einsum("pk,k...->p...", mine.float(), part.basis)
                 part.slots[places] = made.to(part.slots.dtype)
             expected.append(mine @ part.sums)
-            error.append(mine.abs() @ part.sizes * relative(part) + smallest(part))
+            error.append(mine.abs() @ part.sizes * relative_tolerance(part) + absolute_tolerance(part))
         found = self._swarm_sums(places)
         # So that what is not a number is wrong too.
         right = (found - torch.stack(expected)).abs() <= torch.stack(error)
@@ -122,15 +122,15 @@ class Extension:
 
     def _swarm_sums(self, places: torch.Tensor) -> torch.Tensor:
         """The checksums of all parts of some slots, [parts, P]."""
-        return torch.stack([checksum(part.slots[places]) for part in self._swarm_parts])
+        return torch.stack([row_checksums(part.slots[places]) for part in self._swarm_parts])
 
 
-def strange(manager: Any, adapter: Any) -> list[str]:
+def unmatched_modules(manager: Any, adapter: Any) -> list[str]:
     """The modules of an adapter that vLLM has packed but will not find a layer for."""
     return sorted(name for name in adapter.loras if name not in manager.modules)
 
 
-def read(worker: Any, folder: str) -> Any:
+def read_adapter(worker: Any, folder: str) -> Any:
     """An adapter in float32 as vLLM packs it; registered nowhere."""
     from vllm.lora.request import LoRARequest
 
@@ -144,9 +144,9 @@ def read(worker: Any, folder: str) -> Any:
     return adapter
 
 
-def parts(
+def slot_tensors(
     name: str, layer: Any, weights: Sequence[Any], where: Sequence[int], shared: bool
-) -> list[Part]:
+) -> list[SlotTensor]:
     """The tensors of one layer; vLLM's own `set_lora` cuts and places the experts' weights.
 
     Args:
@@ -175,24 +175,24 @@ def parts(
         for slot, experts, start in zip(slots, rows, starts, strict=True):
             fixed = shared and side == "a"
             kept = experts[:1].clone() if fixed else experts
-            sums = checksum(kept), checksum(kept.abs())
-            made.append(Part(name, slot, kept, max(0, start), fixed, *sums))
+            sums = row_checksums(kept), row_checksums(kept.abs())
+            made.append(SlotTensor(name, slot, kept, max(0, start), fixed, *sums))
     return made
 
 
-def checksum(rows: torch.Tensor) -> torch.Tensor:
+def row_checksums(rows: torch.Tensor) -> torch.Tensor:
     """A number for each row [P] that changes with a value and, unlike a sum, with its place."""
     flat = rows.float().flatten(1)
     ramp = torch.linspace(1, 2, flat.shape[1], device=flat.device)
     return (flat * ramp).sum(1, dtype=torch.float64)
 
 
-def relative(part: Part) -> float:
+def relative_tolerance(part: SlotTensor) -> float:
     """By what share a slot's values may differ: rounded to its type once, in float32 before."""
     return torch.finfo(part.slots.dtype).eps + 8 * torch.finfo(torch.float32).eps
 
 
-def smallest(part: Part) -> float:
+def absolute_tolerance(part: SlotTensor) -> float:
     """By how much a slot's checksum may differ for what its type has no numbers for."""
     values = part.slots[0].numel()
     kind = torch.finfo(part.slots.dtype)

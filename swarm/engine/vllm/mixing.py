@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swarm.adapters import CONFIG, WEIGHTS
+from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE
 from swarm.pool import Pool
 
 if TYPE_CHECKING:
     import torch
 
 
-class Basis:
+class HostBasis:
     """The experts of an open pool in memory, float32 on the CPU.
 
     Attributes:
@@ -26,7 +26,7 @@ class Basis:
     """
 
     def __init__(self, pool: Pool) -> None:
-        self._held = {name: pool.held(name) for name in pool.modules}
+        self._held = {name: pool.expert_factors(name) for name in pool.modules}
         self.rows = len(pool.names)
         self.count = self.rows * len(pool.groups)
         self.shared = pool.space == "delta"
@@ -36,7 +36,7 @@ class Basis:
         }
         self._rank = pool.rank
 
-    def write(self, position: Sequence[float] | np.ndarray, folder: Path, dtype: str) -> None:
+    def write_adapter(self, position: Sequence[float] | np.ndarray, folder: Path, dtype: str) -> None:
         """Write the adapter at a position [G * K], summed in float32, in a new folder.
 
         Args:
@@ -48,7 +48,7 @@ class Basis:
         coefficients = torch.as_tensor(np.asarray(position), dtype=torch.float32)
         tensors = {}
         for module, factors in self._held.items():
-            for side, weight in zip("AB", mixed(factors, coefficients), strict=True):
+            for side, weight in zip("AB", mix_factors(factors, coefficients), strict=True):
                 key = f"base_model.model.{module}.lora_{side}.weight"
                 tensors[key] = weight.to(getattr(torch, dtype)).contiguous()
         # The scaling is in B: alpha is the rank.
@@ -57,11 +57,11 @@ class Basis:
             "target_modules": sorted({name.rpartition(".")[2] for name in self._held}),
         }  # fmt: skip
         folder.mkdir()
-        (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-        save_file(tensors, folder / WEIGHTS)
+        (folder / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+        save_file(tensors, folder / WEIGHTS_FILE)
 
 
-def mixed(
+def mix_factors(
     factors: "tuple[torch.Tensor, torch.Tensor, torch.Tensor]", coefficients: "torch.Tensor"
 ) -> "tuple[torch.Tensor, torch.Tensor]":
     """A [r, in] and B [out, r] of one module, from what `swarm.pool.Pool.held` gives."""

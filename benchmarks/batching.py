@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from timing import machine
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.models import Request
-from swarm.pool import Pool
+from swarm.models.base import Request
+from swarm.pool.pool import Pool
 
 NEW = 4
 WORDS = "edges node path one two three four graph weight from to is there what".split()
@@ -62,8 +62,9 @@ class Mixed:
             each = len(part) // len(requests)
             names = [f"p{i}" for i in range(len(requests)) for _ in range(each)]
             ids = self.tokenizer(part, return_tensors="pt", padding=True).to(self.model.device)
-            out = self.model.generate(**ids, adapter_names=names, max_new_tokens=NEW,
-                                      do_sample=False)  # fmt: skip
+            out = self.model.generate(
+                **ids, adapter_names=names, max_new_tokens=NEW, do_sample=False
+            )
             new = self.tokenizer.batch_decode(
                 out[:, ids.input_ids.shape[1] :], skip_special_tokens=True
             )
@@ -81,8 +82,11 @@ def measure(ways: dict, positions: np.ndarray, rows: int, repeats: int) -> dict:
     asked = [[Request(p, NEW) for p in prompts(rows)]] * len(positions)
     answers = {name: as_texts(way.generate(positions, asked)) for name, way in ways.items()}
     for name, found in answers.items():
-        pairs = [(a, b) for x, y in zip(found, answers["swap"], strict=True)
-                 for a, b in zip(x, y, strict=True)]  # fmt: skip
+        pairs = [
+            (a, b)
+            for x, y in zip(found, answers["swap"], strict=True)
+            for a, b in zip(x, y, strict=True)
+        ]
         same = sum(a == b for a, b in pairs) / len(pairs)
         assert same >= 0.99, f"{name} agrees with swap on {same:.1%} of the answers only"
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
@@ -112,8 +116,10 @@ def main() -> None:
     pool = Pool(options.pool).open()
     random = np.random.default_rng(1)
     positions = random.dirichlet(np.ones(len(pool.names)), options.particles)
-    ways = {plan: engine_of(plan, base, pool, options.device)
-            for plan in ("swap", "merged", "stacked", "auto")}  # fmt: skip
+    ways = {
+        plan: engine_of(plan, base, pool, options.device)
+        for plan in ("swap", "merged", "stacked", "auto")
+    }
     ways["PEFT mixed"] = Mixed(base, pool, positions, options.device)  # type: ignore[assignment]
     names = list(ways)
     print(f"{machine()}; {options.particles} particles")
@@ -132,7 +138,7 @@ def default_base() -> BaseModel:
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
 
-    from swarm.places import conf_folder
+    from swarm._util.files import conf_folder
 
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         found: BaseModel = instantiate(compose("model/smollm2").model)

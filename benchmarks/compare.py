@@ -73,7 +73,7 @@ class Counting(Chat):
 
 def came(url: str) -> int:
     """The requests that an endpoint has had."""
-    from swarm.models import Request
+    from swarm.models.base import Request
     from swarm.models.openai import OpenAI
 
     [answer] = OpenAI("small", url, None).generate([Request(HOW_MANY.decode())])
@@ -90,8 +90,13 @@ class Packages:
         """What a script prints in a process of its own."""
         command = [self.pythons[package], "-W", "ignore", "-c", script.format(package=package)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([*command, json.dumps(given)], env=environment, text=True,
-                              capture_output=True, cwd=tempfile.gettempdir())  # fmt: skip
+        done = subprocess.run(
+            [*command, json.dumps(given)],
+            env=environment,
+            text=True,
+            capture_output=True,
+            cwd=tempfile.gettempdir(),
+        )
         if done.returncode:
             raise SystemExit(f"{package}: {done.stderr}")
         return json.loads(done.stdout.strip().splitlines()[-1])
@@ -117,8 +122,16 @@ def asked(packages: Packages, url: str, workers: int, count: int, repeats: int) 
     for _ in range(repeats):
         for package, taken in found.items():
             with tempfile.TemporaryDirectory() as cache:
-                taken += packages.run(package, SCRIPT, url=url, cache=cache, workers=workers,
-                                      paraphrases=1, samples=[count], first=True)  # fmt: skip
+                taken += packages.run(
+                    package,
+                    SCRIPT,
+                    url=url,
+                    cache=cache,
+                    workers=workers,
+                    paraphrases=1,
+                    samples=[count],
+                    first=True,
+                )
     return found
 
 
@@ -179,8 +192,11 @@ def main() -> None:
     print(machine())
     print("| | swarm.compare | llmcomp | times |\n| --- | --- | --- | --- |")
     show("import", imported(packages, repeats), 1)
-    print("| 3 to 4 samples of 2 paraphrases | {} requests | {} requests | |".format(
-        *raised(packages).values()))  # fmt: skip
+    print(
+        "| 3 to 4 samples of 2 paraphrases | {} requests | {} requests | |".format(
+            *raised(packages).values()
+        )
+    )
     show(f"{options.kept} kept answers", kept(packages, options.kept, repeats), options.kept)
     for wait in (0.0, 0.1):
         with endpoint(wait, __file__) as url:

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from swarm.collab import AgentSpec
-from swarm.collab.consortium import STRATEGIES, Consortium
 from swarm.errors import UserError
-from swarm.models import Completion, Request
-from swarm.report.statistics import paired_test
+from swarm.models.base import Completion, Request
+from swarm.multi_agent.consortium.consortium import STRATEGIES, Consortium
+from swarm.multi_agent.types import AgentSpec
+from swarm.stats.tests import paired_test
 
 QUESTIONS, NORMAL = int([*sys.argv, "300"][1]), NormalDist()
 SCENES = {

@@ -47,7 +47,7 @@ import searches  # noqa: E402
 import tiny  # noqa: E402
 import warm  # noqa: E402
 
-from swarm.printing import escape_control_chars  # noqa: E402
+from swarm._util.terminal import escape_control_chars  # noqa: E402
 
 MEMORY = 8 << 30
 """Bytes of data that a case may allocate; beyond it Python raises, which counts as a traceback."""
@@ -332,7 +332,7 @@ def _leaves(lab: Lab, more: list[str]) -> list[tuple[str, Any]]:
     import hydra
     from omegaconf import OmegaConf
 
-    from swarm.places import conf_folder
+    from swarm._util.files import conf_folder
 
     words = [w.replace("{here}", "/tmp") for w in lab.search(*more)[2:] if "descent=" not in w]
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -376,7 +376,7 @@ def _structures() -> Iterator[list[str]]:
             if (group, value) != ("racing", "[]"):
                 yield [f"{group}={value}"]
         yield [f"{group}._target_=no.such.Class"]
-        yield [f"{group}._target_=swarm.files.write_whole"]
+        yield [f"{group}._target_=swarm._util.files.write_atomic"]
         yield [f"{group}._target_=5"]
         yield [f"{group}.no_such_key=1"]
         yield [f"+{group}.no_such_key=1"]
@@ -528,11 +528,18 @@ def _settings() -> Iterator[tuple[str, Spoil]]:
         for value in values:
             yield f"{key}: {value!r}", lambda at, k=key, v=value: tiny.change(at, **{k: v})
     texts = {
-        "empty": b"", "no object": b"[]", "null": b"null", "half": b'{"r": 4, "lora_al',
-        "100,000 brackets": b"[" * 100_000, "100,000 objects": b'{"a":' * 100_000,
-        "bytes": b"\xff\xfe\x00\x80", "NUL": b"\0" * 100, "twice": b"{}{}",
-        "digits": b'{"r": ' + b"9" * 5000 + b"}", "surrogate": b'{"peft_type": "\\ud800"}',
-    }  # fmt: skip
+        "empty": b"",
+        "no object": b"[]",
+        "null": b"null",
+        "half": b'{"r": 4, "lora_al',
+        "100,000 brackets": b"[" * 100_000,
+        "100,000 objects": b'{"a":' * 100_000,
+        "bytes": b"\xff\xfe\x00\x80",
+        "NUL": b"\0" * 100,
+        "twice": b"{}{}",
+        "digits": b'{"r": ' + b"9" * 5000 + b"}",
+        "surrogate": b'{"peft_type": "\\ud800"}',
+    }
     for name, text in texts.items():
         yield f"config: {name}", lambda at, t=text: (at / CONFIG).write_bytes(t) and None
 
@@ -654,15 +661,26 @@ def _contents(sound: dict[str, Any]) -> Iterator[tuple[str, str, bytes]]:
     raw = text(sound)
     lines = [text(item) for item in sound["dev"] * 3]
     wholes = {
-        "empty": b"", "blank": b" \n\n", "null": b"null", "number": b"5", "text": b'"x"',
-        "no items": b"[]", "no object": b"{}", "half": raw[: len(raw) // 2], "twice": raw + raw,
-        "100,000 brackets": b"[" * 100_000, "100,000 objects": b'{"a":' * 100_000,
-        "NUL": b"\0" * 1000, "UTF-16": raw.decode().encode("utf-16"),
+        "empty": b"",
+        "blank": b" \n\n",
+        "null": b"null",
+        "number": b"5",
+        "text": b'"x"',
+        "no items": b"[]",
+        "no object": b"{}",
+        "half": raw[: len(raw) // 2],
+        "twice": raw + raw,
+        "100,000 brackets": b"[" * 100_000,
+        "100,000 objects": b'{"a":' * 100_000,
+        "NUL": b"\0" * 1000,
+        "UTF-16": raw.decode().encode("utf-16"),
         "Latin-1": b'{"dev": ["\xe9"]}',
-        "gzip": b"\x1f\x8b\x08\0garbage", "digits": b"9" * 5000, "HTML": b"<html></html>",
+        "gzip": b"\x1f\x8b\x08\0garbage",
+        "digits": b"9" * 5000,
+        "HTML": b"<html></html>",
         "dev twice the same": text({"dev": sound["dev"][:1] * 4, "test": sound["dev"][:1]}),
         "CSV": b"question,answer\nx,A\n",
-    }  # fmt: skip
+    }
     for name, content in wholes.items():
         yield f"whole file: {name}", "json", content
     for name, spoiled in {
@@ -777,8 +795,9 @@ def _retyped(path: Path, draw: random.Random) -> None:
 
 def _lacking(path: Path, draw: random.Random) -> None:
     """Sound JSON without one of its keys, and without its checksum."""
-    value = json.loads(path.read_text().splitlines()[0] if path.suffix == ".jsonl" else
-                       path.read_text())  # fmt: skip
+    value = json.loads(
+        path.read_text().splitlines()[0] if path.suffix == ".jsonl" else path.read_text()
+    )
     if not isinstance(value, dict) or not value:
         path.write_text("{}")
         return
@@ -812,15 +831,16 @@ def _run(lab: Lab, name: str, rounds: int | None) -> tuple[Path, dict[str, bytes
 
 
 def _resumed(lab: Lab) -> list[str]:
-    return lab.search("optimizer.max_iterations=3", "optimizer.patience=9", "ensemble=2",
-                      "noise_floor=true")  # fmt: skip
+    return lab.search(
+        "optimizer.max_iterations=3", "optimizer.patience=9", "ensemble=2", "noise_floor=true"
+    )
 
 
 def _interrupted(rounds: int | None) -> Callable[[], None]:
     """Ctrl-C as the search is about to begin that round."""
 
     def hook() -> None:
-        from swarm.run import Run
+        from swarm.loop.run import Run
 
         iterate = Run._run_iteration
 
@@ -909,7 +929,7 @@ def _vanishing(lab: Lab) -> Iterator[Case]:
         for what in ("run", "run/answers", ""):
 
             def hook(number: int = number, what: str = what) -> None:
-                from swarm.run import Run
+                from swarm.loop.run import Run
 
                 iterate = Run._run_iteration
 
@@ -1085,10 +1105,15 @@ def cold(case: Case, home: Path, limit: float = 120.0) -> Outcome:
     began = time.monotonic()
     try:
         done = subprocess.run(
-            [sys.executable, *words], cwd=here, capture_output=True, text=True, timeout=limit,
-            errors="backslashreplace", stdin=subprocess.DEVNULL,
+            [sys.executable, *words],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            errors="backslashreplace",
+            stdin=subprocess.DEVNULL,
             env={**searches.environment(), "MODEL_SWARMS_CACHE": str(here / "cache")},
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return outcome(case, here, None, "", "", limit)
     took = time.monotonic() - began
@@ -1112,15 +1137,15 @@ def prepare() -> None:
     import transformers.models.auto.modeling_auto
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import swarm.candidates.evaluation
+    import swarm.engine.batched_lora
     import swarm.engine.decode
-    import swarm.engine.stacked
+    import swarm.evaluation.evaluation
     import swarm.executors.inline
-    import swarm.finetune.tuning
+    import swarm.finetune.run
+    import swarm.loop.run
     import swarm.optimizers.pso
-    import swarm.run
-    import swarm.tasks.choice  # noqa: F401
-    from swarm.places import conf_folder
+    import swarm.tasks.multiple_choice  # noqa: F401
+    from swarm._util.files import conf_folder
 
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
         hydra.compose("search", overrides=["name=x"])
@@ -1135,8 +1160,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of a case")
-    parser.add_argument("--cold", type=int, default=0, help="so many cases once more, in processes "
-                        "of their own")  # fmt: skip
+    parser.add_argument(
+        "--cold", type=int, default=0, help="so many cases once more, in processes of their own"
+    )
     parser.add_argument("--list", action="store_true", help="only print the cases")
     parser.add_argument("--verbose", action="store_true", help="print how every case ended")
     options = parser.parse_args()
@@ -1158,8 +1184,11 @@ def main() -> int:
         for one in itertools.chain(ends, (cold(case, home) for case in chosen)):
             counts.setdefault(one.case.group, Counter()).update([one.kind])
             if one.kind != "ok" or options.verbose:
-                print(f"{one.kind}: {one.case.group}: {one.case.name}\n    {one.why}"
-                      f"  [{one.seconds:.1f} s]", flush=True)  # fmt: skip
+                print(
+                    f"{one.kind}: {one.case.group}: {one.case.name}\n    {one.why}"
+                    f"  [{one.seconds:.1f} s]",
+                    flush=True,
+                )
     print("| group | cases | tracebacks | hangs | silent |\n| --- | --- | --- | --- | --- |")
     total: Counter[str] = Counter()
     for group, count in [*counts.items(), ("all", sum(counts.values(), total))]:

@@ -20,10 +20,10 @@ import numpy as np
 from batching import default_base
 from timing import Taken, cpu_seconds, machine
 
-from swarm.engine.base import BaseModel
-from swarm.engine.full import FullWeightsEngine
-from swarm.engine.full_models import FullModelPool
-from swarm.models import Request
+from swarm.engine.base_model import BaseModel
+from swarm.engine.full.engine import FullWeightsEngine
+from swarm.engine.full.pool import FullModelPool
+from swarm.models.base import Request
 
 MEGABYTE = 10**6
 
@@ -93,8 +93,10 @@ def report(pool: FullModelPool, count: int, target: str) -> None:
     search = measured(lambda: [engine.generate(row[None], [asked]) for row in drawn])
     saved = measured(lambda: pool.save(drawn[-1], target))
     print(machine())
-    print(f"{len(pool.names)} models of {model / MEGABYTE:.0f} MB in memory, the largest tensor "
-          f"{max(weights) / MEGABYTE:.0f} MB; {sum(sizes) / MEGABYTE:.0f} MB on disk")  # fmt: skip
+    print(
+        f"{len(pool.names)} models of {model / MEGABYTE:.0f} MB in memory, the largest tensor "
+        f"{max(weights) / MEGABYTE:.0f} MB; {sum(sizes) / MEGABYTE:.0f} MB on disk"
+    )
     print("| | peak, MB above the libraries | wall | CPU |\n|---|---|---|---|")
     each = Taken(*(value / count for value in search[1]))
     for what, peak, taken in (

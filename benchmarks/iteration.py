@@ -22,12 +22,12 @@ from batching import default_base
 from timing import interleaved, machine
 from update import disk_step, lay_out
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
-from swarm.pool import Pool
-from swarm.tasks import Item
-from swarm.tasks.choice import MultipleChoice
+from swarm.pool.pool import Pool
+from swarm.tasks.base import Item
+from swarm.tasks.multiple_choice import MultipleChoice
 
 LETTERS = "ABCD"
 
@@ -110,7 +110,12 @@ def main() -> None:
 
 
 def compare(
-    case: str, options: argparse.Namespace, base: BaseModel, pool: Pool, engine: HFEngine, home: Path
+    case: str,
+    options: argparse.Namespace,
+    base: BaseModel,
+    pool: Pool,
+    engine: HFEngine,
+    home: Path,
 ) -> None:
     """One row of the table."""
     path, experts = base.resolve(), len(pool.names)
@@ -134,7 +139,7 @@ def compare(
 
 def check(task: MultipleChoice, asked: list[Item], texts: list[list[str]], scores: list) -> None:
     """The two read the same answers, but for a rounding now and then."""
-    from swarm.models import Completion
+    from swarm.models.base import Completion
 
     pairs = [
         (task.read_answer(item, Completion(text)), score.answer)

@@ -24,17 +24,16 @@ from hydra.utils import instantiate
 from iteration import items
 from timing import cpu_seconds, machine
 
-from swarm.engine.base import BaseModel
+from swarm._util.files import conf_folder, write_json
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.evaluation import Batching
 from swarm.executors import Job, JobResult, Worker
-from swarm.files import write_json
-from swarm.places import conf_folder
-from swarm.pool import Pool
-from swarm.run import Run
-from swarm.tasks import Item, Score
-from swarm.tasks.choice import MultipleChoice
-from swarm.track.base import NullTracker
+from swarm.loop.evaluator import Batching
+from swarm.loop.run import Run
+from swarm.pool.pool import Pool
+from swarm.tasks.base import Item, Score
+from swarm.tasks.multiple_choice import MultipleChoice
+from swarm.trackers.base import NullTracker
 
 ITEMS = 20
 
@@ -43,7 +42,7 @@ class Made(MultipleChoice):
     """The benchmark's own questions."""
 
     def items(self, split: str) -> list[Item]:
-        """See `swarm.tasks.Task`."""
+        """See `swarm.tasks.base.Task`."""
         return items(ITEMS, "short")
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm.files import read_gzip_json
-from swarm.racing import Incumbent, Racing
-from swarm.record import position_key
-from swarm.tasks import Score
+from swarm._util.files import read_gzip_json
+from swarm.loop.racing import Incumbent, Racing
+from swarm.runs.run_folder import position_key
+from swarm.tasks.base import Score
 
 SEEDS = 20
 
@@ -126,8 +126,10 @@ def main() -> None:
     rounds = recorded(folder)
     items = len(next(iter(rounds[0].values())))
     particles = sum(len(values) for values in rounds)
-    print(f"{len(rounds)} iterations, {particles} evaluations of {items} items, "
-          f"chunks of {options.chunk}, {SEEDS} seeds; median [quartiles]")  # fmt: skip
+    print(
+        f"{len(rounds)} iterations, {particles} evaluations of {items} items, "
+        f"chunks of {options.chunk}, {SEEDS} seeds; median [quartiles]"
+    )
     print(f"{'rule':22} {'prompts asked, %':20} {'improvements lost, %':22} best kept, seeds")
     for name, racing in rules(options.chunk).items():
         results = []

@@ -70,8 +70,9 @@ def limited(rate: float, after: str) -> Iterator[tuple[str, list[int]]]:
     """The URL of an endpoint, and a list that gets the number of its refusals in the end."""
     code = SERVER.format(tests=str(ROOT / "tests"), rate=rate, after=after)
     refused: list[int] = []
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin and process.stdout
     try:
         yield process.stdout.readline().strip(), refused
@@ -92,8 +93,9 @@ def measure(
         with limited(rate, after) as (url, refused):
             command = [python, "-W", "ignore", "-c", script, url, cache, str(count)]
             began = time.perf_counter()
-            done = subprocess.run(command, env=environment, text=True, capture_output=True,
-                                  cwd=cache)  # fmt: skip
+            done = subprocess.run(
+                command, env=environment, text=True, capture_output=True, cwd=cache
+            )
             if done.returncode:
                 raise SystemExit(f"{time.perf_counter() - began:.0f} s: {done.stderr}")
     came, taken = json.loads(done.stdout.strip().splitlines()[-1])
@@ -106,13 +108,17 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=15.0, help="accepted requests a second")
     parser.add_argument("--llmcomp", help="the python of an environment with llmcomp")
     options = parser.parse_args()
-    rows = {"compare": (sys.executable, QUESTION.format(package="swarm.compare")),
-            "models": (sys.executable, MODELS)}  # fmt: skip
+    rows = {
+        "compare": (sys.executable, QUESTION.format(package="swarm.compare")),
+        "models": (sys.executable, MODELS),
+    }
     if options.llmcomp:
         rows["llmcomp"] = (options.llmcomp, QUESTION.format(package="llmcomp"))
     print(machine())
-    print(f"{options.count} samples at {options.rate:g} requests/s; ideal "
-          f"{options.count / options.rate:.1f} s")  # fmt: skip
+    print(
+        f"{options.count} samples at {options.rate:g} requests/s; ideal "
+        f"{options.count / options.rate:.1f} s"
+    )
     print("| | endpoint | answered | seconds | 429s |\n| --- | --- | --- | --- | --- |")
     for form, after in FORMS.items():
         for name, (python, script) in rows.items():

@@ -21,10 +21,10 @@ from pathlib import Path
 import httpx2
 from timing import interleaved
 
-from swarm.models import Completion, Request
+from swarm.models.base import Completion, Request
 from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
+from swarm.models.rate_limit import Limits
 
 
 def echo(prompt: object) -> Completion:
@@ -40,8 +40,10 @@ def server():
     paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.serve", "--port", "0", "--model", "function/serving:echo"],
-        env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield process.stdout.readline().split()[4].rstrip(",")
     finally:
@@ -88,8 +90,11 @@ def main() -> None:
     )
     for way, one in taken.items():
         print(f"| {way} | {each[way]:,.0f} | {1e6 * one.cpu / options.count:.0f} |")
-    print(json.dumps({"ratio": round(each["served"] / each["directly"], 3), "at once":
-                      options.at_once}))  # fmt: skip
+    print(
+        json.dumps(
+            {"ratio": round(each["served"] / each["directly"], 3), "at once": options.at_once}
+        )
+    )
     print(f"first piece of a stream: {1e3 * statistics.median(pieces):.1f} ms")
 
 

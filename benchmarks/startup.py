@@ -12,12 +12,12 @@ from timing import interleaved, machine
 
 FIRST = """
 import numpy as np
-from swarm.engine.base import Base
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.models import Request
 from swarm.pool import Pool
 pool, engine = Pool({pool!r}).open(), HFEngine()
-engine.open(Base({base!r}), pool, "cpu")
+engine.open(BaseModel({base!r}), pool, "cpu")
 print(engine.generate(np.eye(len(pool.names))[:1], [[Request("1 + 1 =", 2)]]))
 """
 
@@ -31,7 +31,7 @@ def main() -> None:
     base = options.model or default_base().resolve()
     commands = {
         "--help": ["-m", "swarm.search", "--help"],
-        "import swarm.run": ["-c", "import swarm.run"],
+        "import swarm.loop.run": ["-c", "import swarm.loop.run"],
         "import torch": ["-c", "import torch"],
         "first answer": ["-c", FIRST.format(pool=options.pool, base=base)],
     }

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from timing import Taken, interleaved, machine
 
-from swarm.models import Request
+from swarm.models.base import Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
+from swarm.models.rate_limit import Limits
 
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 PROMPT = re.compile(rb'"content": ?"([^"]*)"')
@@ -135,8 +135,16 @@ def show(wait: float, level: int, count: int, found: dict[str, Taken]) -> None:
         rate = count / taken.wall
         ideal = f"{rate * wait / level:.0%}" if wait else ""
         beside = f"{found['bare'].wall / taken.wall:.0%}"
-        cells = (f"{wait * 1000:.0f} ms", level, name, f"{rate:,.0f}", ideal, beside, taken,
-                 f"{1e6 * taken.cpu / count:.0f}")  # fmt: skip
+        cells = (
+            f"{wait * 1000:.0f} ms",
+            level,
+            name,
+            f"{rate:,.0f}",
+            ideal,
+            beside,
+            taken,
+            f"{1e6 * taken.cpu / count:.0f}",
+        )
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 

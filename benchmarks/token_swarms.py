@@ -11,11 +11,11 @@ import numpy as np
 from batching import default_base
 from timing import interleaved, machine
 
-from swarm import places
-from swarm.engine.base import BaseModel
-from swarm.engine.mixture import TokenEnsembleEngine
-from swarm.engine.panel import ModelEnsemble
-from swarm.models import Request
+from swarm._util import files
+from swarm.engine.base_model import BaseModel
+from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
+from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.models.base import Request
 
 
 def mixtures(count: int, models: int) -> np.ndarray:
@@ -46,12 +46,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     base = BaseModel(options.model) if options.model else default_base()
-    pool = places.find_path(options.pool)
+    pool = files.find_path(options.pool)
     experts = sorted(path.parent for path in pool.glob("*/adapter_config.json"))[:2]
     panel = ModelEnsemble([str(base.path), *map(str, experts)], base).open()
     engine = TokenEnsembleEngine()
     engine.open(base, panel, "cpu")
-    data = json.loads(places.find_path("data/nlgraph_mini.json").read_text())
+    data = json.loads(files.find_path("data/nlgraph_mini.json").read_text())
     asked = [Request(item["question"], options.new) for item in data["dev"][: options.items]]
     positions = mixtures(options.particles, len(panel.names))
     count = read(engine)
@@ -72,8 +72,10 @@ def main() -> None:
     assert texts["together"] == texts["apart"]
     taken = interleaved({"together": together, "apart": apart}, options.repeats)
     print(machine())
-    print(f"{len(panel.names)} models, {options.particles} particles, {len(asked)} prompts, "
-          f"at most {options.new} new tokens")  # fmt: skip
+    print(
+        f"{len(panel.names)} models, {options.particles} particles, {len(asked)} prompts, "
+        f"at most {options.new} new tokens"
+    )
     print("| | tokens read | wall | CPU |\n|---|---|---|---|")
     for way, name in (("together", "all at once"), ("apart", "one after the other")):
         wall, cpu = taken[way]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from timing import Taken, interleaved, machine
 
 from swarm.optimizers.pso import ParticleSwarm
-from swarm.pool import Pool
+from swarm.pool.pool import Pool
 
 FILE = "adapter_model.safetensors"
 WEIGHTS = (0.2, 0.3, 0.4, 0.05)
@@ -47,8 +47,15 @@ def disk_step(home: Path, particles: int, step: float) -> None:
         merge([(1.0, own / "best"), (-1.0, own / "now")], own / "p_x")
         merge([(1.0, home / "g"), (-1.0, own / "now")], own / "g_x")
         merge([(1.0, own / "now"), (-1.0, home / "w")], own / "x_w")
-        merge([(inertia, own / "velocity"), (cognitive, own / "p_x"), (social, own / "g_x"),
-               (repel, own / "x_w")], own / "velocity")  # fmt: skip
+        merge(
+            [
+                (inertia, own / "velocity"),
+                (cognitive, own / "p_x"),
+                (social, own / "g_x"),
+                (repel, own / "x_w"),
+            ],
+            own / "velocity",
+        )
         merge([(1.0, own / "now"), (step, own / "velocity")], own / "now")
 
 

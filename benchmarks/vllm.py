@@ -33,13 +33,13 @@ from batching import default_base, prompts
 from full_models import status
 from timing import cpu_seconds, machine
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.engine import SYNC_CLASSES, VLLMEngine
-from swarm.engine.vllm.starting import installed_version
+from swarm.engine.vllm.launch import installed_version
 from swarm.errors import UserError
-from swarm.models import Completion, Request
-from swarm.pool import Pool
+from swarm.models.base import Completion, Request
+from swarm.pool.pool import Pool
 
 CHOICES = (" A", " B", " C", " D")
 TOLERANCE = {"cpu": 1e-3, "cuda": 0.25}
@@ -94,24 +94,31 @@ def compare(found: Mapping[str, Answers], device: str) -> str:
         found: Of each way, both kinds of answers.
     """
     *others, last = found
-    pairs = [(way, one, two) for way in others
-             for mine, theirs in zip(found[way], found[last], strict=True)
-             for one, two in zip(mine, theirs, strict=True)]  # fmt: skip
+    pairs = [
+        (way, one, two)
+        for way in others
+        for mine, theirs in zip(found[way], found[last], strict=True)
+        for one, two in zip(mine, theirs, strict=True)
+    ]
     said = []
     for way in others:
         scored = [(a.logprobs, b.logprobs) for name, a, b in pairs if name == way and a.logprobs]
         worst = float(max(np.abs(np.subtract(one, two)).max() for one, two in scored))
         assert worst < TOLERANCE[device], f"{way}: log probabilities {worst:.3g} from {last}'s"
         texts = [a.text == b.text for name, a, b in pairs if name == way and not a.logprobs]
-        said.append(f"{way} and {last}: log probabilities at most {worst:.2g} apart, "
-                    f"{sum(texts)} of {len(texts)} texts equal")  # fmt: skip
+        said.append(
+            f"{way} and {last}: log probabilities at most {worst:.2g} apart, "
+            f"{sum(texts)} of {len(texts)} texts equal"
+        )
     return "\n".join(said)
 
 
 def measure(
-    engines: Mapping[str, Engine], draw: Callable[[], np.ndarray], kinds: Sequence[Asked],
+    engines: Mapping[str, Engine],
+    draw: Callable[[], np.ndarray],
+    kinds: Sequence[Asked],
     repeats: int,
-) -> dict[str, list[list[Run]]]:  # fmt: skip
+) -> dict[str, list[list[Run]]]:
     """Of each way the repeats of setting, and of answering each kind; all ways in turn."""
     runs: dict[str, list[list[Run]]] = {way: [[] for _ in range(1 + len(kinds))] for way in engines}
     for _ in range(repeats):
@@ -157,8 +164,10 @@ def row(way: str, runs: Sequence[Sequence[Run]]) -> str:
     """A way's row of the table."""
     cells = [way]
     for number, taken in enumerate(runs):
-        cells.append(f"{spread([run.wall for run in taken])}; "
-                     f"{statistics.median(run.cpu for run in taken):.3g}")  # fmt: skip
+        cells.append(
+            f"{spread([run.wall for run in taken])}; "
+            f"{statistics.median(run.cpu for run in taken):.3g}"
+        )
         if number:
             cells.append(spread([run.prompts / run.wall for run in taken]))
     cells.append(spread([run.tokens / run.wall for run in runs[-1]]))
@@ -190,7 +199,9 @@ def parsed() -> argparse.Namespace:
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.ways = options.ways.split(",")
     if strange := set(options.ways) - {*SYNC_CLASSES, "hf"}:
-        parser.error(f"--ways: {', '.join(sorted(strange))}: must be of {', '.join(SYNC_CLASSES)}, hf")
+        parser.error(
+            f"--ways: {', '.join(sorted(strange))}: must be of {', '.join(SYNC_CLASSES)}, hf"
+        )
     return options
 
 
@@ -198,10 +209,12 @@ def main() -> None:
     options = parsed()
     base = BaseModel(options.model) if options.model else default_base()
     pool = Pool(options.pool).open()
-    print(f"{machine()}, vLLM {installed_version()}, transformers {version('transformers')}, "
-          f"{options.device}; {options.particles} particles with {options.requests} requests each, "
-          f"up to {options.new} new tokens, {options.repeats} repeats, "
-          f"{torch.get_num_threads()} threads")  # fmt: skip
+    print(
+        f"{machine()}, vLLM {installed_version()}, transformers {version('transformers')}, "
+        f"{options.device}; {options.particles} particles with {options.requests} requests each, "
+        f"up to {options.new} new tokens, {options.repeats} repeats, "
+        f"{torch.get_num_threads()} threads"
+    )
     engines = started(base, pool, options)
     random = np.random.default_rng(1)
     shape = (options.particles, len(pool.groups))
@@ -217,8 +230,10 @@ def main() -> None:
         [[Request(text, options.new) for text in texts]] * options.particles,
     ]
     positions = draw()
-    found = {way: [row for asked in kinds for row in engine.generate(positions, asked)]
-             for way, engine in engines.items()}  # fmt: skip
+    found = {
+        way: [row for asked in kinds for row in engine.generate(positions, asked)]
+        for way, engine in engines.items()
+    }
     if len(found) > 1:
         print(compare(found, options.device))
     words = [count for one in found[options.ways[0]][0] for count in one.choice_tokens]
@@ -232,8 +247,11 @@ def main() -> None:
     one = [[Request("Answer:", 0, CHOICES)]] * options.particles
     for way, engine in engines.items() if options.loads else ():
         more, each = growth(engine, draw, one, options.loads)
-        print(f"{way}: {more:+.1f} MB over {options.loads} sets of {options.particles}, "
-              f"{each:.3g} s each with a short prompt", flush=True)  # fmt: skip
+        print(
+            f"{way}: {more:+.1f} MB over {options.loads} sets of {options.particles}, "
+            f"{each:.3g} s each with a short prompt",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

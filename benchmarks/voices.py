@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from timing import interleaved, machine
 
-from swarm.models import Completion, Message, Request
-from swarm.roster.local import LocalModels
-from swarm.roster.voice import SharedLocalModel
+from swarm.models.base import Completion, Message, Request
+from swarm.registry.local_models import LocalModels, SharedLocalModel
 
 QUESTION = "Tell me a long story about a small town that wants to spend less on its street lights."
 
@@ -45,8 +44,10 @@ def main() -> None:
         voice.check()
     checked = time.perf_counter()
     voices[0].open()
-    print(f"{machine()}; {len(voices)} voices, {options.new} new tokens; checked in "
-          f"{checked - began:.2f} s, loaded in {time.perf_counter() - checked:.2f} s")  # fmt: skip
+    print(
+        f"{machine()}; {len(voices)} voices, {options.new} new tokens; checked in "
+        f"{checked - began:.2f} s, loaded in {time.perf_counter() - checked:.2f} s"
+    )
     greedy = Request((Message("user", QUESTION),), options.new)
     drawn = Request(greedy.prompt, options.new, temperature=0.7, seed=1)
     print("| | new tokens | one after another | together | ratio wall, CPU |")
@@ -55,13 +56,20 @@ def main() -> None:
         alone, joint = one_by_one(voices, request), together(voices, request)
         same = sum(a.text == b.text for a, b in zip(alone, joint, strict=True))
         assert same == len(voices), f"{name}: {same} of {len(voices)} answers are the same"
-        taken = interleaved({"alone": lambda r=request: one_by_one(voices, r),
-                             "together": lambda r=request: together(voices, r)},
-                            options.repeats)  # fmt: skip
+        taken = interleaved(
+            {
+                "alone": lambda r=request: one_by_one(voices, r),
+                "together": lambda r=request: together(voices, r),
+            },
+            options.repeats,
+        )
         first, second = taken["alone"], taken["together"]
         tokens = sum(one.new_tokens for one in alone)
-        print(f"| {name} | {tokens} | {first} | {second} | {first.wall / second.wall:.2f}, "
-              f"{first.cpu / second.cpu:.2f} |", flush=True)  # fmt: skip
+        print(
+            f"| {name} | {tokens} | {first} | {second} | {first.wall / second.wall:.2f}, "
+            f"{first.cpu / second.cpu:.2f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from batching import default_base
 from iteration import items
 from timing import interleaved, machine
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.evaluation import Batching
 from swarm.executors import Worker
 from swarm.executors.processes import ProcessExecutor
-from swarm.pool import Pool
-from swarm.tasks import Item
-from swarm.tasks.choice import MultipleChoice
+from swarm.loop.evaluator import Batching
+from swarm.pool.pool import Pool
+from swarm.tasks.base import Item
+from swarm.tasks.multiple_choice import MultipleChoice
 
 
 class Made(MultipleChoice):

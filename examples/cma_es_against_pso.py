@@ -27,8 +27,10 @@ def main(budget: int = 800, folder: str = "search", **keys: Any) -> dict[str, Re
     for name, result in found.items():
         tested[name] = evaluate(result, settings["task"], overrides=settings["overrides"])
         low, high = tested[name].interval
-        print(f"{name}: dev {result.best.utility:.3f}, test {tested[name].utility:.3f} "
-              f"[{low:.3f}, {high:.3f}], {result.best.words}")  # fmt: skip
+        print(
+            f"{name}: dev {result.best.utility:.3f}, test {tested[name].utility:.3f} "
+            f"[{low:.3f}, {high:.3f}], {result.best.words}"
+        )
     print("cmaes after pso:", tested["cmaes"].against(tested["pso"]))
     return found
 

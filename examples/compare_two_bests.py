@@ -21,8 +21,10 @@ def main(
     tested = [evaluate(found, task, overrides=overrides) for found in (first, second)]
     for found, one in zip((first, second), tested, strict=True):
         low, high = one.interval
-        print(f"{found.folder}: dev {found.best.utility:.3f}, "
-              f"test {one.utility:.3f} [{low:.3f}, {high:.3f}]")  # fmt: skip
+        print(
+            f"{found.folder}: dev {found.best.utility:.3f}, "
+            f"test {one.utility:.3f} [{low:.3f}, {high:.3f}]"
+        )
     gain = tested[1].against(tested[0])
     items = tested[0].items.merge(tested[1].items, on="id", suffixes=("_first", "_second"))
     differ = items[items.value_first != items.value_second]

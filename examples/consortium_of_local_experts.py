@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarm import Roster, evaluate
-from swarm.collab import AgentSpec
-from swarm.collab.consortium import Consortium
-from swarm.models import Request
+from swarm.models.base import Request
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.types import AgentSpec
 
 EXPERTS = ("rooms", "roads", "arithmetic")
 
@@ -24,7 +24,9 @@ def main(
     names = [f"local/{name}" for name in experts]
     consortium = Consortium(
         [AgentSpec(roster.model(name), name) for name in names],
-        arbiter=AgentSpec(roster.model("local/base"), "arbiter"),  # decides where no answer has most
+        arbiter=AgentSpec(
+            roster.model("local/base"), "arbiter"
+        ),  # decides where no answer has most
         strategy="vote",
         system="",  # small models cannot tell how sure they are: just the question
         max_iterations=1,

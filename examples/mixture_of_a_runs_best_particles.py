@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm import Result, evaluate, open_run, search
-from swarm.collab import AgentSpec
-from swarm.collab.moa import MixtureOfAgents
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentSpec
 
 
 def main(

@@ -48,8 +48,10 @@ def main(experts: str | Path = "my_experts", model: str | Path = "smollm2", **ke
     for name, share in found.best.coefficients.items():
         print(f"  {share:+.2f} {name}")
     limited = evaluate(found, settings["task"], "dev", overrides=settings["overrides"])
-    print(f"best found on dev again: {limited.utility:.3f}, 95 % interval "
-          f"{limited.interval[0]:.3f} to {limited.interval[1]:.3f}")  # fmt: skip
+    print(
+        f"best found on dev again: {limited.utility:.3f}, 95 % interval "
+        f"{limited.interval[0]:.3f} to {limited.interval[1]:.3f}"
+    )
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.tasks.choice import LETTERS
+from swarm.tasks.multiple_choice import LETTERS
 
 Row = Mapping[str, Any]
 Item = dict[str, Any]
@@ -91,38 +91,58 @@ class Source:
 
 SETS = {
     "mmlu": Source(
-        hub="cais/mmlu", config="all", split="test", item=mmlu,
+        hub="cais/mmlu",
+        config="all",
+        split="test",
+        item=mmlu,
         revision="c30699e8356da336a370243923dbaf21066bb9fe",
         columns="question subject choices answer",
     ),
     "gsm8k": Source(
-        hub="openai/gsm8k", config="main", split="test", item=gsm8k,
+        hub="openai/gsm8k",
+        config="main",
+        split="test",
+        item=gsm8k,
         revision="cc7b047b6e5bb11b4f1af84efc572db110a51b3c",
         columns="question answer",
     ),
     "hellaswag": Source(
-        hub="Rowan/hellaswag", split="validation", item=hellaswag,
+        hub="Rowan/hellaswag",
+        split="validation",
+        item=hellaswag,
         revision="218ec52e09a7e7462a5400043bb9a69a41d06b76",
         columns="ctx endings label split_type",
     ),
     "truthfulqa": Source(
-        hub="truthfulqa/truthful_qa", config="multiple_choice", split="validation",
-        revision="741b8276f2d1982aa3d5b832d3ee81ed3b896490", item=truthfulqa,
-        columns="question mc1_targets", test=617,
+        hub="truthfulqa/truthful_qa",
+        config="multiple_choice",
+        split="validation",
+        revision="741b8276f2d1982aa3d5b832d3ee81ed3b896490",
+        item=truthfulqa,
+        columns="question mc1_targets",
+        test=617,
     ),
     "medqa": Source(
-        hub="GBaker/MedQA-USMLE-4-options", split="test", item=medqa,
+        hub="GBaker/MedQA-USMLE-4-options",
+        split="test",
+        item=medqa,
         revision="0fb93dd23a7339b6dcd27e241cb9b5eca62d4d18",
         columns="question options answer_idx",
     ),
     "medmcqa": Source(
-        hub="openlifescienceai/medmcqa", split="validation", item=medmcqa,
+        hub="openlifescienceai/medmcqa",
+        split="validation",
+        item=medmcqa,
         revision="91c6572c454088bf71b679ad90aa8dffcd0d5868",
         columns="id question opa opb opc opd cop subject_name",
     ),
     "mmlu_pro": Source(
-        hub="TIGER-Lab/MMLU-Pro", split="test", item=mmlu_pro, dev=70, even=True,
+        hub="TIGER-Lab/MMLU-Pro",
+        split="test",
+        item=mmlu_pro,
+        dev=70,
+        even=True,
         revision="b189ec765aa7ed75c8acfea42df31fdae71f97be",
         columns="question_id question options answer category",
     ),
-}  # fmt: skip
+}

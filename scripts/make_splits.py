@@ -24,12 +24,12 @@ from typing import Any
 
 from hub_sets import SETS, Item, Row, Source
 
-from swarm.engine.sources import first_line
+from swarm._util.files import write_json
+from swarm.engine.base_model import first_line
 from swarm.errors import UserError
-from swarm.files import write_json
-from swarm.tasks.choice import choice_item_error
-from swarm.tasks.leak import item_identity
-from swarm.tasks.match import match_item_error
+from swarm.tasks.exact_match import match_item_error
+from swarm.tasks.multiple_choice import choice_item_error
+from swarm.tasks.split_overlap import item_identity
 
 ROOT = Path(__file__).resolve().parent.parent
 READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from swarm.errors import UserError
 from swarm.executors import JobResult
-from swarm.live import SearchProgress, LiveView
-from swarm.live.picture import render_progress as live_view
-from swarm.tasks import Score
+from swarm.loop.live_view import LiveView, SearchProgress
+from swarm.loop.live_view import render_progress as live_view
+from swarm.tasks.base import Score
 
 LIVE_COLUMNS = 80
 

@@ -77,8 +77,11 @@ def targets(file: File) -> set[str]:
 def shown(target: str) -> str:
     """A page with a file's text, or with that of all text files of a folder."""
     path = ROOT / target
-    files = [path] if path.is_file() else sorted(Path(where, name) for where, _, names in
-                                                 os.walk(path) for name in names)  # fmt: skip
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(Path(where, name) for where, _, names in os.walk(path) for name in names)
+    )
     parts = ["---", "search:", "  exclude: true", "---", f"# `{target}`", ""]
     for file in files:
         kind = KINDS.get(file.suffix, "text" if file.suffix in ("", ".md", ".toml") else None)

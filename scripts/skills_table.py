@@ -14,10 +14,10 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from swarm._util.files import conf_folder
 from swarm.engine.hf import HFEngine
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
-from swarm.places import conf_folder
-from swarm.pool import Pool
+from swarm.pool.pool import Pool
 
 MIXTURES = ("uniform factor", "uniform delta", "0.3 delta")
 
@@ -54,7 +54,9 @@ def main() -> None:
     print(f"| --- |{' --- |' * (len(domains) + 1)}")
     for row in options.rows or ["base", *names, *MIXTURES]:
         engine = engines["delta" if row.endswith("delta") else "factor"]
-        (scores,) = run_tasks_lockstep(task, engine, position_of(row, names)[None], items, JobUsage())
+        (scores,) = run_tasks_lockstep(
+            task, engine, position_of(row, names)[None], items, JobUsage()
+        )
         values = defaultdict(list)
         for item, score in zip(items, scores, strict=True):
             values[item["domain"]].append(score.value)

@@ -15,13 +15,13 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from swarm.certainty import utility_with_interval
+from swarm._util.files import conf_folder
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
-from swarm.places import conf_folder
-from swarm.pool import Pool
-from swarm.tasks import Item, Score, Task, unparsed_rate
+from swarm.pool.pool import Pool
+from swarm.tasks.base import Item, Score, Task, unparsed_rate
+from swarm.tasks.metrics import utility_with_interval
 
 
 def composed(name: str, data: Path) -> DictConfig:

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 from swarm._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from swarm.api.evaluating import evaluate as evaluate
+    from swarm.api.evaluate import evaluate as evaluate
+    from swarm.api.overrides import task as task
     from swarm.api.result import Result as Result
     from swarm.api.result import open_run as open_run
-    from swarm.api.searching import search as search
-    from swarm.api.tasks import task as task
+    from swarm.api.search import search as search
     from swarm.errors import UserError as UserError
-    from swarm.pool import Pool as Pool
-    from swarm.roster import Roster as Roster
+    from swarm.pool.pool import Pool as Pool
+    from swarm.registry.registry import Roster as Roster
 
 PUBLIC_NAMES = {
     "Pool": "swarm.pool",
     "Result": "swarm.api.result",
-    "Roster": "swarm.roster",
+    "Roster": "swarm.registry",
     "UserError": "swarm.errors",
-    "evaluate": "swarm.api.evaluating",
+    "evaluate": "swarm.api.evaluate",
     "open_run": "swarm.api.result",
-    "search": "swarm.api.searching",
-    "task": "swarm.api.tasks",
+    "search": "swarm.api.search",
+    "task": "swarm.api.overrides",
 }
 
 __all__ = list(PUBLIC_NAMES)

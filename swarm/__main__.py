@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 import swarm
-from swarm.completion import COMPLETION_SCRIPTS
+from swarm._util.cli import COMPLETION_SCRIPTS
+from swarm._util.files import PACKAGE_FOLDER
 from swarm.errors import UserError
-from swarm.places import PACKAGE_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,17 @@ def format_command_list() -> str:
     every = list_commands()
     wide = max(len(one.name) for one in every)
     lines = [f"  {one.name:<{wide}}  {one.about}\n  {'':<{wide}}  {one.example}" for one in every]
-    return "\n".join([
-        f"model-swarms {swarm.__version__}: search, combine and compare language models", "",
-        *lines, "",
-        "python -m swarm NAME ... is python -m swarm.NAME ...; each has a --help with examples.",
-        "Other flags: --version, --completion bash|zsh|fish (a shell's own completion).",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"model-swarms {swarm.__version__}: search, combine and compare language models",
+            "",
+            *lines,
+            "",
+            "python -m swarm NAME ... is python -m swarm.NAME ...; each has a --help with "
+            "examples.",
+            "Other flags: --version, --completion bash|zsh|fish (a shell's own completion).",
+        ]
+    )
 
 
 def run_command(words: Sequence[str]) -> None:
@@ -70,7 +75,9 @@ def run_command(words: Sequence[str]) -> None:
     elif first == "--completion":
         shell = words[1] if len(words) > 1 else ""
         if shell not in COMPLETION_SCRIPTS:
-            raise UserError(f"{' '.join(words[:2])}: must be one of {', '.join(COMPLETION_SCRIPTS)}", 2)
+            raise UserError(
+                f"{' '.join(words[:2])}: must be one of {', '.join(COMPLETION_SCRIPTS)}", 2
+            )
         print(COMPLETION_SCRIPTS[shell], end="")
     else:
         names = [one.name for one in list_commands()]

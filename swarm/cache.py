@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from difflib import get_close_matches
 
-from swarm.cli import exit_with_error
+from swarm._util.cli import RaisingParser, exit_with_error
 from swarm.errors import UserError
-from swarm.examples import RaisingParser
-from swarm.models import kept
+from swarm.models import cache as kept
 from swarm.models.cache import Cache
 
 EXAMPLES = """\
@@ -31,22 +30,33 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     described = "Answers of models that were paid for once are kept in one SQLite file."
     made = RaisingParser(
-        prog="python -m swarm.cache", description=described, epilog=EXAMPLES,
+        prog="python -m swarm.cache",
+        description=described,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     verbs = made.add_subparsers(dest="verb", required=True, metavar="info | prune")
     info = verbs.add_parser("info", help="where the file is, and how much it holds of which model")
     prune = verbs.add_parser(
-        "prune", help="remove answers, which are then asked and paid for again",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "prune",
+        help="remove answers, which are then asked and paid for again",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     which = prune.add_mutually_exclusive_group(required=True)
-    which.add_argument("--older-than", type=parse_duration, metavar="30d",
-                       help="answers older than so many minutes (m), hours (h), days (d) or weeks "
-                       "(w); those of unknown age stay")  # fmt: skip
-    which.add_argument("--model", metavar="NAME",
-                       help=f"a model's answers, by the name that info shows; {UNKNOWN_MODEL}: those of "
-                       "which none was written down")  # fmt: skip
+    which.add_argument(
+        "--older-than",
+        type=parse_duration,
+        metavar="30d",
+        help="answers older than so many minutes (m), hours (h), days (d) or weeks "
+        "(w); those of unknown age stay",
+    )
+    which.add_argument(
+        "--model",
+        metavar="NAME",
+        help=f"a model's answers, by the name that info shows; {UNKNOWN_MODEL}: those of "
+        "which none was written down",
+    )
     which.add_argument(
         "--larger-than",
         type=parse_size,
@@ -56,9 +66,12 @@ def build_parser() -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="all answers")
     prune.add_argument("--dry-run", action="store_true", help="only say what would go")
     for one in (info, prune):
-        one.add_argument("--file", metavar="FILE",
-                         help="the file; answers.sqlite in $MODEL_SWARMS_CACHE or "
-                         "~/.cache/model-swarms by default")  # fmt: skip
+        one.add_argument(
+            "--file",
+            metavar="FILE",
+            help="the file; answers.sqlite in $MODEL_SWARMS_CACHE or "
+            "~/.cache/model-swarms by default",
+        )
     return made
 
 
@@ -82,12 +95,18 @@ def _parse_quantity(text: str, units: dict[str, int], wanted: str) -> float:
 def print_info(cache: Cache) -> None:
     """Say where the file is, and how much it holds of which model."""
     parts = kept.stats_by_label(cache)
-    print(f"{cache.path}: {_format_entries(sum(p.answers for p in parts), sum(p.bytes for p in parts))}, "
-          f"{_format_bytes(cache.path.stat().st_size)} on disk")  # fmt: skip
+    print(
+        f"{cache.path}: "
+        f"{_format_entries(sum(p.answers for p in parts), sum(p.bytes for p in parts))}, "
+        f"{_format_bytes(cache.path.stat().st_size)} on disk"
+    )
     width = max((len(part.label or UNKNOWN_MODEL) for part in parts), default=0)
     for part in parts:
         days = " to ".join(dict.fromkeys(map(_format_date, (part.oldest, part.newest))))
-        print(f"  {part.label or UNKNOWN_MODEL:<{width}}  {_format_entries(part.answers, part.bytes)}, {days}")
+        print(
+            f"  {part.label or UNKNOWN_MODEL:<{width}}  "
+            f"{_format_entries(part.answers, part.bytes)}, {days}"
+        )
 
 
 def prune_cache(cache: Cache, arguments: argparse.Namespace) -> None:
@@ -104,7 +123,10 @@ def prune_cache(cache: Cache, arguments: argparse.Namespace) -> None:
     print(f"{cache.path}: {would} {_format_entries(*found)}; {_format_entries(*left)} stay")
     undated, _ = kept.count_entries(cache, kept.UNDATED_ENTRIES)
     if arguments.older_than is not None and undated:
-        print(f"{undated:,} of them are of unknown age; --model {UNKNOWN_MODEL} or --all removes those")
+        print(
+            f"{undated:,} of them are of unknown age; --model {UNKNOWN_MODEL} or --all removes "
+            "those"
+        )
 
 
 def _select_entries(cache: Cache, arguments: argparse.Namespace) -> kept.CacheFilter:

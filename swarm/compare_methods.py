@@ -16,14 +16,21 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from swarm.cli import one_line_errors, run_hydra_entry
+from swarm._util.cli import one_line_errors, run_hydra_entry
+from swarm._util.files import conf_folder, find_path, write_json
+from swarm._util.secrets import unresolved
 from swarm.errors import UserError
-from swarm.files import write_json
-from swarm.places import conf_folder, find_path
-from swarm.report.folder import RunFolder
+from swarm.runs.run_reader import RunFolder
 from swarm.search import build_run
-from swarm.secrets import unresolved
-from swarm.studies import methods, rerun, suite, suite_analysis, suite_runner
+from swarm.studies import (
+    method_comparison as methods,
+)
+from swarm.studies import (
+    subprocess_runs,
+    suite,
+    suite_analysis,
+    suite_runner,
+)
 
 COMPARISON_KEYS = ("methods", "seeds", "budget")
 
@@ -74,7 +81,7 @@ class ComparedMethod:
     """
 
     name: str
-    searches: list[rerun.SearchProcess]
+    searches: list[subprocess_runs.SearchProcess]
     words: tuple[str, ...] = ()
 
 
@@ -117,7 +124,7 @@ def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
         raise UserError(f"methods={names}: must be a list of optimizers, e.g. [pso,cmaes,random]")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"methods: {twice[0]!r} is there more than once")
-    whole = rerun.compose_search(passed, "methods")
+    whole = subprocess_runs.compose_search(passed, "methods")
     folder = Path(whole.folder) / whole.name
     if not set(names) - set(ENSEMBLE_OVERRIDES):
         raise UserError(
@@ -129,7 +136,9 @@ def parse_comparison(arguments: Sequence[str]) -> MethodComparison:
         else ComparedMethod(name, _build_searches(name, passed, folder, mine))
         for name in names
     ]
-    return MethodComparison(folder, made, mine["budget"], bool(whole.dry_run), rerun.to_plain_config(whole))
+    return MethodComparison(
+        folder, made, mine["budget"], bool(whole.dry_run), subprocess_runs.to_plain_config(whole)
+    )
 
 
 def _evaluation_overrides(name: str, passed: Sequence[str]) -> tuple[str, ...]:
@@ -143,13 +152,16 @@ def _build_searches(name: str, passed: list[str], folder: Path, mine: dict[str, 
     optimizer, *more = name.split()
     if any("=" not in word for word in more) or "=" in optimizer:
         raise UserError(f"methods: {name!r} must be an optimizer and keys of a search (KEY=VALUE)")
-    whole = rerun.compose_search([*passed, f"optimizer={optimizer}", *more], "methods")
-    rerun.lift_limits(whole, (*passed, *more), mine["budget"])
-    config = rerun.to_plain_config(whole)
+    whole = subprocess_runs.compose_search([*passed, f"optimizer={optimizer}", *more], "methods")
+    subprocess_runs.lift_limits(whole, (*passed, *more), mine["budget"])
+    config = subprocess_runs.to_plain_config(whole)
     config |= {"folder": str(folder), "shared": str(folder / "answers"), "test": True}
     slug = re.sub(r"[^a-zA-Z0-9_.-]+", "_", name)
     seeds = range(config["seed"], config["seed"] + mine["seeds"])
-    return [rerun.SearchProcess({**config, "name": f"{slug}_seed{seed}", "seed": seed}) for seed in seeds]
+    return [
+        subprocess_runs.SearchProcess({**config, "name": f"{slug}_seed{seed}", "seed": seed})
+        for seed in seeds
+    ]
 
 
 def set_prompt_budgets(one: MethodComparison) -> MethodComparison:
@@ -170,7 +182,9 @@ def set_prompt_budgets(one: MethodComparison) -> MethodComparison:
             raise UserError(
                 f"budget={one.budget} positions: {method.name} begins with the pool's {rows}"
             )
-        searches = [rerun.SearchProcess({**s.config, "budget": prompts}) for s in method.searches]
+        searches = [
+            subprocess_runs.SearchProcess({**s.config, "budget": prompts}) for s in method.searches
+        ]
         made.append(ComparedMethod(method.name, searches))
     return replace(one, methods=made, experts=experts)
 
@@ -199,15 +213,16 @@ def run_comparison(one: MethodComparison) -> None:
             print(f"{method.name}: {len(method.searches)} searches of {prompts} dev prompts each")
         print("and the first of them:", flush=True)
         sys.exit(todo[0].run() is not None)
-    with rerun.lock_study_folder(one.folder) as lock:
+    with subprocess_runs.lock_study_folder(one.folder) as lock:
         for number, search in enumerate(todo):
             known = search.load_metrics() is not None
             words = "done before" if known else "searches"
             print(f"{search.path} ({number + 1} of {len(todo)}): {words}", file=sys.stderr)
             if not known:
                 _run_search(search, lock)
-        rows = [(m.name, [RunFolder(s.path) for s in m.searches])
-                for m in one.methods if m.searches]  # fmt: skip
+        rows = [
+            (m.name, [RunFolder(s.path) for s in m.searches]) for m in one.methods if m.searches
+        ]
         start = methods.find_start_run([run for _, mine in rows for run in mine], one.experts)
         together = [method for method in one.methods if method.words]
         path = start.path if start else None
@@ -221,7 +236,7 @@ def run_comparison(one: MethodComparison) -> None:
         raise UserError(f"methods: {name}: {wrong}; the table is without it")
 
 
-def _run_search(search: rerun.SearchProcess, lock: int) -> None:
+def _run_search(search: subprocess_runs.SearchProcess, lock: int) -> None:
     """Run one search and add the time it took to its folder.
 
     Raises:
@@ -238,7 +253,9 @@ def _run_search(search: rerun.SearchProcess, lock: int) -> None:
         )
 
 
-def _evaluate_ensemble(method: ComparedMethod, one: MethodComparison, start: Path | None) -> str | None:
+def _evaluate_ensemble(
+    method: ComparedMethod, one: MethodComparison, start: Path | None
+) -> str | None:
     """Ask an ensemble the test items; what it has answered is read. Gives what went wrong.
 
     Args:
@@ -341,7 +358,7 @@ def main() -> None:
     if {"-h", "--help"} & set(arguments):
         print(HELP_TEXT + (conf_folder() / "compare_methods.yaml").read_text(), end="")
         return
-    rerun.stop_as_with_ctrl_c()
+    subprocess_runs.stop_as_with_ctrl_c()
     if any(word.startswith("suite=") for word in arguments):
         with one_line_errors(""):
             run_suite(arguments)

@@ -1,6 +1,6 @@
 """The one exception that is meant for people."""
 
-from swarm.printing import escape_control_chars
+from swarm._util.terminal import escape_control_chars
 
 
 class UserError(Exception):
@@ -29,3 +29,26 @@ class NotFinite(UserError):
             "model.dtype holds no such numbers (float16 ends at 65,504; try bfloat16 or float32)"
         )
         self.position, self.what = position, what
+
+
+# Mistakes in how an experiment is set up.
+
+
+class InvalidArgument(UserError, ValueError):
+    """An argument has a value that it cannot have."""
+
+
+def missing_extra_error(error: ImportError) -> UserError:
+    """What to tell of a library of the extra that is not installed."""
+    return UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings it")
+
+
+class NoClientForModel(UserError):
+    """No endpoint that is known has a model of this name.
+
+    Attributes:
+        lasting: Whether it holds for this process: looking again would take long, or change
+            nothing as long as the settings are the same.
+    """
+
+    lasting = True

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from swarm.cli import one_line_errors, run_hydra_entry
-from swarm.places import conf_folder
-from swarm.secrets import check_secrets, plain_config
+from swarm._util.cli import one_line_errors, run_hydra_entry
+from swarm._util.files import conf_folder
+from swarm._util.secrets import check_secrets, plain_config
 
 if TYPE_CHECKING:
-    from swarm.candidates.evaluation import Evaluation
+    from swarm.evaluation.evaluation import Evaluation
 
 ENTRY_KEYS = ("pool", "model", "engine", "reward")
 """Keys that are no part of the evaluation: candidates and tasks refer to them."""
@@ -34,7 +34,7 @@ def build_evaluation(cfg: DictConfig) -> tuple["Evaluation", dict[str, Any]]:
 def main(cfg: DictConfig) -> float:
     """Build what the configuration describes and run it; a sweeper gets the first utility."""
     with one_line_errors(None):
-        from swarm.candidates.evaluation import format_result
+        from swarm.evaluation.evaluation import format_result
 
         evaluation, config = build_evaluation(cfg)
         result = evaluation.run(config)

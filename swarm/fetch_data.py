@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm.places import PACKAGE_FOLDER, in_checkout
+from swarm._util.files import PACKAGE_FOLDER, in_checkout
 
 TARGET = in_checkout("data/eval")
 COMMIT = "63e640401dc9cfa8fe9790b4fa7ba74451386fa1"

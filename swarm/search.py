@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from swarm.cli import one_line_errors, run_hydra_entry
+from swarm._util.cli import one_line_errors, run_hydra_entry
+from swarm._util.files import conf_folder
+from swarm._util.secrets import check_secrets, clean_file, plain_config
 from swarm.errors import UserError
-from swarm.places import conf_folder
-from swarm.secrets import check_secrets, clean_file, plain_config
 
 if TYPE_CHECKING:
-    from swarm.run import Run
+    from swarm.loop.run import Run
 
 ENTRY_KEYS = ("gpus", "dry_run", "reward")
 """Keys that are no part of the run: they stand for keys deeper in the tree, or are read here."""
@@ -51,7 +51,7 @@ def main(cfg: DictConfig) -> float:
         if not isinstance(config["dry_run"], bool):
             raise UserError(f"dry_run={config['dry_run']}: must be true or false", 2)
         if config["dry_run"]:
-            from swarm.dry_run import describe_plan
+            from swarm.loop.dry_run import describe_plan
 
             print(describe_plan(run, config))
             return 0.0

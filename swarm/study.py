@@ -11,13 +11,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from swarm.cli import one_line_errors
+from swarm._util.cli import CommandParser, one_line_errors
+from swarm._util.files import conf_folder, find_path
 from swarm.errors import UserError
-from swarm.examples import CommandParser
-from swarm.places import conf_folder, find_path
-from swarm.report.folder import RunFolder
-from swarm.studies import comparison, rerun
-from swarm.studies.comparison import StudyRow
+from swarm.runs.run_reader import RunFolder
+from swarm.studies import ablations, subprocess_runs
+from swarm.studies.ablations import StudyRow
 
 HELP_EPILOG = """Each search is a process of its own and a folder below search/NAME_STUDY; the same
 command goes on where it stopped, and what is finished is read. Instead of a run folder, give the
@@ -42,13 +41,21 @@ class Study:
 
     def run_full(self, number: int = 0) -> RunFolder:
         """The search itself; with other seeds, the same in a folder of the study."""
-        return self.run_variant("full", {}, number) if number else self._run_search(rerun.SearchProcess(self.base))
+        return (
+            self.run_variant("full", {}, number)
+            if number
+            else self._run_search(subprocess_runs.SearchProcess(self.base))
+        )
 
     def run_variant(self, label: str, changes: Mapping[str, Any], number: int = 0) -> RunFolder:
         """The search with some keys changed, with one of the seeds."""
         seed = self.base["seed"] + number
         place = {"folder": str(self.folder), "name": f"{label}_seed{seed}", "seed": seed}
-        return self._run_search(rerun.SearchProcess(rerun.override_config(self.base, {**changes, **place})))
+        return self._run_search(
+            subprocess_runs.SearchProcess(
+                subprocess_runs.override_config(self.base, {**changes, **place})
+            )
+        )
 
     def run_variant_seeds(self, label: str, changes: Mapping[str, Any]) -> list[RunFolder]:
         """The search with some keys changed, with every seed."""
@@ -58,7 +65,7 @@ class Study:
         """The search itself, with every seed."""
         return [self.run_full(number) for number in range(self.seeds)]
 
-    def _run_search(self, search: rerun.SearchProcess) -> RunFolder:
+    def _run_search(self, search: subprocess_runs.SearchProcess) -> RunFolder:
         known = search.load_metrics() is not None
         print(f"{search.path}: {'done before' if known else 'searches'}", file=sys.stderr)
         if not known and (wrong := search.run(*self.locks, stdout=subprocess.DEVNULL)):
@@ -78,19 +85,21 @@ def build_study(words: Sequence[str], kind: str, seeds: int) -> Study:
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be a whole number, 1 or more", 2)
     if "=" in words[0]:
-        base = rerun.to_plain_config(rerun.compose_search(list(words), kind))
+        base = subprocess_runs.to_plain_config(subprocess_runs.compose_search(list(words), kind))
         folder = Path(base["folder"]) / base["name"]
         base |= {"folder": str(folder), "name": "full"}
     elif len(words) > 1:
         raise UserError(f"{words[1]}: give one run folder, or only arguments of a search", 2)
     else:
-        base = rerun.load_run_config(first)
+        base = subprocess_runs.load_run_config(first)
         folder = first.parent / f"{first.name}_{kind}"
     if kind == "ablations" and "particles" not in base["optimizer"]:
         raise UserError(f"{words[0]}: the ablations are those of optimizer=pso")
     if kind != "ablations" and not {"folder", "experts"} <= set(base["pool"]):
-        raise UserError("pool: its experts are no sub-folders (pool.folder); only such can be left "
-                        "out or repeated")  # fmt: skip
+        raise UserError(
+            "pool: its experts are no sub-folders (pool.folder); only such can be left "
+            "out or repeated"
+        )
     return Study({**base, "test": True, "dry_run": False}, folder, seeds)
 
 
@@ -100,7 +109,9 @@ def run_ablations(one: Study, _: argparse.Namespace) -> list[StudyRow]:
     kinds = {path.stem.removeprefix("ablation_"): _load_overrides(path) for path in files}
     full = one.run_full_seeds()
     rows = [StudyRow("full", full)]
-    rows += [StudyRow(kind, one.run_variant_seeds(kind, keys), full) for kind, keys in kinds.items()]
+    rows += [
+        StudyRow(kind, one.run_variant_seeds(kind, keys), full) for kind, keys in kinds.items()
+    ]
     return rows
 
 
@@ -190,7 +201,11 @@ def check_expert_counts(option: str, values: Sequence[int], experts: int, rest: 
             raise UserError(f"{option} {value}: must be from 1 to {high} for this pool", 2)
 
 
-STUDY_KINDS = {"ablations": run_ablations, "diversity": run_diversity, "weak_to_strong": run_weak_to_strong}
+STUDY_KINDS = {
+    "ablations": run_ablations,
+    "diversity": run_diversity,
+    "weak_to_strong": run_weak_to_strong,
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -199,12 +214,16 @@ def build_parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True)
     numbers = {"diversity": "distinct", "weak_to_strong": "without"}
     for name, run in STUDY_KINDS.items():
-        one = commands.add_parser(name, help=run.__doc__, description=run.__doc__, epilog=HELP_EPILOG)
+        one = commands.add_parser(
+            name, help=run.__doc__, description=run.__doc__, epilog=HELP_EPILOG
+        )
         one.add_argument("base", nargs="+", metavar="search/NAME | KEY=VALUE ...")
         one.add_argument("--seeds", type=int, default=1, help="of each search (default: 1)")
         one.add_argument("--json", action="store_true", help="numbers for programs")
         if option := numbers.get(name):
-            one.add_argument(f"--{option}", type=_parse_numbers, metavar="1,2", help="how many experts")
+            one.add_argument(
+                f"--{option}", type=_parse_numbers, metavar="1,2", help="how many experts"
+            )
     return made
 
 
@@ -215,13 +234,13 @@ def _parse_numbers(text: str) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a study and print its table."""
     given = build_parser().parse_args(arguments)
-    rerun.stop_as_with_ctrl_c()
+    subprocess_runs.stop_as_with_ctrl_c()
     with one_line_errors(""):
         one = build_study(given.base, given.command, given.seeds)
-        with rerun.lock_study_folder(one.folder) as lock:
+        with subprocess_runs.lock_study_folder(one.folder) as lock:
             rows = STUDY_KINDS[given.command](replace(one, locks=(lock,)), given)
-        found = comparison.compare_rows(rows)
-        print(comparison.rows_to_json(found) if given.json else comparison.rows_to_markdown(found))
+        found = ablations.compare_rows(rows)
+        print(ablations.rows_to_json(found) if given.json else ablations.rows_to_markdown(found))
 
 
 if __name__ == "__main__":

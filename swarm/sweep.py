@@ -14,13 +14,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from swarm.cli import one_line_errors, run_hydra_entry
+from swarm._util.cli import one_line_errors, run_hydra_entry
+from swarm._util.files import conf_folder
+from swarm._util.secrets import unresolved
 from swarm.errors import UserError
-from swarm.places import conf_folder
 from swarm.search import build_run
-from swarm.secrets import unresolved
-from swarm.studies import rerun, trials
-from swarm.studies.trials import Trial
+from swarm.studies import subprocess_runs
+from swarm.studies import sweep as trials
+from swarm.studies.sweep import Trial
 
 SWEEP_KEYS = ("trials", "space")
 
@@ -58,14 +59,16 @@ def parse_sweep(arguments: list[str]) -> Sweep:
     """
     own = [word for word in arguments if _override_key(word).split(".")[0] in SWEEP_KEYS]
     passed = [word for word in arguments if word not in own]
-    whole = rerun.compose_search(passed, "sweep")
+    whole = subprocess_runs.compose_search(passed, "sweep")
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         mine: Any = OmegaConf.to_container(compose("sweep", overrides=own), resolve=True)
     for key, value, least in (("trials", mine["trials"], 1), ("seed", whole.seed, 0)):
         if type(value) is not int or value < least:
             raise UserError(f"{key}={value}: must be a whole number, {least} or more")
     fixed = {_override_key(word) for word in passed}
-    space = {key: v for key, v in _flatten_space(mine.get("space") or {}).items() if key not in fixed}
+    space = {
+        key: v for key, v in _flatten_space(mine.get("space") or {}).items() if key not in fixed
+    }
     folder = Path(whole.folder) / whole.name
     made = [_build_trial(whole, folder, space, number) for number in range(mine["trials"])]
     return Sweep(folder, made, bool(whole.dry_run))
@@ -92,7 +95,9 @@ def _flatten_space(tree: Mapping[str, Any], path: str = "") -> dict[str, list[An
     return found
 
 
-def _build_trial(whole: DictConfig, folder: Path, space: Mapping[str, list[Any]], number: int) -> Trial:
+def _build_trial(
+    whole: DictConfig, folder: Path, space: Mapping[str, list[Any]], number: int
+) -> Trial:
     """A trial, which follows from the sweep's seed and its own number alone."""
 
     def key_random(key: str) -> random.Random:
@@ -108,7 +113,7 @@ def _build_trial(whole: DictConfig, folder: Path, space: Mapping[str, list[Any]]
             OmegaConf.update(mine, key, value)
         except OmegaConfBaseException:
             raise UserError(f"space.{key}: no key of this search; ~space.{key} drops it") from None
-    return Trial(rerun.to_plain_config(mine), drawn)
+    return Trial(subprocess_runs.to_plain_config(mine), drawn)
 
 
 def run_sweep(sweep: Sweep) -> int:
@@ -126,7 +131,7 @@ def run_sweep(sweep: Sweep) -> int:
         print("and each of them:", flush=True)
         return int(sweep.trials[0].run() is not None)
     errors: dict[Path, str] = {}
-    with rerun.lock_study_folder(sweep.folder) as lock:
+    with subprocess_runs.lock_study_folder(sweep.folder) as lock:
         for trial in sweep.trials:
             done = trial.load_metrics() is not None
             print(_trial_title(sweep, trial) + (": done before" if done else ""), flush=True)
@@ -152,7 +157,7 @@ def main() -> None:
     if {"-h", "--help"} & set(arguments):
         print(HELP_TEXT + (conf_folder() / "sweep.yaml").read_text(), end="")
         return
-    rerun.stop_as_with_ctrl_c()
+    subprocess_runs.stop_as_with_ctrl_c()
     sweep = parse_sweep(arguments)
     with one_line_errors(sweep.folder.name):
         sys.exit(run_sweep(sweep))

@@ -11,7 +11,7 @@ import pytest
 from endpoints import Asked, Endpoint, Reply, chat, endpoint
 from judging import FENCED
 
-from swarm.judge.command import main
+from swarm.judge.cli import main
 
 BROKEN = Reply({"error": {"message": "no such thing", "code": "broken"}}, 400)
 """A failure that is not tried again."""
@@ -35,8 +35,11 @@ def serving(
 
 def variables(url: str, folder: Path) -> dict[str, str]:
     """The environment in which the loopback is asked, with a cache of the test's own."""
-    return {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none",
-            "MODEL_SWARMS_CACHE": str(folder / "cache")}  # fmt: skip
+    return {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": "none",
+        "MODEL_SWARMS_CACHE": str(folder / "cache"),
+    }
 
 
 def command(*words: object) -> int:

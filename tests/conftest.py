@@ -87,9 +87,11 @@ def page_endpoint() -> Iterator[endpoints.Endpoint]:
 
 @pytest.fixture(scope="session")
 def page_folder(
-    page_endpoint: endpoints.Endpoint, tiny_llama: Path, tiny_pool: Path,
+    page_endpoint: endpoints.Endpoint,
+    tiny_llama: Path,
+    tiny_pool: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Path:  # fmt: skip
+) -> Path:
     """Where the page is started: runs, answers, a mixture of agents and a consortium."""
     made = tmp_path_factory.mktemp("page")
     ui_pages.fill(made, tiny_llama, tiny_pool, page_endpoint)

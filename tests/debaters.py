@@ -4,7 +4,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from swarm.models import Message
+from swarm.models.base import Message
 
 heard: list[tuple[str, str]] = []
 """Who was asked what, as one text."""

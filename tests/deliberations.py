@@ -7,11 +7,11 @@ from typing import Any
 
 from talking import slot, speaker, whole
 
-from swarm.collab import AgentSpec
-from swarm.collab.consortium import Consortium
-from swarm.collab.deliberation.verdicts import ConsortiumTranscript
 from swarm.errors import UserError
-from swarm.models import Request
+from swarm.models.base import Request
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.results import ConsortiumTranscript
+from swarm.multi_agent.types import AgentSpec
 
 DEAD = UserError("it is gone")
 
@@ -33,7 +33,9 @@ def written(synthesis: str, confidence: Any = 0.9, **more: Any) -> str:
     return "\n".join(f"<{name}>\n{value}\n</{name}>" for name, value in parts.items())
 
 
-def deliberation(consortium: Consortium, prompt: Any = "why?", **settings: Any) -> ConsortiumTranscript:
+def deliberation(
+    consortium: Consortium, prompt: Any = "why?", **settings: Any
+) -> ConsortiumTranscript:
     """What one prompt comes to."""
     (found,) = consortium.run([Request(prompt, **settings)])
     if isinstance(found, UserError):

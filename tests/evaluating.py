@@ -6,8 +6,8 @@ from typing import Any
 import searches
 from hydra import compose, initialize_config_dir
 
+from swarm._util.files import conf_folder
 from swarm.evaluate import build_evaluation
-from swarm.places import conf_folder
 from swarm.search import build_run as build_search
 
 
@@ -24,8 +24,11 @@ def keys(folder: Path, base: Path, pool: Path) -> list[str]:
     """The keys of an evaluation on the data and the pool of `searched`; nothing is written."""
     given = searches.arguments(folder, base, pool)
     wanted = ("model", "pool", "task")
-    return [*[key for key in given if key.split("=")[0].split(".")[0] in wanted],
-            "device=cpu", "out=null"]  # fmt: skip
+    return [
+        *[key for key in given if key.split("=")[0].split(".")[0] in wanted],
+        "device=cpu",
+        "out=null",
+    ]
 
 
 def evaluated(arguments: list[str]) -> dict[str, Any]:

@@ -22,16 +22,25 @@ from typing import NamedTuple
 from endpoints import DONE, Asked, Reply, chat, endpoint, event, piece, streamed
 
 from swarm.errors import UserError
-from swarm.models import Completion, Request
-from swarm.models.failures import RequestError
+from swarm.models.base import Completion, Request
+from swarm.models.http_errors import RequestError
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
+from swarm.models.rate_limit import Limits
 
 TIMEOUT, STALL = 5, 20
 """Seconds that the model waits, and that the endpoint stalls."""
 
-PASSING = ("429", "429, Retry-After", "500", "stalled", "dropped", "dropped amid the answer",
-           "malformed JSON", "error in a 200", "no choices")  # fmt: skip
+PASSING = (
+    "429",
+    "429, Retry-After",
+    "500",
+    "stalled",
+    "dropped",
+    "dropped amid the answer",
+    "malformed JSON",
+    "error in a 200",
+    "no choices",
+)
 """After these the same request is answered; a stream meets them before its first piece."""
 
 ANSWERS = ("empty content", "null content", "another model")
@@ -46,8 +55,11 @@ FOREVER = ("404, no such model",)
 def fault(name: str, streams: bool, text: str) -> Reply:
     """What the endpoint does instead of answering with the text; or how it does so."""
     first = piece(text[:6])
-    empty, null = (streamed(), sent(piece(None), piece(finish="stop"), DONE)) if streams else (
-        chat(""), chat(None))  # fmt: skip
+    empty, null = (
+        (streamed(), sent(piece(None), piece(finish="stop"), DONE))
+        if streams
+        else (chat(""), chat(None))
+    )
     other = {"model": "someone-else"}
     return {
         "429": Reply({"error": {"message": "too many requests"}}, 429),
@@ -57,19 +69,21 @@ def fault(name: str, streams: bool, text: str) -> Reply:
         "dropped": Reply(drop=True),
         "dropped amid the answer": sent(b'data: {"cho' if streams else b'{"cho', drop=True),
         "malformed JSON": sent(b'data: {"choices": [{"del\n\n') if streams else Reply(b'{"choic'),
-        "error in a 200": sent(event({"error": {"message": "upstream is gone"}})) if streams
+        "error in a 200": sent(event({"error": {"message": "upstream is gone"}}))
+        if streams
         else Reply({"error": {"message": "upstream is gone"}}),
         "no choices": sent(DONE) if streams else Reply({"choices": []}),
         "empty content": empty,
         "null content": null,
-        "another model": sent(event({"choices": [], **other}), piece(text), DONE) if streams
+        "another model": sent(event({"choices": [], **other}), piece(text), DONE)
+        if streams
         else Reply(chat(text).body | other),
         "stream cut short": sent(first),
         "stream dropped": sent(first, drop=True),
         "stream stalled": sent(first, STALL, DONE),
         "error in the stream": sent(first, event({"error": {"message": "upstream is gone"}}), DONE),
         "404, no such model": Reply({"error": {"message": "no such model"}}, 404),
-    }[name]  # fmt: skip
+    }[name]
 
 
 def sent(*pieces: bytes | float, drop: bool = False) -> Reply:
@@ -177,8 +191,17 @@ def row(name: str, plans: Sequence[Sequence[str]], streams: bool) -> str:
     good = sum(t is not None and t == w for t, w in zip(texts, wanted, strict=True))
     errors = sum(text is None for text in texts)
     short = len(plans) - good - errors
-    cells = (name, "stream" if streams else "at once", len(plans), got.met.total(), got.repeats,
-             good, errors, short, f"{got.seconds:.1f}")  # fmt: skip
+    cells = (
+        name,
+        "stream" if streams else "at once",
+        len(plans),
+        got.met.total(),
+        got.repeats,
+        good,
+        errors,
+        short,
+        f"{got.seconds:.1f}",
+    )
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

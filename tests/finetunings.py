@@ -79,16 +79,23 @@ class Finetuner:
             data = raw.split(b"\r\n\r\n")
             part = next(p for p in data if p.lstrip().startswith(b"{"))
             content = part.rpartition(b"\r\n--")[0]
-            made = {"id": f"file-{len(self.files) + 1}", "project": project, "status": "processed",
-                    "md5": hashlib.md5(content).hexdigest()}  # fmt: skip
+            made = {
+                "id": f"file-{len(self.files) + 1}",
+                "project": project,
+                "status": "processed",
+                "md5": hashlib.md5(content).hexdigest(),
+            }
             self.files[made["id"]] = made
             return 200, made
         if found := re.fullmatch(r"/files/(.+)", path):
             file = self.files.get(found[1])
             return (200, file) if file and file["project"] == project else missing(path)
         if path == "/fine_tuning/jobs":
-            return self.create(project, json.loads(raw)) if method == "POST" else self.list(
-                project, query)  # fmt: skip
+            return (
+                self.create(project, json.loads(raw))
+                if method == "POST"
+                else self.list(project, query)
+            )
         if found := re.fullmatch(r"/models/(.+)", path):
             if found[1] not in self.models:
                 return missing(path)
@@ -108,12 +115,21 @@ class Finetuner:
             return 400, {"error": {"message": f"no file {body['training_file']}"}}
         name = f"ftjob-{len(self.jobs) + 1}"
         self.jobs[name] = {
-            "id": name, "project": project, "organization_id": f"org-{project}",
-            "status": STATES[0], "created_at": int(time.time()), "seed": body.get("seed"),
-            "training_file": body["training_file"], "model": body["model"], "error": None,
-            "user_provided_suffix": body["suffix"], "method": body["method"],
-            "metadata": body.get("metadata"), "fine_tuned_model": None, "estimated_finish": None,
-        }  # fmt: skip
+            "id": name,
+            "project": project,
+            "organization_id": f"org-{project}",
+            "status": STATES[0],
+            "created_at": int(time.time()),
+            "seed": body.get("seed"),
+            "training_file": body["training_file"],
+            "model": body["model"],
+            "error": None,
+            "user_provided_suffix": body["suffix"],
+            "method": body["method"],
+            "metadata": body.get("metadata"),
+            "fine_tuned_model": None,
+            "estimated_finish": None,
+        }
         return 200, self.jobs[name]
 
     def list(self, project: str, query: Any) -> Any:
@@ -130,10 +146,16 @@ class Finetuner:
             job["status"] = "cancelled"
         elif what == "checkpoints":
             last = self.hyper(job)["n_epochs"] * 10
-            return 200, {"data": [
-                {"fine_tuned_model_checkpoint": job["fine_tuned_model"]
-                 + ("" if step == last else f":ckpt-step-{step}"), "step_number": step}
-                for step in range(10, last + 1, 10)]}  # fmt: skip
+            return 200, {
+                "data": [
+                    {
+                        "fine_tuned_model_checkpoint": job["fine_tuned_model"]
+                        + ("" if step == last else f":ckpt-step-{step}"),
+                        "step_number": step,
+                    }
+                    for step in range(10, last + 1, 10)
+                ]
+            }
         elif what == "events":
             return 200, {"data": [{"message": "Step 7/30: training loss=1.5"}]}
         else:
@@ -156,8 +178,10 @@ class Finetuner:
         if job["status"] == "failed":
             job["error"] = {"code": "invalid", "message": "the file has 3 lines too few"}
         if job["status"] == "succeeded":
-            how, given = self.hyper(job), {"batch_size": 4, "learning_rate_multiplier": 1.8,
-                                           "n_epochs": 3}  # fmt: skip
+            how, given = (
+                self.hyper(job),
+                {"batch_size": 4, "learning_rate_multiplier": 1.8, "n_epochs": 3},
+            )
             how.update({key: value for key, value in given.items() if how[key] == "auto"})
             job["seed"] = job["seed"] or 12345
             job["fine_tuned_model"] = f"ft:{job['model']}:{job['user_provided_suffix']}:{job['id']}"
@@ -244,9 +268,13 @@ def serving(keys: Mapping[str, str]) -> Iterator[Finetuner]:
 def chats(path: Path, count: int = 12, word: str = "bird") -> Path:
     """A training file of short chats."""
     lines = [
-        {"messages": [{"role": "user", "content": f"name {word} {number}"},
-                      {"role": "assistant", "content": f"{word} number {number}"}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"name {word} {number}"},
+                {"role": "assistant", "content": f"{word} number {number}"},
+            ]
+        }
         for number in range(count)
-    ]  # fmt: skip
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -18,8 +18,8 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from swarm.manifest import read_state
-from swarm.places import conf_folder
+from swarm._util.files import conf_folder
+from swarm.runs.manifest import read_state
 from swarm.search import build_run
 
 KILLS = 12
@@ -88,9 +88,9 @@ if __name__ == "__main__":
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
+    import swarm.engine.batched_lora
     import swarm.engine.decode
-    import swarm.engine.stacked
-    import swarm.run  # noqa: F401
+    import swarm.loop.run  # noqa: F401
 
     torch.set_num_threads(1)
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):

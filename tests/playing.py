@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm.models import Completion, Model, Request
-from swarm.tasks import Item, Score, Task
+from swarm.models.base import Completion, Model, Request
+from swarm.tasks.base import Item, Score, Task
 
 
 def choice_items(count: int) -> list[dict[str, Any]]:

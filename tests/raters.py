@@ -9,11 +9,10 @@ from typing import Any
 
 import endpoints
 
-from swarm.compare.asking import SampleOutcome, Script, T, SampleRequest
+from swarm.compare.sampling.types import SampleOutcome, SampleRequest, Script, T
 from swarm.errors import UserError
-from swarm.models import Completion
-from swarm.models.answers import parse_answers
-from swarm.models.as_json import completion_from_json
+from swarm.models.base import Completion, completion_from_json
+from swarm.models.openai_protocol import parse_answers
 
 END = "<end>"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from swarm.files import short_digest, write_json
-from swarm.record import RunRecord
-from swarm.report.statistics import mean_interval, paired_test
+from swarm._util.files import short_digest, write_json
+from swarm.runs.run_folder import RunRecord
+from swarm.stats.tests import mean_interval, paired_test
 
 HOSTILE = "</style></script><script>alert('x')</script><img src=x onerror=alert(1)>\x00\ud800"
 
@@ -40,7 +40,9 @@ def folder(
     """
     draw = np.random.default_rng(7)
     record = RunRecord(path)
-    record.open_or_resume({"seed": 7, "task.name": "made", "task items": "x"}, _names(experts), groups)
+    record.open_or_resume(
+        {"seed": 7, "task.name": "made", "task items": "x"}, _names(experts), groups
+    )
     now = np.tile(np.eye(experts)[np.arange(particles) % experts], (1, len(groups)))
     goal = np.tile(np.eye(experts)[0], len(groups))
 
@@ -58,8 +60,11 @@ def folder(
     for _ in range(iterations + 1):
         rows = {i: answers(now[i], items) for i in range(particles)}
         utilities = np.array([np.mean([r["value"] for r in mine]) for mine in rows.values()])
-        facts = {"items_scored": [items] * particles, "prompts_asked": items * particles,
-                 "prompts_saved": 0}  # fmt: skip
+        facts = {
+            "items_scored": [items] * particles,
+            "prompts_asked": items * particles,
+            "prompts_saved": 0,
+        }
         record.add_iteration(now, utilities, rows, {}, facts)
         now = now + 0.2 * (goal - now) + draw.normal(0, 0.03, now.shape)
     if finished:
@@ -71,18 +76,25 @@ def folder(
 
 def data_file(path: Path, text: str, items: int) -> None:
     """Write the data file of a folder's test items into its configuration."""
-    content = [{"question": f"{text} number {n}?", "answer": f"right {n}", "id": n}
-               for n in range(items)]  # fmt: skip
+    content = [
+        {"question": f"{text} number {n}?", "answer": f"right {n}", "id": n} for n in range(items)
+    ]
     file = path / "data.json"
-    write_json(file, {"dev": [{**one, "question": f"dev {n}"} for n, one in enumerate(content)],
-                      "test": content})  # fmt: skip
+    write_json(
+        file,
+        {
+            "dev": [{**one, "question": f"dev {n}"} for n, one in enumerate(content)],
+            "test": content,
+        },
+    )
     write_json(path / "config.json", {"task": {"name": "made", "file": str(file)}, "seed": 7})
 
 
 def digest_of_items(text: str, items: int) -> str:
     """The digest of those test items."""
-    return short_digest([{"question": f"{text} number {n}?", "answer": f"right {n}", "id": n}
-                   for n in range(items)])  # fmt: skip
+    return short_digest(
+        [{"question": f"{text} number {n}?", "answer": f"right {n}", "id": n} for n in range(items)]
+    )
 
 
 def _names(count: int) -> list[str]:
@@ -101,7 +113,10 @@ def _metrics(
         "asked": {"ensemble": 0, "test_items": None},
         "in_points": True,
     }
-    rows = {"starting": record.load_iteration_answers(*before), "ending": record.load_iteration_answers(*after)}
+    rows = {
+        "starting": record.load_iteration_answers(*before),
+        "ending": record.load_iteration_answers(*after),
+    }
     for who, mine in rows.items():
         found |= _described(f"{who}_best_validation", mine, parts)
     if test is None:

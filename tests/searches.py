@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swarm.manifest import Manifest
+from swarm.runs.manifest import Manifest
 
 ROOT = Path(__file__).parent.parent
 LETTERS = "ABCDE"
@@ -97,9 +97,13 @@ def start(command: list[str], python: str | None = None, **more: Any) -> "subpro
     """Begin `python -m swarm.search` with these arguments; `python` may be warm.COLD."""
     return subprocess.Popen(
         [python or sys.executable, "-m", "swarm.search", *command],
-        cwd=ROOT, env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **more,
+    )
 
 
 def run(

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from swarm.models import Completion, Delta, Model, Request
+from swarm.models.base import Completion, Delta, Model, Request
 from swarm.serve.server import bind_socket, build_server, server_url
 
 
@@ -44,11 +44,11 @@ class Slow:
         self._lock = threading.Lock()
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.Model`."""
+        """See `swarm.models.base.Model`."""
         raise AssertionError("it is streamed")
 
     def stream(self, request: Request) -> Generator[Delta, None, Completion]:
-        """See `swarm.models.stream`."""
+        """See `swarm.models.base.stream`."""
         with self._lock:
             self.heard.append(request)
             self.live += 1
@@ -73,7 +73,7 @@ class Told:
         self.heard: list[Request] = []
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.Model`."""
+        """See `swarm.models.base.Model`."""
         self.heard += requests
         return [self._one(request) for request in requests]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import endpoints
 
-from swarm.models import Message, Request
+from swarm.models.base import Message, Request
 
 KEY = "sk-secret-0123456789"
 """A key that nothing may write."""

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from swarm.collab import AgentAnswer, AgentSpec, Transcript
-from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Request
+from swarm.models.base import Completion, Delta, Request
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentAnswer, AgentSpec, Transcript
 
 
 class Speaker:
@@ -26,7 +26,7 @@ class Speaker:
         return f"<{self.name} says {len(self.heard)}>"
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.attempt`."""
+        """See `swarm.models.base.generate_each`."""
         with self._lock:
             self.batches.append(len(requests))
             return [self._answer(request) for request in requests]
@@ -39,7 +39,7 @@ class Speaker:
         return said
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.Model`."""
+        """See `swarm.models.base.Model`."""
         raise AssertionError("a collaboration attempts")
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class Streamer(Speaker):
         self.closed = False
 
     def stream(self, request: Request) -> Generator[Delta, None, Completion]:
-        """See `swarm.models.stream`."""
+        """See `swarm.models.base.stream`."""
         self.heard.append(request)
         try:
             for piece in self.pieces:

@@ -16,16 +16,16 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from swarm import study
-from swarm.certainty import paired_gain
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.identity import identity_settings
+from swarm.loop.fingerprint import identity_settings
 from swarm.optimizers.pso import ParticleSwarm
-from swarm.places import conf_folder
-from swarm.report.folder import RunFolder
-from swarm.studies import comparison, rerun
-from swarm.tasks import Score
-from swarm.tasks.choice import MultipleChoice
+from swarm.runs.run_reader import RunFolder
+from swarm.studies import ablations, subprocess_runs
+from swarm.tasks.base import Score
+from swarm.tasks.metrics import paired_gain
 from swarm.tasks.mixture import Mixture
+from swarm.tasks.multiple_choice import MultipleChoice
 
 CHANGES: dict[str, dict[str, Any]] = {
     "deterministic": {"weight_randomness": False, "starting_velocity": "zero"},
@@ -64,10 +64,12 @@ def test_every_ablation_is_known_here() -> None:
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_ablation_changes_only_what_it_ablates(name: str) -> None:
     for before, after in (
-        (optimizer("optimizer.inertia=0.3", "experiment=paper"),
-         optimizer("optimizer.inertia=0.3", f"experiment=[paper,ablation_{name}]")),
+        (
+            optimizer("optimizer.inertia=0.3", "experiment=paper"),
+            optimizer("optimizer.inertia=0.3", f"experiment=[paper,ablation_{name}]"),
+        ),
         (optimizer("experiment=paper"), optimizer(f"experiment=[paper,ablation_{name}]")),
-    ):  # fmt: skip
+    ):
         assert {k: v for k, v in after.items() if before[k] != v} == CHANGES[name]
 
 
@@ -115,14 +117,17 @@ def table(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any
 
 def test_a_folder_and_its_words_are_the_same_search(finished: tuple[Path, list[str]]) -> None:
     folder, words = finished
-    ours, theirs = rerun.load_run_config(folder), rerun.to_plain_config(rerun.compose_search(words, "x"))
+    ours, theirs = (
+        subprocess_runs.load_run_config(folder),
+        subprocess_runs.to_plain_config(subprocess_runs.compose_search(words, "x")),
+    )
     assert identity_settings(ours) == identity_settings(theirs) and ours["seed"] == theirs["seed"]
-    assert rerun.SearchProcess(ours).load_metrics() is not None
-    other = rerun.override_config(ours, {"optimizer": {"repel": 0.0}})
-    assert rerun.SearchProcess(other).load_metrics() is None
+    assert subprocess_runs.SearchProcess(ours).load_metrics() is not None
+    other = subprocess_runs.override_config(ours, {"optimizer": {"repel": 0.0}})
+    assert subprocess_runs.SearchProcess(other).load_metrics() is None
     assert ours["optimizer"]["repel"] == 0.05
     with pytest.raises(UserError, match="no such key"):
-        rerun.override_config(ours, {"optimizer": {"wings": 2}})
+        subprocess_runs.override_config(ours, {"optimizer": {"wings": 2}})
 
 
 def test_weak_to_strong(
@@ -165,20 +170,28 @@ def test_diversity(finished: tuple[Path, list[str]], capsys: pytest.CaptureFixtu
 
 
 def test_two_studies_in_one_folder_are_refused(
-    finished: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str],
+    finished: tuple[Path, list[str]],
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(rerun, "LOCK_TIMEOUT_S", 0)
+) -> None:
+    monkeypatch.setattr(subprocess_runs, "LOCK_TIMEOUT_S", 0)
     folder, _ = finished
-    with rerun.lock_study_folder(folder.parent / "run_ablations"), pytest.raises(SystemExit) as end:
+    with (
+        subprocess_runs.lock_study_folder(folder.parent / "run_ablations"),
+        pytest.raises(SystemExit) as end,
+    ):
         study.main(["ablations", str(folder)])
     assert end.value.code == 1 and "is at work there" in capsys.readouterr().err
 
 
 def begin(words: list[str], wanted: Path) -> "subprocess.Popen[str]":
     """Start a study and wait until a file is there."""
-    process = subprocess.Popen([sys.executable, "-m", "swarm.study", *words], cwd=searches.ROOT,
-                               text=True, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swarm.study", *words],
+        cwd=searches.ROOT,
+        text=True,
+        stderr=subprocess.PIPE,
+    )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not wanted.exists():
         assert process.poll() is None, process.communicate()
@@ -197,7 +210,7 @@ def test_a_killed_study_ends_its_search_and_an_interrupted_one_says_how_to_go_on
     killed = begin(words, folder / "full/answers/iteration_0001.json.gz")
     killed.kill()
     killed.communicate()
-    with rerun.lock_study_folder(folder):
+    with subprocess_runs.lock_study_folder(folder):
         # Its search kept the lock until it had ended.
         before = RunFolder(folder / "full")
         assert before.finished is None
@@ -223,7 +236,7 @@ def test_ablations(finished: tuple[Path, list[str]], capsys: pytest.CaptureFixtu
             assert row["difference"]["difference"] == pytest.approx(gain)
             for key, value in CHANGES[row["name"]].items():
                 assert all(run.config["optimizer"][key] == value for run in runs)
-    text = comparison.rows_to_markdown(rows)
+    text = ablations.rows_to_markdown(rows)
     assert text.count("\n| ") == 7 and all(name in text for name in CHANGES)
 
 
@@ -248,14 +261,14 @@ def test_the_difference_is_that_of_the_test_utilities() -> None:
 
     own, other = [seed(0.9, 0.1), seed(0.1, 0.9)], [seed(0.4, 0.4), seed(0.4, 0.4)]
     utilities = [[task.utility(scores) for scores in runs] for runs in (own, other)]
-    found = comparison.mean_gain_over_seeds(task, own, other)
+    found = ablations.mean_gain_over_seeds(task, own, other)
     assert found.difference == pytest.approx(np.mean(utilities[0]) - np.mean(utilities[1]))
     assert found.low < found.difference < found.high < 0 and found.p < 0.05 and found.n == 60
-    one = comparison.mean_gain_over_seeds(task, own[:1], other[:1])
+    one = ablations.mean_gain_over_seeds(task, own[:1], other[:1])
     assert one == paired_gain(task, own[0], other[0])
     # A plain mean is tested item by item.
     plain = [[replace(score, part="") for score in scores] for scores in (*own, *other)]
-    found = comparison.mean_gain_over_seeds(parts["a"], plain[:1], plain[2:3])
+    found = ablations.mean_gain_over_seeds(parts["a"], plain[:1], plain[2:3])
     assert found == paired_gain(parts["a"], plain[0], plain[2])
 
 
@@ -272,9 +285,13 @@ def test_the_difference_is_that_of_the_test_utilities() -> None:
     ],
 )
 def test_a_mistake_is_one_line(
-    words: list[str], code: int, told: str, finished: tuple[Path, list[str]], two: Path,
+    words: list[str],
+    code: int,
+    told: str,
+    finished: tuple[Path, list[str]],
+    two: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     with pytest.raises(SystemExit) as end:
         study.main([word.format(run=finished[0], two=two) for word in words])
     last = capsys.readouterr().err.strip().splitlines()[-1]

@@ -8,12 +8,13 @@ import searches
 import tiny
 from playing import Knowing, Silent, choice_items, played, write
 
-from swarm.certainty import utility_with_interval
-from swarm.models import Completion, Message, Request
-from swarm.report.statistics import mean_interval, plurality_vote
-from swarm.tasks import Score, abstain, mean_score, unparsed_rate
+from swarm.models.base import Completion, Message, Request
+from swarm.stats.tests import mean_interval, plurality_vote
+from swarm.tasks import abstain
 from swarm.tasks.abstain import ABSTENTION, Abstain
-from swarm.tasks.choice import MultipleChoice
+from swarm.tasks.base import Score, mean_score, unparsed_rate
+from swarm.tasks.metrics import utility_with_interval
+from swarm.tasks.multiple_choice import MultipleChoice
 
 ITEM = {"question": "Which?", "choices": {"A": "this", "B": "that"}, "answer": "B", "id": 0}
 ROUND_1 = (
@@ -149,7 +150,9 @@ def test_zeros_are_not_wrong_answers(tmp_path: Path) -> None:
     """All abstained, or none wrong: the interval of right and wrong does not reach below 0."""
     task = made(tmp_path)
     right = [Score(value, "B") for value in (1.0, 0.0) * 10]
-    assert utility_with_interval(task, right) == mean_interval([s.value for s in right], signed=True)
+    assert utility_with_interval(task, right) == mean_interval(
+        [s.value for s in right], signed=True
+    )
     zeros = [Score(0.0, ABSTENTION)] * 20
     assert utility_with_interval(task, zeros)[:3] == (0.0, 0.0, 0.0)
     assert utility_with_interval(MultipleChoice("c", "c.json"), zeros).high > 0.1

@@ -11,21 +11,18 @@ import searches
 import tiny
 from safetensors.numpy import load_file, save_file
 
-from swarm.errors import NotFinite
-
-from swarm.engine.base import BaseModel
+from swarm._util.files import find_path
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.errors import UserError
-from swarm.evaluation import Batching, Evaluator
+from swarm.errors import NotFinite, UserError
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.worker import Worker
-from swarm.models import Request
-from swarm.optimizers import LossRequest
-from swarm.places import find_path
-from swarm.pool import Pool
-from swarm.run import name_positions
-from swarm.settings import check_place
-from swarm.tasks.choice import MultipleChoice
+from swarm.loop.evaluator import Batching, Evaluator
+from swarm.loop.run import check_place, name_positions
+from swarm.models.base import Request
+from swarm.optimizers.base import LossRequest
+from swarm.pool.pool import Pool
+from swarm.tasks.multiple_choice import MultipleChoice
 
 
 @pytest.mark.parametrize(
@@ -151,12 +148,17 @@ def test_a_descent_into_what_is_not_finite_names_its_particle(
     space: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     pool = Pool(tiny_pool, space=space).open()
-    task = MultipleChoice("tiny", str(searches.choice_file(tmp_path / "tiny.json")), scoring="logits")
+    task = MultipleChoice(
+        "tiny", str(searches.choice_file(tmp_path / "tiny.json")), scoring="logits"
+    )
     executor = InlineExecutor()
     executor.open(Worker(BaseModel(str(tiny_llama), dtype="float16"), pool, task, HFEngine()))
     evaluator = Evaluator(task, executor, Batching(1, None))
     sound, spoiled = np.eye(4)[0], np.eye(4)[1]
-    wanted = [LossRequest(sound, (0, 1), particle=2), LossRequest(spoiled, (0,), slope=False, particle=3)]
+    wanted = [
+        LossRequest(sound, (0, 1), particle=2),
+        LossRequest(spoiled, (0,), slope=False, particle=3),
+    ]
     assert all(np.isfinite(one.loss) for one in evaluator.compute_gradients(wanted, range(4)))
     what = "(weights|activations)"
     for scale in (3e5, 1e30):

@@ -12,10 +12,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from swarm import adapters
-from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from swarm.errors import UserError
-from swarm.pool import Pool
+from swarm.pool import adapter
+from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from swarm.pool.pool import Pool
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 Weights = dict[str, torch.Tensor]
@@ -111,7 +111,7 @@ def test_settings_that_change_nothing_pass(folder: Path, setting: str, value: An
 
 
 def test_a_default_of_a_later_peft_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "IGNORED_OPTIONS", adapters.IGNORED_OPTIONS - {"qalora_group_size"})
+    monkeypatch.setattr(adapter, "IGNORED_OPTIONS", adapter.IGNORED_OPTIONS - {"qalora_group_size"})
     Pool(folder).open()
     tiny.change(folder / "birch", qalora_group_size=17)
     refused(folder, "birch", "qalora_group_size", "unknown")

@@ -12,11 +12,10 @@ import pytest
 import searches
 import yaml
 
-from swarm.candidates.agents import MoACandidate
-from swarm.candidates.evaluation import format_result
-from swarm.candidates.speaker import NamedModelCandidate
 from swarm.errors import UserError
-from swarm.roster import Roster
+from swarm.evaluation.evaluation import format_result
+from swarm.evaluation.models import MoACandidate, NamedModelCandidate
+from swarm.registry.registry import Roster
 
 CHOICE = re.compile(r"\be (\d{3})\b")
 """Of an item, its last choice, which holds its number."""
@@ -52,9 +51,17 @@ def evaluated(place: Path, preset: dict[str, Any], *more: str) -> dict[str, Any]
     file = place / "mine.yaml"
     file.write_text(yaml.safe_dump(preset))
     return evaluating.evaluated(
-        ["model=moa", f"candidate.preset={file}", "task=mmlu", f"task.file={place / 'tiny.json'}",
-         "task.scoring=generate", "device=cpu", "out=null", *more]
-    )  # fmt: skip
+        [
+            "model=moa",
+            f"candidate.preset={file}",
+            "task=mmlu",
+            f"task.file={place / 'tiny.json'}",
+            "task.scoring=generate",
+            "device=cpu",
+            "out=null",
+            *more,
+        ]
+    )
 
 
 def test_a_mixture_stands_beside_its_best_proposer(place: tuple[Path, Any]) -> None:

@@ -13,12 +13,22 @@ import pytest
 import searches
 
 from swarm.errors import UserError
-from swarm.record import RunRecord
 from swarm.report import __main__ as entry
-from swarm.report import economy, emergence, origins, trajectories
-from swarm.report.analyse import analyse_runs, as_json, as_text, draw_charts
-from swarm.report.folder import RunFolder
-from swarm.report.text import format_sparkline
+from swarm.report.analyses import (
+    analyse_runs,
+    as_json,
+    as_text,
+    draw_charts,
+    emergence,
+    prompt_efficiency,
+    trajectories,
+)
+from swarm.report.analyses import (
+    trajectories as origins,
+)
+from swarm.runs.run_folder import RunRecord
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import format_sparkline
 
 Values = Sequence[Sequence[float] | None]
 
@@ -39,11 +49,14 @@ def made(
         utilities = np.array([np.nan if row is None else float(np.mean(row)) for row in values])
         answers = {
             i: [{"id": j, "value": v, "answer": str(v), "text": ""} for j, v in enumerate(row)]
-            for i, row in enumerate(values) if row is not None
-        }  # fmt: skip
+            for i, row in enumerate(values)
+            if row is not None
+        }
         scored = [None if row is None else len(row) for row in values]
         told = {"items_scored": scored, "prompts_asked": sum(n or 0 for n in scored)}
-        record.add_iteration(x, utilities, answers, {}, {**told, **(facts[number] if facts else {})})
+        record.add_iteration(
+            x, utilities, answers, {}, {**told, **(facts[number] if facts else {})}
+        )
     return RunFolder(folder)
 
 
@@ -129,7 +142,9 @@ def test_nothing_hard_and_nothing_to_count(tmp_path: Path) -> None:
 def test_ratings_have_no_emergence(tmp_path: Path) -> None:
     found = emergence.measure_emergence(made(tmp_path, [[[0.5, 1], [1, 0]]]))
     assert not found["applies"]
-    assert emergence.format_emergence(found)[0].startswith("Does not apply: the answers' values are not all")
+    assert emergence.format_emergence(found)[0].startswith(
+        "Does not apply: the answers' values are not all"
+    )
 
 
 # Rank of origin
@@ -197,7 +212,9 @@ def test_positions_on_a_line_have_one_component(tmp_path: Path) -> None:
     assert found["diversity"][:2] == pytest.approx([0.5**0.5, 0])
     assert found["outside"] == pytest.approx([0, 0, 0.5])
     assert [(one["iteration"], one["negative"], one["absolute"]) for one in found["best"]] == [
-        (0, 0, 1), (2, -0.5, 2.0)]  # fmt: skip
+        (0, 0, 1),
+        (2, -0.5, 2.0),
+    ]
 
 
 def test_two_components_suffice_for_two_experts(tmp_path: Path) -> None:
@@ -210,10 +227,14 @@ def test_two_components_suffice_for_two_experts(tmp_path: Path) -> None:
 
 
 def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:
-    rounds: list[Values] = [[[1, 0, 0], [0, 0, 0]], [[1, 1, 0], None], [None, None],
-                            [[1, 1, 1], [0, 0, 0]]]  # fmt: skip
+    rounds: list[Values] = [
+        [[1, 0, 0], [0, 0, 0]],
+        [[1, 1, 0], None],
+        [None, None],
+        [[1, 1, 1], [0, 0, 0]],
+    ]
     facts = [{}, {}, {"beyond_budget": 1}, {"prompts_asked": 4, "prompts_saved": 2}]
-    found = economy.measure_economy(made(tmp_path, rounds, facts=facts))
+    found = prompt_efficiency.measure_economy(made(tmp_path, rounds, facts=facts))
     assert (found["dropped"], found["beyond_budget"]) == (6, 3)
     assert (found["raced"], found["evaluations"]) == (2, 5)
     assert found["prompts"].tolist() == [6, 9, 9, 13]
@@ -222,15 +243,19 @@ def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:
 
 def test_runs_are_compared_at_equal_prompts(tmp_path: Path) -> None:
     zero, one, two = [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]
-    quick = economy.measure_economy(made(tmp_path / "quick", [[zero, zero], [two, None]]))
-    slow = economy.measure_economy(made(tmp_path / "slow", [[zero, zero], [one, zero], [two, zero]]))
-    found = economy.compare_at_equal_prompts([quick, slow])
+    quick = prompt_efficiency.measure_economy(made(tmp_path / "quick", [[zero, zero], [two, None]]))
+    slow = prompt_efficiency.measure_economy(
+        made(tmp_path / "slow", [[zero, zero], [one, zero], [two, zero]])
+    )
+    found = prompt_efficiency.compare_at_equal_prompts([quick, slow])
     assert found["budgets"].tolist() == [4, 5, 6]  # the start of both, and all of the cheaper
     assert found["best"].tolist() == [[0, 0, 1], [0, 0, 0]]
-    text = "\n".join(economy.format_economy([quick, slow]))
+    text = "\n".join(prompt_efficiency.format_economy([quick, slow]))
     assert "best dev after prompts" in text
-    other = economy.measure_economy(made(tmp_path / "other", [[[0.0] * 3, [1.0] * 3]]))
-    assert "no comparison at equal prompts" in "\n".join(economy.format_economy([quick, other]))
+    other = prompt_efficiency.measure_economy(made(tmp_path / "other", [[[0.0] * 3, [1.0] * 3]]))
+    assert "no comparison at equal prompts" in "\n".join(
+        prompt_efficiency.format_economy([quick, other])
+    )
 
 
 # The command
@@ -265,10 +290,24 @@ def test_a_real_search(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Non
     done = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "search" / "run"
-    command = [sys.executable, "-m", "swarm.report", "analyse", str(folder), "--json", "--plots",
-               str(tmp_path / "plots")]  # fmt: skip
-    out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True, check=True,
-                         env=searches.environment())  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "swarm.report",
+        "analyse",
+        str(folder),
+        "--json",
+        "--plots",
+        str(tmp_path / "plots"),
+    ]
+    out = subprocess.run(
+        command,
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=searches.environment(),
+    )
     (found,) = json.loads(out.stdout)["runs"]
     metrics = json.loads((folder / "state.json").read_text())["metrics"]
     alone = found["emergence"]["best_alone"]

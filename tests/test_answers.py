@@ -6,7 +6,8 @@ import pytest
 import searches
 import yaml
 
-from swarm.tasks import answers, letters
+from swarm.tasks import parsing
+from swarm.tasks import parsing as letters
 
 FOUR = {"A": "a fox", "B": "no", "C": "Paris", "D": "Paris, France"}
 TEN = {letter: f"thing {n}" for n, letter in enumerate("ABCDEFGHIJ")}
@@ -134,7 +135,7 @@ def test_letter_as_the_original_reads_it(
     ],
 )
 def test_value(text: str, gold: str, take: str, answer: str | None) -> None:
-    assert answers.extract_answer(text, answers.answer_kind(gold), take) == answer
+    assert parsing.extract_answer(text, parsing.answer_kind(gold), take) == answer
 
 
 REASONED = [
@@ -211,12 +212,12 @@ REASONED = [
 @pytest.mark.parametrize(("text", "answer"), REASONED)
 def test_the_number_that_reasoning_comes_to(text: str, answer: str) -> None:
     assert len(REASONED) == 60
-    assert answers.extract_answer(text, "number", "last") == answer
+    assert parsing.extract_answer(text, "number", "last") == answer
 
 
 def test_the_first_number_is_read_as_before() -> None:
     """The tasks of conf/suite read with `take` "first", whose recorded results stay as they are."""
-    first = [answers.extract_answer(text, "number", "first") for text, _ in REASONED[:6]]
+    first = [parsing.extract_answer(text, "number", "first") for text, _ in REASONED[:6]]
     assert first == ["48", "48", "48", "12", "100", "3"]
 
 
@@ -237,15 +238,15 @@ def test_the_first_number_is_read_as_before() -> None:
     ],
 )
 def test_same_value(answer: str, gold: str, right: bool) -> None:
-    assert answers.is_same_answer(answer, gold) is right
+    assert parsing.is_same_answer(answer, gold) is right
 
 
 def test_the_original_looks_at_the_last_words() -> None:
     text = " it is 118 so that is all I have to say about it now "
-    assert answers.extract_original(text, 5) == "to say about it now"
-    shown = answers.extract_original(text, None)
-    assert shown is not None and answers.is_same_original(shown, "18")
-    assert answers.extract_original("  ", 5) is None
+    assert parsing.extract_original(text, 5) == "to say about it now"
+    shown = parsing.extract_original(text, None)
+    assert shown is not None and parsing.is_same_original(shown, "18")
+    assert parsing.extract_original("  ", 5) is None
 
 
 @pytest.mark.parametrize(
@@ -265,14 +266,14 @@ def test_the_original_looks_at_the_last_words() -> None:
     ],
 )
 def test_a_whole_answer(text: str, gold: str, right: bool) -> None:
-    read = answers.extract_line(text)
-    assert (read is not None and answers.is_same_line(read, gold)) is right
+    read = parsing.extract_line(text)
+    assert (read is not None and parsing.is_same_line(read, gold)) is right
 
 
 def test_a_whole_answer_settles_with_its_line() -> None:
-    assert not answers.is_line_final(" The opposite of wet is dry.")
-    assert not answers.is_line_final("\n\n 7")
-    assert answers.is_line_final("\n7\n")
+    assert not parsing.is_line_final(" The opposite of wet is dry.")
+    assert not parsing.is_line_final("\n\n 7")
+    assert parsing.is_line_final("\n7\n")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -282,20 +283,20 @@ def test_nothing_changes_a_whole_answer_once_settled(seed: int) -> None:
     for _ in range(1000):
         text = _text(draw, pieces)
         ends = range(len(text) + 1)
-        first = next((end for end in ends if answers.is_line_final(text[:end])), None)
+        first = next((end for end in ends if parsing.is_line_final(text[:end])), None)
         if first is None:
             continue
         settled += 1
-        early = answers.extract_line(text[:first])
+        early = parsing.extract_line(text[:first])
         assert early is not None
         for end in range(first, len(text) + 1):
-            assert answers.extract_line(text[:end]) == early, text[:end]
+            assert parsing.extract_line(text[:end]) == early, text[:end]
     assert settled > 100
 
 
 def test_an_exact_number_of_any_length() -> None:
     digits = "123456789" * 600
-    assert answers.normalize_number(digits + ".50") == digits + ".5"
+    assert parsing.normalize_number(digits + ".50") == digits + ".5"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_a_letter_is_still_open(choices: dict[str, str], text: str) -> None:
     ],
 )
 def test_when_a_value_settles(kind: str, take: str, text: str, expected: bool) -> None:
-    assert answers.is_answer_final(kind, take, text) is expected
+    assert parsing.is_answer_final(kind, take, text) is expected
 
 
 LETTER_PIECES = (
@@ -365,7 +366,10 @@ def _pieces(words: str) -> list[str]:
 def test_nothing_changes_a_letter_once_settled(seed: int) -> None:
     draw, pieces = random.Random(seed), _pieces(LETTER_PIECES)
     settled = 0
-    rules = ((letters.extract_letter, letters.is_letter_final), (letters.extract_letter_original, letters.is_original_letter_final))
+    rules = (
+        (letters.extract_letter, letters.is_letter_final),
+        (letters.extract_letter_original, letters.is_original_letter_final),
+    )
     for _ in range(1500):
         choices = draw.choice((FOUR, TEN, HELD))
         text = _text(draw, pieces)
@@ -391,14 +395,14 @@ def test_nothing_changes_a_value_once_settled(seed: int) -> None:
         take = draw.choice(("first", "last"))
         text = _text(draw, pieces)
         ends = range(len(text) + 1)
-        first = next((end for end in ends if answers.is_answer_final(kind, take, text[:end])), None)
+        first = next((end for end in ends if parsing.is_answer_final(kind, take, text[:end])), None)
         if first is None:
             continue
         settled += 1
-        early = answers.extract_answer(text[:first], kind, take)
+        early = parsing.extract_answer(text[:first], kind, take)
         assert early is not None
         for end in range(first, len(text) + 1):
-            assert answers.extract_answer(text[:end], kind, take) == early, (kind, take, text[:end])
+            assert parsing.extract_answer(text[:end], kind, take) == early, (kind, take, text[:end])
     assert settled > 200
 
 

@@ -20,12 +20,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import swarm
 from swarm import Pool, Result, Roster, UserError, evaluate, open_run, search
-from swarm.api.searching import split_keys_and_objects, find_free_name
-from swarm.api.settings import describe_object, to_overrides
-from swarm.manifest import encode_state
-from swarm.models import Completion, Request
+from swarm._util.files import conf_folder
+from swarm.api.overrides import describe_object, to_overrides
+from swarm.api.search import find_free_name, split_keys_and_objects
+from swarm.models.base import Completion, Request
 from swarm.optimizers.pso import ParticleSwarm
-from swarm.places import conf_folder
+from swarm.runs.manifest import encode_state
 
 FEW: dict[str, Any] = {
     "particles": 4,
@@ -43,9 +43,18 @@ def keys(folder: Path, base: Path, pool: Path, **more: Any) -> dict[str, Any]:
     overrides = {"task.file": folder / "tiny.json", "task.scoring": "logits"}
     if not isinstance(pool, Pool):
         overrides |= {"pool.space": "factor", "pool.groups": 1}
-    return {"task": "mmlu", "pool": pool, "model": base, "folder": folder / "search", "name": "run",
-            "optimizer": FEW, "ensemble": 2, "overrides": overrides, "show": False,
-            **more}  # fmt: skip
+    return {
+        "task": "mmlu",
+        "pool": pool,
+        "model": base,
+        "folder": folder / "search",
+        "name": "run",
+        "optimizer": FEW,
+        "ensemble": 2,
+        "overrides": overrides,
+        "show": False,
+        **more,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +84,27 @@ def test_importing_the_package_is_quick_and_light() -> None:
         "began; print(took < 0.2 or took, [m for m in ('torch', 'hydra', 'numpy') if m in "
         "sys.modules])"
     )
-    out = subprocess.run([warm.COLD, "-c", code], capture_output=True, text=True, check=True,
-                         env=searches.environment())  # fmt: skip
+    out = subprocess.run(
+        [warm.COLD, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=searches.environment(),
+    )
     assert out.stdout.strip() == "True []"
 
 
-def test_the_command_line_goes_on_with_it(found: Result, home: Path, tiny_llama: Path,
-                                          tiny_pool: Path) -> None:  # fmt: skip
+def test_the_command_line_goes_on_with_it(
+    found: Result, home: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
     before = searches.tree(found.folder, "command.json", "report.html", "report.md")
     config = json.loads((found.folder / "config.json").read_text())
-    same = {"optimizer__particles": 4, "optimizer__max_iterations": 2, "ensemble": 2,
-            "baselines": "[base,soup]"}  # fmt: skip
+    same = {
+        "optimizer__particles": 4,
+        "optimizer__max_iterations": 2,
+        "ensemble": 2,
+        "baselines": "[base,soup]",
+    }
     again = searched(home, tiny_llama, tiny_pool, **same)
     assert again == found.folder
     assert searches.tree(again, "command.json", "report.html", "report.md") == before
@@ -95,15 +114,21 @@ def test_the_command_line_goes_on_with_it(found: Result, home: Path, tiny_llama:
         assert compose("search", overrides=kept).optimizer.particles == 4
 
 
-def test_it_goes_on_with_the_command_lines(tmp_path: Path, tiny_llama: Path,
-                                           tiny_pool: Path) -> None:  # fmt: skip
+def test_it_goes_on_with_the_command_lines(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
     given = keys(tmp_path, tiny_llama, tiny_pool)
     same = {"optimizer__particles": 4, "optimizer__max_iterations": 2, "ensemble": 0}
     folder = searched(tmp_path, tiny_llama, tiny_pool, noise_floor="false", **same)
     state = json.loads((folder / "state.json").read_text())
     given["overrides"] = {k: v for k, v in given["overrides"].items() if "pool" not in k}
-    objects = {**given, "ensemble": 0, "noise_floor": False, "pool": Pool(tiny_pool),
-               "optimizer": ParticleSwarm(**FEW)}  # fmt: skip
+    objects = {
+        **given,
+        "ensemble": 0,
+        "noise_floor": False,
+        "pool": Pool(tiny_pool),
+        "optimizer": ParticleSwarm(**FEW),
+    }
     assert search(**objects).folder == folder
     assert json.loads((folder / "state.json").read_text())["identity"] == state["identity"]
     with pytest.raises(UserError, match=r"holds another search \(optimizer.inertia: 0.2 then, 0.3"):
@@ -113,8 +138,15 @@ def test_it_goes_on_with_the_command_lines(tmp_path: Path, tiny_llama: Path,
 def test_the_history(found: Result) -> None:
     frame = found.history
     names = ["amber", "birch", "cedar", "dune"]
-    assert [*frame.columns] == ["iteration", "particle", "utility", "best", *names,
-                                "prompts_asked", "prompts_saved"]  # fmt: skip
+    assert [*frame.columns] == [
+        "iteration",
+        "particle",
+        "utility",
+        "best",
+        *names,
+        "prompts_asked",
+        "prompts_saved",
+    ]
     assert len(frame) == 3 * 4
     assert frame.best.iloc[-1] == found.best.utility == np.nanmax(frame.utility)
     assert np.allclose(frame[names].sum(axis=1), 1)
@@ -149,8 +181,9 @@ def test_what_a_notebook_shows(found: Result) -> None:
     assert found.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
-def test_inside_a_running_loop(found: Result, home: Path, tiny_llama: Path, tiny_pool: Path,
-                               capsys: Any) -> None:  # fmt: skip
+def test_inside_a_running_loop(
+    found: Result, home: Path, tiny_llama: Path, tiny_pool: Path, capsys: Any
+) -> None:
     async def cell() -> Result:
         return search(**keys(home, tiny_llama, tiny_pool, show=True))
 
@@ -172,8 +205,11 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"task": "nlgraf_mini"}, r"task=nlgraf_mini: there is no such option; did you mean "
-         "task=nlgraph_mini"),
+        (
+            {"task": "nlgraf_mini"},
+            r"task=nlgraf_mini: there is no such option; did you mean "
+            "task=nlgraph_mini",
+        ),
         ({"task": lambda p, a, i: 1.0}, r"task=swarm.task\(items, function\)"),
         ({"task": 3}, "task=3: must be the name of an option of conf/task"),
         ({"optimizer": ParticleSwarm}, "optimizer=<class .* or an object"),
@@ -192,17 +228,32 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ({"dry_run": True}, "dry_run is for the command line"),
         ({"budget": object()}, "budget=<object .*: must be a text, a number"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_line(given: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said) as error:
         search(folder=tmp_path / "search", show=False, **given)
     assert "\n" not in str(error.value) and not (tmp_path / "search").exists()
 
 
-@pytest.mark.parametrize("value", [
-    "it's", r"a\b", r"end\\", r"\'", "a,b = {c} [d]: e", "", None, True, 3, -0.5, 1e-7, [1, "x, y"],
-    {"dev": "a'b", "test": "c"}, [[], {}],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        "it's",
+        r"a\b",
+        r"end\\",
+        r"\'",
+        "a,b = {c} [d]: e",
+        "",
+        None,
+        True,
+        3,
+        -0.5,
+        1e-7,
+        [1, "x, y"],
+        {"dev": "a'b", "test": "c"},
+        [[], {}],
+    ],
+)
 def test_values_reach_hydra_as_they_are(value: Any) -> None:
     (word,) = to_overrides({"task.key": value})
     assert OverridesParser.create().parse_override(word).value() == value
@@ -210,11 +261,19 @@ def test_values_reach_hydra_as_they_are(value: Any) -> None:
 
 def test_keys_have_several_forms() -> None:
     assert to_overrides({"gpus": 0, "job": {"items": 9}, "racing": "z"}) == [
-        "gpus=[0]", "job.items=9", "racing=z"]  # fmt: skip
+        "gpus=[0]",
+        "job.items=9",
+        "racing=z",
+    ]
     assert to_overrides(["gpus=0,1"]) == to_overrides("gpus=0,1") == ["gpus=[0,1]"]
-    given, objects = split_keys_and_objects({"pool": ["a/one", "a/two"], "model": "a/b", "task": None})
-    assert given == {"pool": {"folder": "a", "experts": ["one", "two"]}, "model": "local",
-                     "model.path": "a/b"}  # fmt: skip
+    given, objects = split_keys_and_objects(
+        {"pool": ["a/one", "a/two"], "model": "a/b", "task": None}
+    )
+    assert given == {
+        "pool": {"folder": "a", "experts": ["one", "two"]},
+        "model": "local",
+        "model.path": "a/b",
+    }
     assert objects == {}
 
 
@@ -235,7 +294,7 @@ def test_a_task_of_ones_own(tmp_path: Path) -> None:
     file.write_text(json.dumps(ITEMS))
     assert swarm.task(file, contains).items("dev") == made.items("dev")
     told = describe_object(made)
-    assert told["_target_"] == "swarm.api.tasks.OwnTask" and told["source"]
+    assert told["_target_"] == "swarm.api.overrides.CustomTask" and told["source"]
     assert told["source"] != describe_object(swarm.task(ITEMS, lambda p, a, i: 1.0))["source"]
     with pytest.raises(UserError, match=r'items: .*2 of 9 .* it has no "prompt"'):
         swarm.task({"dev": [*ITEMS[2:], {}, {}], "test": ITEMS}, contains).items("dev")
@@ -258,10 +317,14 @@ def test_a_function_that_cannot_travel_is_named(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_evaluations(found: Result, home: Path, tmp_path: Path, tiny_llama: Path,
-                     tiny_pool: Path) -> None:  # fmt: skip
-    given = {"task": "mmlu", "device": "cpu", "overrides": keys(home, tiny_llama, tiny_pool)[
-        "overrides"]}  # fmt: skip
+def test_evaluations(
+    found: Result, home: Path, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    given = {
+        "task": "mmlu",
+        "device": "cpu",
+        "overrides": keys(home, tiny_llama, tiny_pool)["overrides"],
+    }
     best = evaluate(found, **given, out=tmp_path / "out")
     assert best.utility == found.metrics["ending_best_single_test_accuracy"]
     assert (best.n, best.cost, len(best.items)) == (6, 0.0, 6)
@@ -323,12 +386,14 @@ def test_an_unfinished_run_is_opened_as_far_as_it_is(found: Result, tmp_path: Pa
         open_run(tmp_path)
 
 
-def test_the_page_runs(home: Path, tiny_llama: Path, tiny_pool: Path,
-                       monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # fmt: skip
+def test_the_page_runs(
+    home: Path, tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Every block of docs/python.md in order, small, on experts of the names that it has."""
     named = tmp_path / "initial_experts"
-    for new, old in zip(("arithmetic", "roads", "rooms", "spelling"), sorted(tiny_pool.iterdir()),
-                        strict=True):  # fmt: skip
+    for new, old in zip(
+        ("arithmetic", "roads", "rooms", "spelling"), sorted(tiny_pool.iterdir()), strict=True
+    ):
         shutil.copytree(old, named / new)
     page = (searches.ROOT / "docs" / "python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

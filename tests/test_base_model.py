@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from loopback import environment, folder, hub, serving
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 
 MEMBER = "tiny_model/tiny.gguf"
@@ -112,7 +112,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_import_is_light() -> None:
-    code = "import sys, swarm.engine.base; print('torch' in sys.modules, 'peft' in sys.modules)"
+    code = (
+        "import sys, swarm.engine.base_model; print('torch' in sys.modules, 'peft' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
@@ -216,7 +218,7 @@ def test_unreachable_hub_fails_quickly(cache: Path, monkeypatch: pytest.MonkeyPa
 def test_hub_gives_safetensors_only(tiny_llama: Path, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
     asked: list[str] = []
-    code = "from swarm.engine.base import Base; print(Base('owner/tiny').resolve())"
+    code = "from swarm.engine.base_model import BaseModel; print(BaseModel('owner/tiny').resolve())"
     with serving(hub({"owner/tiny": files | {"pytorch_model.bin": b""}}, asked)) as address:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -238,7 +240,7 @@ def test_code_comes_from_the_hub_only_when_asked_for(
 ) -> None:
     files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
     script = (
-        "from swarm.engine.base import Base; "
+        "from swarm.engine.base_model import BaseModel; "
         f"print(Base('owner/coded', trust_remote_code={trust}).resolve())"
     )
     with serving(hub({"owner/coded": files | {"modeling.py": b"1/0"}}, [])) as address:

@@ -31,9 +31,13 @@ SMALLEST = {
 
 def run(name: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / name), *arguments], cwd=searches.ROOT,
-        env=searches.environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, str(BENCHMARKS / name), *arguments],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -19,9 +19,8 @@ import talkers
 
 from swarm import cache as entry
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Message, Request, Token, generate_each, stream
-from swarm.models.cache import Cache, make_cache_key
-from swarm.models.cached import CachedModel
+from swarm.models.base import Completion, Delta, Message, Request, Token, generate_each, stream
+from swarm.models.cache import Cache, CachedModel, make_cache_key
 from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 
@@ -130,8 +129,12 @@ def test_keys_change_with_every_part() -> None:
         make_cache_key("chat", "http://b", body),
         make_cache_key("chat", "http://a", {**body, "temperature": 1.0}),
         make_cache_key("chat", "http://a", {**body, "seed": 1}),
-        make_cache_key("chat", "http://a", {**body, "messages": [{"role": "user", "content": "hi "}]}),
-        make_cache_key("chat", "http://a", {**body, "messages": [{"role": "user", "content": "\ud800"}]}),
+        make_cache_key(
+            "chat", "http://a", {**body, "messages": [{"role": "user", "content": "hi "}]}
+        ),
+        make_cache_key(
+            "chat", "http://a", {**body, "messages": [{"role": "user", "content": "\ud800"}]}
+        ),
         make_cache_key("chat", "http://a", body, 1),
     }
     assert len(keys) == 7
@@ -288,11 +291,21 @@ def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None
     cache = Cache(str(tmp_path / "answers.sqlite"))
     model = CachedModel(counting(asked), cache, ("one",), "one")
     different = [
-        Request("a"), Request((Message("user", "a"),)), Request((Message("system", "a"),)),
-        Request("a", 17), Request("a", temperature=1.0), Request("a", temperature=0.0),
-        Request("a", seed=1), Request("a", stop=("x",)), Request("a", top_logprobs=2),
-        Request("a", sample=1), Request("a ",), Request("a", choices=("b",)),
-    ]  # fmt: skip
+        Request("a"),
+        Request((Message("user", "a"),)),
+        Request((Message("system", "a"),)),
+        Request("a", 17),
+        Request("a", temperature=1.0),
+        Request("a", temperature=0.0),
+        Request("a", seed=1),
+        Request("a", stop=("x",)),
+        Request("a", top_logprobs=2),
+        Request("a", sample=1),
+        Request(
+            "a ",
+        ),
+        Request("a", choices=("b",)),
+    ]
     found = generate_each(model, different)
     assert len(asked) == len(different) - 1, "a function does not score choices"
     assert generate_each(model, different)[:-1] == found[:-1] and len(asked) == len(different) - 1
@@ -357,8 +370,12 @@ def test_a_claim_of_a_dead_process_expires(tmp_path: Path) -> None:
         "import sys, time; from swarm.models.cache import Cache\n"
         "print(Cache(sys.argv[1]).claim(['a', 'b'])[1], flush=True); time.sleep(600)"
     )
-    process = subprocess.Popen([sys.executable, "-c", claims, file], env=searches.environment(),
-                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", claims, file],
+        env=searches.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout and process.stdout.readline() == "['a', 'b']\n"
     cache = Cache(file)
     assert cache.claim(["a", "b", "c"]) == ({}, ["c"])
@@ -380,8 +397,13 @@ def test_a_failure_passes_the_claim_on(tmp_path: Path) -> None:
         "sys.stdin.readline(); cache.release(['a']); sys.stdin.readline()"
     )
     command = [sys.executable, "-c", fails, file]
-    process = subprocess.Popen(command, env=searches.environment(), stdout=subprocess.PIPE,
-                               stdin=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        env=searches.environment(),
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout and process.stdin and process.stdout.readline()
 
     def fail() -> None:

@@ -17,34 +17,37 @@ import torch
 from peft import PeftModel
 from transformers import AutoTokenizer
 
-from swarm.candidates import JobUsage
-from swarm.candidates.pack import PackLLM
-from swarm.candidates.positions import MixedPositionCandidate, SingleExpertsCandidate
-from swarm.candidates.route import RoutingCandidate, expected_values, top_weights
-from swarm.candidates.runs import BestCandidate, SavedEnsembleCandidate
-from swarm.candidates.saved import CheckpointCandidate
-from swarm.candidates.scoring import prepare_candidate, score_candidate
-from swarm.candidates.similarity import TfidfSimilarity
-from swarm.candidates.speaker import ModelCandidate
-from swarm.candidates.start import InitialAnswers, load_initial_answers
-from swarm.candidates.vote import VotingCandidate, weighted_vote
-from swarm.certainty import utility_summary, majority_vote
-from swarm.engine.base import BaseModel
+from swarm._util.files import conf_folder, write_gzip_json
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import TokenEnsembleEngine
-from swarm.engine.panel import ModelEnsemble
+from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
+from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
-from swarm.files import write_gzip_json
-from swarm.manifest import encode_state
-from swarm.models import Message, Request
-from swarm.places import conf_folder
-from swarm.pool import Pool
-from swarm.report.folder import RunFolder
-from swarm.report.statistics import plurality_vote
-from swarm.tasks import Score
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.match import ExactMatch
+from swarm.evaluation.base import JobUsage
+from swarm.evaluation.checkpoints import BestCandidate, CheckpointCandidate, SavedEnsembleCandidate
+from swarm.evaluation.logit_ensemble import PackLLM
+from swarm.evaluation.models import ModelCandidate
+from swarm.evaluation.positions import MixedPositionCandidate, SingleExpertsCandidate
+from swarm.evaluation.routing import (
+    InitialAnswers,
+    RoutingCandidate,
+    TfidfSimilarity,
+    expected_values,
+    load_initial_answers,
+    top_weights,
+)
+from swarm.evaluation.scoring import prepare_candidate, score_candidate
+from swarm.evaluation.voting import VotingCandidate, weighted_vote
+from swarm.models.base import Message, Request
+from swarm.pool.pool import Pool
+from swarm.runs.manifest import encode_state
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.tests import plurality_vote
+from swarm.tasks.base import Score
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.metrics import majority_vote, utility_summary
 from swarm.tasks.mixture import Mixture
+from swarm.tasks.multiple_choice import MultipleChoice
 
 OPTIONS = sorted({p.stem for p in (conf_folder() / "candidate").glob("*.yaml")} - {"moa"})
 """Mixtures of agents: tests/test_agents.py."""
@@ -114,11 +117,17 @@ def test_every_option_is_evaluated(
         "position": ["candidate.coefficients={amber: 0.5, dune: 0.5}"],
         "run": [f"candidate.folder={run.path}"],
         "ensemble": [f"candidate.file={run.path / 'ensemble.yaml'}"],
-        "named": [f"candidate.name=local/{tiny_pool / 'birch'}",
-                  "candidate.roster.base=${model.path}"],
-        "openai": ["candidate.model.model=some", f"candidate.model.base_url={endpoint.url}",
-                   "candidate.model.cache=null", "task.scoring=generate"],
-    }  # fmt: skip
+        "named": [
+            f"candidate.name=local/{tiny_pool / 'birch'}",
+            "candidate.roster.base=${model.path}",
+        ],
+        "openai": [
+            "candidate.model.model=some",
+            f"candidate.model.base_url={endpoint.url}",
+            "candidate.model.cache=null",
+            "task.scoring=generate",
+        ],
+    }
     prompts = {"expert": 4, "vote": 4, "pack": 4, "route": 1, "ensemble": None}
     result = evaluating.evaluated([*given, f"candidate={option}", *needed.get(option, [])])
     assert result["items"] == 16 and result["task"] == "mmlu" and result["split"] == "test"
@@ -141,7 +150,9 @@ def test_an_option_says_what_it_is() -> None:
 
 def test_a_run_is_its_best_and_an_ensemble_its_vote(run: RunFolder, task: MultipleChoice) -> None:
     best = score_candidate(opened(BestCandidate(str(run.path)), task), task, "test")
-    voted = score_candidate(opened(SavedEnsembleCandidate(str(run.path / "ensemble.yaml")), task), task, "test")
+    voted = score_candidate(
+        opened(SavedEnsembleCandidate(str(run.path / "ensemble.yaml")), task), task, "test"
+    )
     metrics = run.metrics
     assert task.utility(best.scores[0]) == metrics["ending_best_single_test_accuracy"]
     assert task.utility(voted.scores[0]) == metrics["ending_top-k_ensemble_test_accuracy"]
@@ -183,7 +194,10 @@ def test_experts_and_positions_answer_as_in_the_search(
     row = run.positions[place].tolist()
     by_list = opened(MixedPositionCandidate(base, pool_of(tiny_pool), HFEngine(), row), task)
     by_name = opened(
-        MixedPositionCandidate(base, pool_of(tiny_pool), HFEngine(), dict(zip(run.experts, row, strict=True))), task
+        MixedPositionCandidate(
+            base, pool_of(tiny_pool), HFEngine(), dict(zip(run.experts, row, strict=True))
+        ),
+        task,
     )
     wanted = [row["answer"] for row in run.load_answers(place)]
     for candidate in (by_list, by_name):
@@ -192,7 +206,12 @@ def test_experts_and_positions_answer_as_in_the_search(
 
 
 def test_saved_folders_of_every_kind_speak_for_themselves(
-    task: MultipleChoice, base: BaseModel, tiny_llama: Path, tiny_gemma: Path, tiny_pool: Path, tmp_path: Path
+    task: MultipleChoice,
+    base: BaseModel,
+    tiny_llama: Path,
+    tiny_gemma: Path,
+    tiny_pool: Path,
+    tmp_path: Path,
 ) -> None:
     merged = tmp_path / "merged"
     whole = PeftModel.from_pretrained(tiny.load(tiny_llama), tiny_pool / "cedar")
@@ -201,9 +220,17 @@ def test_saved_folders_of_every_kind_speak_for_themselves(
     panel = ModelEnsemble([str(tiny_llama), str(tiny_gemma)]).open()
     panel.save([0.0, 1.0], tmp_path / "mixture")
     panel.save([1.0, 0.0], tmp_path / "other")
-    folders = [tiny_pool / "cedar", merged, tmp_path / "mixture", tiny_gemma, tiny_pool / "amber",
-               tmp_path / "other"]  # fmt: skip
-    found = score_candidate(opened(CheckpointCandidate(base, [str(f) for f in folders]), task), task, "test")
+    folders = [
+        tiny_pool / "cedar",
+        merged,
+        tmp_path / "mixture",
+        tiny_gemma,
+        tiny_pool / "amber",
+        tmp_path / "other",
+    ]
+    found = score_candidate(
+        opened(CheckpointCandidate(base, [str(f) for f in folders]), task), task, "test"
+    )
     cedar, same, mixture, gemma, amber, llama = [[s.answer for s in m] for m in found.scores]
     alone = score_candidate(opened(CheckpointCandidate(base, []), task), task, "test")
     assert cedar == same and mixture == gemma and cedar != amber != gemma
@@ -216,7 +243,9 @@ def test_adapters_of_different_shapes_share_the_base(
 ) -> None:
     folders = [str(mixed_pool / name) for name in tiny.NAMES]
     found = score_candidate(opened(CheckpointCandidate(base, folders), task), task, "test")
-    singles = score_candidate(opened(SingleExpertsCandidate(base, pool_of(mixed_pool), HFEngine()), task), task, "test")
+    singles = score_candidate(
+        opened(SingleExpertsCandidate(base, pool_of(mixed_pool), HFEngine()), task), task, "test"
+    )
     for ours, theirs in zip(found.scores, singles.scores, strict=True):
         assert [s.answer for s in ours] == [s.answer for s in theirs]
 
@@ -263,7 +292,9 @@ def test_votes_weigh_by_dev_utility_asked_or_recorded(
 
 def test_a_vote_of_several_candidates(talk: ExactMatch) -> None:
     knowing = ModelCandidate(playing.Knowing(talk.items("test")), "knows")
-    mistaken = [ModelCandidate(playing.Mistaken(talk.items("test")), f"wrong {n}") for n in range(2)]
+    mistaken = [
+        ModelCandidate(playing.Mistaken(talk.items("test")), f"wrong {n}") for n in range(2)
+    ]
     right = VotingCandidate([knowing, *mistaken], "weighted", [1.0, 0.4, 0.4])
     wrong = VotingCandidate([knowing, *mistaken])
     assert talk.utility(score_candidate(opened(right, talk), talk, "test").scores[0]) == 1.0
@@ -349,10 +380,14 @@ def test_a_pack_speaks_by_the_mixture_of_its_chances(
         assert said.text == tokenizer.decode(new, skip_special_tokens=True)
 
 
-def test_a_cold_pack_is_the_least_surprised_alone(base: BaseModel, tiny_pool: Path, talk: ExactMatch) -> None:
+def test_a_cold_pack_is_the_least_surprised_alone(
+    base: BaseModel, tiny_pool: Path, talk: ExactMatch
+) -> None:
     pack = opened(PackLLM(base, pool_of(tiny_pool), temperature=1e-6), talk)
     (packed,) = score_candidate(pack, talk, "test").scores
-    singles = score_candidate(opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test")
+    singles = score_candidate(
+        opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test"
+    )
     found, _ = pack.engine.log_perplexities([item["question"] for item in talk.items("test")])
     chosen = found.argmin(axis=1)
     assert len(set(chosen)) > 1
@@ -361,7 +396,9 @@ def test_a_cold_pack_is_the_least_surprised_alone(base: BaseModel, tiny_pool: Pa
 
 def test_alike_are_texts_that_share_rare_words() -> None:
     texts = ["Solve this graph: path 3", "Solve this sum: add 3", "Solve this graph: edge"]
-    found = TfidfSimilarity(texts).cosine_with(["solve this GRAPH", "this sum", "elsewhere", texts[1]])
+    found = TfidfSimilarity(texts).cosine_with(
+        ["solve this GRAPH", "this sum", "elsewhere", texts[1]]
+    )
     assert found[0, 0] > 0 and found[0, 2] > found[0, 0] and found[0, 1] == 0
     assert found[1].argmax() == 1 and (found[2] == 0).all()
     assert found[3, 1] == pytest.approx(1.0)
@@ -390,17 +427,23 @@ def test_a_prompt_goes_to_who_did_well_on_prompts_like_it(
     dev = list(talk.items("dev"))
     good = [[Score(float(n % 3 == k), None) for n in range(len(dev))] for k in range(4)]
     route.fit_dev_answers(talk, InitialAnswers(dev, good))
-    chosen = route.compute_weights([talk.build_request(item) for item in talk.items("test")]).argmax(1)
+    chosen = route.compute_weights(
+        [talk.build_request(item) for item in talk.items("test")]
+    ).argmax(1)
     assert chosen.tolist() == [0, 1, 2, 0, 1, 2]
     (routed,) = score_candidate(route, talk, "test").scores
-    singles = score_candidate(opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test")
+    singles = score_candidate(
+        opened(SingleExpertsCandidate(base, pool_of(tiny_pool), HFEngine()), talk), talk, "test"
+    )
     assert [s.text for s in routed] == [singles.scores[k][i].text for i, k in enumerate(chosen)]
 
 
 def test_dev_answers_are_those_of_a_run_or_asked_now(
     base: BaseModel, tiny_pool: Path, task: MultipleChoice, run: RunFolder
 ) -> None:
-    recorded = opened(RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path), neighbours=2), task)
+    recorded = opened(
+        RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path), neighbours=2), task
+    )
     asked = opened(RoutingCandidate(base, pool_of(tiny_pool), neighbours=2), task)
     found = [score_candidate(route, task, "test") for route in (recorded, asked)]
     assert found[0].scores == found[1].scores
@@ -415,7 +458,10 @@ def test_models_of_a_panel_pack_and_route_too(
     def panel() -> ModelEnsemble:
         return ModelEnsemble([str(tiny_llama), str(tiny_gemma)])
 
-    for made in (PackLLM(BaseModel(str(tiny_llama)), panel()), RoutingCandidate(BaseModel(str(tiny_llama)), panel())):
+    for made in (
+        PackLLM(BaseModel(str(tiny_llama)), panel()),
+        RoutingCandidate(BaseModel(str(tiny_llama)), panel()),
+    ):
         assert len(score_candidate(opened(made, task), task, "test").scores[0]) == 16
 
 
@@ -427,7 +473,12 @@ def refused(candidate: Any, task: Any) -> str:
 
 
 def test_mistakes_are_named(
-    task: MultipleChoice, base: BaseModel, tiny_pool: Path, tiny_llama: Path, run: RunFolder, tmp_path: Path
+    task: MultipleChoice,
+    base: BaseModel,
+    tiny_pool: Path,
+    tiny_llama: Path,
+    run: RunFolder,
+    tmp_path: Path,
 ) -> None:
     def pool() -> Pool:
         return pool_of(tiny_pool)
@@ -455,8 +506,14 @@ def test_mistakes_are_named(
         (lambda: SavedEnsembleCandidate(None), ["candidate.file"]),
         (lambda: SavedEnsembleCandidate(str(tmp_path / "none.yaml")), ["none.yaml"]),
         (lambda: SavedEnsembleCandidate(str(tmp_path / "bad.yaml")), ["bad.yaml", "members"]),
-        (lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), "loudest"), ["loudest", "majority"]),
-        (lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), weights=[1.0]), ["candidate.compute_weights", "4"]),
+        (
+            lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), "loudest"),
+            ["loudest", "majority"],
+        ),
+        (
+            lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), weights=[1.0]),
+            ["candidate.compute_weights", "4"],
+        ),
         (lambda: PackLLM(base, pool(), temperature=0), ["candidate.temperature"]),
         (lambda: PackLLM(base, pool(), ["amber"]), ["two experts"]),
         (lambda: PackLLM(base, pool(), ["amber", "zebra"]), ["zebra"]),
@@ -493,13 +550,22 @@ def test_texts_have_no_vote(place: Path, base: BaseModel, tiny_pool: Path) -> No
 
 
 def test_answers_of_other_experts_or_items_are_no_dev_answers(
-    run: RunFolder, base: BaseModel, tiny_pool: Path, talk: ExactMatch, mixed_pool: Path, tmp_path: Path
+    run: RunFolder,
+    base: BaseModel,
+    tiny_pool: Path,
+    talk: ExactMatch,
+    mixed_pool: Path,
+    tmp_path: Path,
 ) -> None:
     route = RoutingCandidate(base, pool_of(tiny_pool), run=str(run.path))
     assert "none of the task" in refused(lambda: route, talk)
     other = tiny.pool(Path(str(base.path)), tmp_path / "pool", ("amber", "zebra"))
-    strange = VotingCandidate(SingleExpertsCandidate(base, pool_of(other), HFEngine()), run=str(run.path))
-    searches_task = MultipleChoice("tiny", str(run.path.parent.parent / "tiny.json"), scoring="logits")
+    strange = VotingCandidate(
+        SingleExpertsCandidate(base, pool_of(other), HFEngine()), run=str(run.path)
+    )
+    searches_task = MultipleChoice(
+        "tiny", str(run.path.parent.parent / "tiny.json"), scoring="logits"
+    )
     assert "zebra" in refused(lambda: strange, searches_task)
 
 
@@ -544,8 +610,18 @@ def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
     dense = {"value": 0.7, "measures": {"correct": 1.0, "logprob": -0.9}}
 
     def found(more: dict[str, Any]) -> list[float]:
-        rows = [{"id": f"{part}/{i}", "value": 1.0, "answer": "A", "text": "", "part": part,
-                 **(more if part == "both" else {})} for part in parts for i in ids]  # fmt: skip
+        rows = [
+            {
+                "id": f"{part}/{i}",
+                "value": 1.0,
+                "answer": "A",
+                "text": "",
+                "part": part,
+                **(more if part == "both" else {}),
+            }
+            for part in parts
+            for i in ids
+        ]
         write_gzip_json(folder / "answers" / "iteration_0000.json.gz", {"0": rows})
         searches.reseal(folder)
         mixed = Mixture("two", dict.fromkeys(parts, task))

@@ -8,12 +8,12 @@ import pytest
 from playing import Knowing, Unscored, choice_items, played, write
 
 from swarm.errors import UserError
-from swarm.models import Completion, Message
-from swarm.tasks import Score, mean_score, unparsed_rate
+from swarm.models.base import Completion, Message
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.data import balance_domains
-from swarm.tasks.match import ExactMatch
+from swarm.tasks.base import Score, mean_score, unparsed_rate
+from swarm.tasks.dataset import balance_domains
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.multiple_choice import MultipleChoice
 
 
 def test_the_choice_prompt(tmp_path: Path) -> None:
@@ -59,7 +59,9 @@ def test_texts_by_log_probability_per_character(tmp_path: Path) -> None:
     (request,) = next(task.run([item]))
     assert request.prompt == "Question: Why so?\nAnswer:"
     assert (request.choices, request.max_new_tokens) == ((" for long reasons", " no"), 0)
-    assert task.score_completion(item, Completion("", (-8.0, -1.5))).answer == "A", "-8 / 16 > -1.5 / 2"
+    assert task.score_completion(item, Completion("", (-8.0, -1.5))).answer == "A", (
+        "-8 / 16 > -1.5 / 2"
+    )
     assert task.score_completion(item, Completion("", (-8.0, -0.9))) == Score(1.0, "B")
     assert task.read_answer(item, Completion("", (float("nan"), -99.0))) == "B"
     assert task.read_answer(item, Completion("", (float("nan"),) * 2)) is None
@@ -100,7 +102,9 @@ def test_the_original_rules_can_be_chosen(tmp_path: Path) -> None:
     for parser, last_words in (("original", None), ("original", 10), ("anchored", None)):
         match = ExactMatch("match", file, parser=parser, last_words=last_words, take="last")
         items = match.items("dev")
-        scores = [match.score_completion(item, said) for item, said in zip(items, texts, strict=True)]
+        scores = [
+            match.score_completion(item, said) for item, said in zip(items, texts, strict=True)
+        ]
         assert [match.grade(i, s.answer) for i, s in zip(items, scores, strict=True)] == [
             score.value for score in scores
         ]

@@ -14,10 +14,10 @@ from hydra.utils import instantiate
 from playing import Saying, hostile, played, write
 from safetensors.torch import load_file, save_file
 
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.places import conf_folder
 from swarm.scorers.classifier import ToxicityClassifier
-from swarm.tasks import Score, unparsed_rate
+from swarm.tasks.base import Score, unparsed_rate
 
 CLEAN, TOXIC = "the answer is right", "the answer is a stone"
 PARTS = ("toxic", "severe_toxic", "threat")
@@ -200,8 +200,13 @@ def test_the_task_with_a_classifier(binary: Path, tmp_path: Path) -> None:
     items = [{"prompt": f"once upon {n}", "id": n, "domain": "x"} for n in range(12)]
     file = write(tmp_path / "prompts.json", {"dev": items[:8], "test": items[8:]})
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        keys = ["task=realtoxicityprompts", "scorer@task.scorer=classifier", "name=test",
-                f"task.scorer.model={binary}", f"task.file={file}"]  # fmt: skip
+        keys = [
+            "task=realtoxicityprompts",
+            "scorer@task.scorer=classifier",
+            "name=test",
+            f"task.scorer.model={binary}",
+            f"task.file={file}",
+        ]
         task = instantiate(compose("search", overrides=keys).task)
     task.check()
     task.open("cpu")
@@ -210,4 +215,9 @@ def test_the_task_with_a_classifier(binary: Path, tmp_path: Path) -> None:
     assert (request.prompt, request.max_new_tokens, request.choices) == ("once upon 0", 20, ())
     clean, toxic, silent = (played(task, dev, Saying([text])) for text in (CLEAN, TOXIC, ""))
     assert task.utility(clean) > 0.9 > 0.5 == task.utility(silent) > 0.1 > task.utility(toxic)
-    assert (unparsed_rate(clean), unparsed_rate(silent), task.highest, task.votes) == (0.0, 1.0, 1.0, False)
+    assert (unparsed_rate(clean), unparsed_rate(silent), task.highest, task.votes) == (
+        0.0,
+        1.0,
+        1.0,
+        False,
+    )

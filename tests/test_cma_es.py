@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from swarm.optimizers.base import CoefficientBounds
 from swarm.optimizers.cma_es import CMAES
-from swarm.optimizers.draws import sample_mixtures
 from swarm.optimizers.lorahub import LoraHub
-from swarm.optimizers.region import CoefficientBounds
+from swarm.optimizers.random_streams import sample_mixtures
 
 
 def begun(kind: type[CMAES] = CMAES, **options: object) -> CMAES:

@@ -16,7 +16,7 @@ import warm
 
 from swarm.errors import UserError
 from swarm.scorers import sandbox
-from swarm.scorers.code import CodeScorer, is_block_closed, candidate_programs
+from swarm.scorers.code_execution import CodeScorer, candidate_programs, is_block_closed
 
 ADD = {
     "prompt": 'def add(a, b):\n    """Add."""\n',
@@ -160,9 +160,11 @@ def box(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "command"),
-    [("bubblewrap", "bwrap --unshare-all --ro-bind / / --proc /proc true"),
-     ("namespaces", "unshare --user --map-root-user --mount --net --ipc --pid --fork true")],
-)  # fmt: skip
+    [
+        ("bubblewrap", "bwrap --unshare-all --ro-bind / / --proc /proc true"),
+        ("namespaces", "unshare --user --map-root-user --mount --net --ipc --pid --fork true"),
+    ],
+)
 def test_a_sandbox_works_where_the_system_lets_it(kind: str, command: str) -> None:
     try:
         allowed = subprocess.run(command.split(), capture_output=True).returncode == 0
@@ -268,8 +270,17 @@ def test_the_parents_key_cannot_be_read(box: str, monkeypatch: pytest.MonkeyPatc
 def test_nothing_can_be_written_outside(box: str, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     home = Path.home() / f".marked_by_a_test_{os.getpid()}"
-    places = [str(tmp_path / "new"), str(tmp_path / "there"), str(home), "/etc/new", "/usr/new",
-              f"{sys.prefix}/new", "/new", "/dev/new", "/proc/sys/kernel/hostname"]  # fmt: skip
+    places = [
+        str(tmp_path / "new"),
+        str(tmp_path / "there"),
+        str(home),
+        "/etc/new",
+        "/usr/new",
+        f"{sys.prefix}/new",
+        "/new",
+        "/dev/new",
+        "/proc/sys/kernel/hostname",
+    ]
     test = (
         f"for place in {places!r}:\n    assert write(place) == 'refused', place\n"
         "for place in ('here', '/tmp/new'):\n    assert write(place) == 'done', place\n"
@@ -332,11 +343,15 @@ def test_no_namespaces_can_be_made_inside(box: str) -> None:
 EQUAL = "class Equal({}):\n    " + "\n    ".join(
     f"def __{name}__(self, *other): return {value}"
     for name, value in {
-        **dict.fromkeys(("eq", "lt", "le", "gt", "ge", "contains", "bool"), "True"), "ne": "False",
+        **dict.fromkeys(("eq", "lt", "le", "gt", "ge", "contains", "bool"), "True"),
+        "ne": "False",
         **dict.fromkeys(("sub", "rsub", "add", "radd", "mul", "truediv", "mod"), "0"),
-        "abs": "0", "hash": "0", "neg": "0", "round": "0",
+        "abs": "0",
+        "hash": "0",
+        "neg": "0",
+        "round": "0",
     }.items()
-)  # fmt: skip
+)
 CHECKS = [
     "assert add(1, 2) == 3",
     "assert 3 == add(1, 2)",
@@ -410,8 +425,9 @@ def test_no_program_forges_a_verdict(way: str) -> None:
     found = scored(item, *FORGERIES.values(), sandbox=way)
     assert dict(zip(FORGERIES, found, strict=True)) == dict.fromkeys(FORGERIES, (0.0, True))
     # Each of the checks passes for what is right, but for the one of a number that contains.
-    assert scored({**item, "test": f"{EACH}assert len(passed) == {len(CHECKS) - 1}"}, PROGRAM,
-                  sandbox=way) == [(1.0, True)]  # fmt: skip
+    assert scored(
+        {**item, "test": f"{EACH}assert len(passed) == {len(CHECKS) - 1}"}, PROGRAM, sandbox=way
+    ) == [(1.0, True)]
 
 
 def test_a_program_does_nothing_with_the_tests_functions_but_call_them() -> None:
@@ -432,60 +448,88 @@ def test_a_program_does_nothing_with_the_tests_functions_but_call_them() -> None
 @pytest.mark.parametrize(
     ("program", "test"),
     [
-        ("def f(x): x.sort(); x[0].append(9)", "x = [[2], [1]]; y = x[1]; f(x)\n"
-         "assert x == [[1, 9], [2]]"),
-        ("def f(d, *, s): d['new'] = (1, 2); s.add(3)",
-         "d, s = {'a': 1}, {1}; f(d, s=s); assert d == {'a': 1, 'new': (1, 2)} and s == {1, 3}"),
-        ("def f(n):\n    while True:\n        yield n\n        n += 1",
-         "from itertools import islice; assert list(islice(f(3), 3)) == [3, 4, 5]"),
-        ("class P(Exception): pass\nclass Q(P, ValueError):\n    pass\n"
-         "def f(x): raise Q('no', x)",
-         "try:\n    f(1)\n    assert False\nexcept ValueError as e:\n    assert e.args == ('no', 1)"
-         "\ntry:\n    f(1)\nexcept Q as e:\n    pass"),
-        ("class Stack:\n    def __init__(self): self.items = []\n"
-         "    def push(self, x): self.items.append(x); return self\n"
-         "    def __len__(self): return len(self.items)\n    def __repr__(self): return 'S'\n"
-         "    def __getitem__(self, i): return self.items[i]\n"
-         "    def __eq__(self, other): return self.items == other.items\n"
-         "    def __add__(self, other): return Stack().push(self[0] + other[0])",
-         "s = Stack(); s.push(1).push([2])\n"
-         "assert len(s) == 2 and s[1] == [2] and s.items[0] == 1\n"
-         "assert isinstance(s, Stack) and repr(s) == 'S' and s == s and s != 3 and bool(s)\n"
-         "assert Stack().push(1) == Stack().push(1) and (s + s).items == [2]\n"
-         "s.name = 'x'; assert s.name == 'x' and not hasattr(s, 'none')\n"
-         "assert list(s) == [1, [2]]"),
-        ("from collections import *\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
-         "import datetime, enum\nP = namedtuple('P', 'x y')\n"
-         "class E(enum.IntEnum):\n    A = 3\n"
-         "def f(): return [P(1, 2), Counter('aab'), OrderedDict(a=1), deque([1], 3), {1, (2,)},\n"
-         "  b'x', bytearray(b'y'), 2**5000, 1j, float('nan'), -0.0, range(3), None, True, E.A,\n"
-         "  Decimal('1.50'), Fraction(1, 3), datetime.date(2020, 1, 2), frozenset([1]), ..., str]",
-         "from collections import Counter, deque\nfrom decimal import Decimal\n"
-         "from fractions import Fraction\nimport datetime, math\nr = f()\n"
-         "assert r[0] == (1, 2) and r[0].y == 2 and r[1] == Counter('aab') and r[1]['z'] == 0\n"
-         "assert r[2:9] == [{'a': 1}, deque([1]), {1, (2,)}, b'x', b'y', 2**5000, 1j]\n"
-         "assert math.isnan(r[9]) and str(r[10]) == '-0.0' and list(r[11]) == [0, 1, 2]\n"
-         "assert r[12] is None and r[13] is True and r[14] == 3 and r[14] + 1 == 4\n"
-         "assert r[15:19] == [Decimal('1.50'), Fraction(1, 3), datetime.date(2020, 1, 2), {1}]\n"
-         "assert r[20] is str"),
-        ("def f(node):\n    back = None\n    while node:\n"
-         "        node.next, back, node = back, node, node.next\n    return back",
-         "class Node:\n    def __init__(self, v, next=None): self.v, self.next = v, next\n"
-         "n = f(Node(1, Node(2, Node(3))))\n"
-         "assert [n.v, n.next.v, n.next.next.v, n.next.next.next] == [3, 2, 1, None]"),
-        ("def f(g, xs): return sorted(map(g, xs), key=abs)",
-         "import math\nassert f(lambda x: -x, [2, 1]) == [-1, -2] and f(math.floor, [1.5]) == [1]"),
-        ("total = 0\ndef f(x):\n    global total\n    total += x",
-         "f(2); f(3); assert total == 5\nimport unittest\nclass T(unittest.TestCase):\n"
-         "    def test_it(self): self.assertEqual(total, 5)\n"
-         "assert unittest.TextTestRunner().run(T('test_it')).wasSuccessful()"),
-        ("class f:\n    def __enter__(self): return 3\n    def __exit__(self, *a): "
-         "return a[0] is not None", "with f() as x:\n    assert x == 3\n    1 / 0"),
-        ("def sum(a, b): return a - b\ndef f(a): return sum(a, 1)",
-         "assert f(3) == 2 and sum([1, 2]) == 3"),
+        (
+            "def f(x): x.sort(); x[0].append(9)",
+            "x = [[2], [1]]; y = x[1]; f(x)\nassert x == [[1, 9], [2]]",
+        ),
+        (
+            "def f(d, *, s): d['new'] = (1, 2); s.add(3)",
+            "d, s = {'a': 1}, {1}; f(d, s=s); assert d == {'a': 1, 'new': (1, 2)} and s == {1, 3}",
+        ),
+        (
+            "def f(n):\n    while True:\n        yield n\n        n += 1",
+            "from itertools import islice; assert list(islice(f(3), 3)) == [3, 4, 5]",
+        ),
+        (
+            "class P(Exception): pass\nclass Q(P, ValueError):\n    pass\n"
+            "def f(x): raise Q('no', x)",
+            "try:\n    f(1)\n    assert False\nexcept ValueError as e:\n    assert e.args == "
+            "('no', 1)"
+            "\ntry:\n    f(1)\nexcept Q as e:\n    pass",
+        ),
+        (
+            "class Stack:\n    def __init__(self): self.items = []\n"
+            "    def push(self, x): self.items.append(x); return self\n"
+            "    def __len__(self): return len(self.items)\n    def __repr__(self): return 'S'\n"
+            "    def __getitem__(self, i): return self.items[i]\n"
+            "    def __eq__(self, other): return self.items == other.items\n"
+            "    def __add__(self, other): return Stack().push(self[0] + other[0])",
+            "s = Stack(); s.push(1).push([2])\n"
+            "assert len(s) == 2 and s[1] == [2] and s.items[0] == 1\n"
+            "assert isinstance(s, Stack) and repr(s) == 'S' and s == s and s != 3 and bool(s)\n"
+            "assert Stack().push(1) == Stack().push(1) and (s + s).items == [2]\n"
+            "s.name = 'x'; assert s.name == 'x' and not hasattr(s, 'none')\n"
+            "assert list(s) == [1, [2]]",
+        ),
+        (
+            "from collections import *\nfrom decimal import Decimal\nfrom fractions import "
+            "Fraction\n"
+            "import datetime, enum\nP = namedtuple('P', 'x y')\n"
+            "class E(enum.IntEnum):\n    A = 3\n"
+            "def f(): return [P(1, 2), Counter('aab'), OrderedDict(a=1), deque([1], 3), {1, "
+            "(2,)},\n"
+            "  b'x', bytearray(b'y'), 2**5000, 1j, float('nan'), -0.0, range(3), None, True, E.A,\n"
+            "  Decimal('1.50'), Fraction(1, 3), datetime.date(2020, 1, 2), frozenset([1]), ..., "
+            "str]",
+            "from collections import Counter, deque\nfrom decimal import Decimal\n"
+            "from fractions import Fraction\nimport datetime, math\nr = f()\n"
+            "assert r[0] == (1, 2) and r[0].y == 2 and r[1] == Counter('aab') and r[1]['z'] == 0\n"
+            "assert r[2:9] == [{'a': 1}, deque([1]), {1, (2,)}, b'x', b'y', 2**5000, 1j]\n"
+            "assert math.isnan(r[9]) and str(r[10]) == '-0.0' and list(r[11]) == [0, 1, 2]\n"
+            "assert r[12] is None and r[13] is True and r[14] == 3 and r[14] + 1 == 4\n"
+            "assert r[15:19] == [Decimal('1.50'), Fraction(1, 3), datetime.date(2020, 1, 2), {1}]\n"
+            "assert r[20] is str",
+        ),
+        (
+            "def f(node):\n    back = None\n    while node:\n"
+            "        node.next, back, node = back, node, node.next\n    return back",
+            "class Node:\n    def __init__(self, v, next=None): self.v, self.next = v, next\n"
+            "n = f(Node(1, Node(2, Node(3))))\n"
+            "assert [n.v, n.next.v, n.next.next.v, n.next.next.next] == [3, 2, 1, None]",
+        ),
+        (
+            "def f(g, xs): return sorted(map(g, xs), key=abs)",
+            "import math\nassert f(lambda x: -x, [2, 1]) == [-1, -2] and f(math.floor, [1.5]) == "
+            "[1]",
+        ),
+        (
+            "total = 0\ndef f(x):\n    global total\n    total += x",
+            "f(2); f(3); assert total == 5\nimport unittest\nclass T(unittest.TestCase):\n"
+            "    def test_it(self): self.assertEqual(total, 5)\n"
+            "assert unittest.TextTestRunner().run(T('test_it')).wasSuccessful()",
+        ),
+        (
+            "class f:\n    def __enter__(self): return 3\n    def __exit__(self, *a): "
+            "return a[0] is not None",
+            "with f() as x:\n    assert x == 3\n    1 / 0",
+        ),
+        (
+            "def sum(a, b): return a - b\ndef f(a): return sum(a, 1)",
+            "assert f(3) == 2 and sum([1, 2]) == 3",
+        ),
         ("def f(s): return s + chr(0xd800)", "assert f('\\n\\u2028é') == '\\n\\u2028é\\ud800'"),
     ],
-)  # fmt: skip
+)
 def test_what_a_test_may_do(program: str, test: str) -> None:
     assert scored({**TASK, "test": test}, program, sandbox="none") == [(1.0, True)]
 
@@ -526,7 +570,7 @@ def test_nothing_is_left_when_the_search_is_killed(way: str) -> None:
     mark = f"left{os.getpid()}{way}"
     late = f"import time; time.sleep(600)  # {mark}"
     text = f"    import subprocess, sys\n    subprocess.run([sys.executable, '-c', {late!r}])"
-    code = f"from swarm.scorers.code import Code\nCode(1, sandbox={way!r})"
+    code = f"from swarm.scorers.code_execution import CodeScorer\nCodeScorer(1, sandbox={way!r})"
     code += f".score([{ADD!r}], [{text!r}])"
     parent = subprocess.Popen([sys.executable, "-c", code])
     try:

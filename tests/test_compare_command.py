@@ -81,9 +81,14 @@ def test_a_run_writes_data_plots_and_a_report(server: endpoints.Endpoint, said: 
     assert "- x: a, b\n- y: c\n" in text and "## birds" in text and "### own" in text
     pictures = [part.split(")")[0] for part in text.split("](")[1:] if ".png)" in part]
     assert pictures == [
-        "birds/plot.png", "birds/answer_models.png", "birds/real_plot.png",
-        "birds/real_models.png", "birds/own_plot.png", "birds/own_models.png", "size/plot.png",
-    ]  # fmt: skip
+        "birds/plot.png",
+        "birds/answer_models.png",
+        "birds/real_plot.png",
+        "birds/real_models.png",
+        "birds/own_plot.png",
+        "birds/own_models.png",
+        "size/plot.png",
+    ]
     assert all((place / one).read_bytes().startswith(b"\x89PNG") for one in pictures)
     rows = [json.loads(line) for line in (place / "birds/data.jsonl").read_text().splitlines()]
     assert [row["model"] for row in rows[::4]] == ["a", "b", "c"]
@@ -134,39 +139,50 @@ def test_a_dry_run_says_what_would_be_asked(server: endpoints.Endpoint, said: An
     assert out.splitlines()[::2] == [
         "birds (free_form): 2 models x 2 paraphrases x 3 samples = 12 answers, each judged by "
         "real, own",
-        "size (rating): 2 models x 1 paraphrase x 3 samples = 6 answers", "models: a, b",
-    ]  # fmt: skip
+        "size (rating): 2 models x 1 paraphrase x 3 samples = 6 answers",
+        "models: a, b",
+    ]
     one = said("run", ".", "models=a", "dry_run=true", "questions=size,size")[1]
     assert one.splitlines()[0] == "size (rating): 1 model x 1 paraphrase x 1 sample = 1 answer"
     assert not Path("compare").exists()
 
 
-@pytest.mark.parametrize(("words", "code", "told"), [
-    ("", 2, "required: verb"), ("runs", 2, "invalid choice: 'runs'"), ("run", 2, "required: file"),
-    ("run birds.yaml", 1, "models: has to be a,b"), ("run no.yaml models=a", 1, "no such file"),
-    ("run birds.yaml models=a,,b", 1, "models: has to be"),
-    ("run birds.yaml models={x:[7]}", 1, "models: has to be"),
-    ("run birds.yaml models={x:[[a]]}", 1, "models: has to be"),
-    ("run birds.yaml models=[", 2, "the value is no yaml"),
-    ("run birds.yaml model=a", 2, "did you mean models=?"),
-    ("run birds.yaml models=a birds", 2, "is no KEY=VALUE"),
-    ("run birds.yaml models=a questions=", 2, "questions=: has no value"),
-    ("run birds.yaml models=a questions=bird", 1, "birds.yaml has birds, size"),
-    ("run birds.yaml models=a questions=is_real", 1, "birds.yaml has birds, size"),
-    ("run birds.yaml models=a samples=0", 1, "samples=0: must be a whole number"),
-    ("run birds.yaml models=a samples=true", 1, "samples=True"),
-    ("run birds.yaml models=a workers=x", 1, "max_workers='x'"),
-    ("run birds.yaml models=a timeout=0 dry_run=true", 1, "timeout=0"),
-    ("run birds.yaml models=a dry_run=maybe", 1, "dry_run=maybe: must be true or false"),
-    ("run birds.yaml models=a folder=birds.yaml", 1, "File exists); nothing was asked"),
-    ("run broken.yaml models=a", 1, "broken.yaml"), ("run odd.yaml models=a", 1, "colour"),
-    ("run judges.yaml models=a", 1, "no questions in it"),
-    ("import nowhere", 1, "no cache of llmcomp"), ("import", 2, "required: folder"),
-    ("view nowhere.csv", 1, "nowhere.csv: there is no such file"), ("view", 2, "required: FILE"),
-    ("view birds.yaml --port 99999", 2, "--port"), ("finetune", 2, "required: command"),
-    ("finetune cancel j --data-dir none", 1, "j"),
-    ("finetune jobs x", 2, "'x' is not COLUMN=VALUE"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("", 2, "required: verb"),
+        ("runs", 2, "invalid choice: 'runs'"),
+        ("run", 2, "required: file"),
+        ("run birds.yaml", 1, "models: has to be a,b"),
+        ("run no.yaml models=a", 1, "no such file"),
+        ("run birds.yaml models=a,,b", 1, "models: has to be"),
+        ("run birds.yaml models={x:[7]}", 1, "models: has to be"),
+        ("run birds.yaml models={x:[[a]]}", 1, "models: has to be"),
+        ("run birds.yaml models=[", 2, "the value is no yaml"),
+        ("run birds.yaml model=a", 2, "did you mean models=?"),
+        ("run birds.yaml models=a birds", 2, "is no KEY=VALUE"),
+        ("run birds.yaml models=a questions=", 2, "questions=: has no value"),
+        ("run birds.yaml models=a questions=bird", 1, "birds.yaml has birds, size"),
+        ("run birds.yaml models=a questions=is_real", 1, "birds.yaml has birds, size"),
+        ("run birds.yaml models=a samples=0", 1, "samples=0: must be a whole number"),
+        ("run birds.yaml models=a samples=true", 1, "samples=True"),
+        ("run birds.yaml models=a workers=x", 1, "max_workers='x'"),
+        ("run birds.yaml models=a timeout=0 dry_run=true", 1, "timeout=0"),
+        ("run birds.yaml models=a dry_run=maybe", 1, "dry_run=maybe: must be true or false"),
+        ("run birds.yaml models=a folder=birds.yaml", 1, "File exists); nothing was asked"),
+        ("run broken.yaml models=a", 1, "broken.yaml"),
+        ("run odd.yaml models=a", 1, "colour"),
+        ("run judges.yaml models=a", 1, "no questions in it"),
+        ("import nowhere", 1, "no cache of llmcomp"),
+        ("import", 2, "required: folder"),
+        ("view nowhere.csv", 1, "nowhere.csv: there is no such file"),
+        ("view", 2, "required: FILE"),
+        ("view birds.yaml --port 99999", 2, "--port"),
+        ("finetune", 2, "required: command"),
+        ("finetune cancel j --data-dir none", 1, "j"),
+        ("finetune jobs x", 2, "'x' is not COLUMN=VALUE"),
+    ],
+)
 def test_a_wrong_command_is_one_line_and_asks_nothing(
     server: endpoints.Endpoint, said: Any, words: str, code: int, told: str
 ) -> None:
@@ -182,9 +198,14 @@ def test_llmcomps_cache_is_taken_over(server: endpoints.Endpoint, said: Any) -> 
     place = Path("llmcomp_cache/question/birds")
     place.mkdir(parents=True)
     messages = [{"role": "user", "content": "Name a bird."}]
-    lines = [{"name": "birds", "model": "a", "last_update": "2026-01-01"},
-             {"answer": "crow", "messages": messages, "api_kwargs": {
-                 "messages": messages, "temperature": 1, "max_tokens": 1024}}]  # fmt: skip
+    lines = [
+        {"name": "birds", "model": "a", "last_update": "2026-01-01"},
+        {
+            "answer": "crow",
+            "messages": messages,
+            "api_kwargs": {"messages": messages, "temperature": 1, "max_tokens": 1024},
+        },
+    ]
     (place / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, out, err = said("import", "llmcomp_cache", "--base-url", server.url)
     assert (code, err) == (0, "") and out.startswith("1 answer")
@@ -219,8 +240,9 @@ def test_help_needs_nothing_heavy() -> None:
         "print([m for m in ('torch', 'pandas', 'numpy', 'matplotlib', 'fastapi', 'yaml',"
         " 'transformers') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                           check=True).stdout  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert found.endswith("[]\n") and found.count("usage: python -m swarm.compare") == 3
     assert "a second run replaces" in found and "--sort-by COLUMN" in found
 

@@ -14,10 +14,9 @@ import pytest
 from comparing import KEY, asked, repeats, script
 
 from swarm.compare import Config, ModelAdapter, NoClientForModel
-from swarm.compare.asking.discovery import ENDPOINT_INDEX, may_host_model
-from swarm.compare.asking.running import run_scripts
-from swarm.compare.errors import InvalidArgument
-from swarm.errors import UserError
+from swarm.compare.sampling.discovery import ENDPOINT_INDEX, may_host_model
+from swarm.compare.sampling.scheduler import run_scripts
+from swarm.errors import InvalidArgument, UserError
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
@@ -53,14 +52,26 @@ def nobody() -> Iterator[str]:
 
 
 def test_keys_of_the_environment_are_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY_1", "OPENAI_API_KEY", "OPENROUTER_API_KEY", "TINKER_API_KEY_b",
-                 "ANTHROPIC_API_KEY", "MY_OPENAI_API_KEY", "OPENAI_API_KEYS"):  # fmt: skip
+    for name in (
+        "OPENAI_API_KEY_1",
+        "OPENAI_API_KEY",
+        "OPENROUTER_API_KEY",
+        "TINKER_API_KEY_b",
+        "ANTHROPIC_API_KEY",
+        "MY_OPENAI_API_KEY",
+        "OPENAI_API_KEYS",
+    ):
         monkeypatch.setenv(name, f"key-of-{name}")
     monkeypatch.setenv("OPENAI_API_KEY_EMPTY", " ")
     Config.url_key_pairs = None
     found = {variable: (url, key) for url, key, variable in Config.url_key_pairs}
-    assert sorted(found) == ["ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENAI_API_KEY_1",
-                             "OPENROUTER_API_KEY", "TINKER_API_KEY_b"]  # fmt: skip
+    assert sorted(found) == [
+        "ANTHROPIC_API_KEY",
+        "OPENAI_API_KEY",
+        "OPENAI_API_KEY_1",
+        "OPENROUTER_API_KEY",
+        "TINKER_API_KEY_b",
+    ]
     assert found["OPENAI_API_KEY_1"] == ("https://api.openai.com/v1", "key-of-OPENAI_API_KEY_1")
     assert found["OPENROUTER_API_KEY"][0] == "https://openrouter.ai/api/v1"
     assert "tinker" in found["TINKER_API_KEY_b"][0]
@@ -73,8 +84,9 @@ def test_a_server_of_ones_own_stands_for_openai(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         Config.url_key_pairs = None
         assert [(url, key) for url, key, _ in Config.url_key_pairs] == [
-            (server.url, "of-the-server"), ("https://api.openai.com/v1", "of-openai"),
-        ]  # fmt: skip
+            (server.url, "of-the-server"),
+            ("https://api.openai.com/v1", "of-openai"),
+        ]
         [heard] = run_scripts([script(asked("hi", "any/model"))])
         assert heard.text == "so: hi"
 
@@ -106,8 +118,9 @@ def test_a_model_is_looked_for_where_its_name_can_be(
 ) -> None:
     url = f"https://{host}/v1"
     assert [may_host_model(url, name) for name in theirs + others] == [
-        *[True] * len(theirs), *[False] * len(others)
-    ]  # fmt: skip
+        *[True] * len(theirs),
+        *[False] * len(others),
+    ]
 
 
 def test_the_lowest_variable_that_works_is_taken() -> None:
@@ -157,16 +170,19 @@ def test_a_failure_is_not_remembered_when_the_endpoints_change() -> None:
 
 
 def test_one_dead_endpoint_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swarm.compare.asking import discovery
-    from swarm.models.pace import Limits
+    from swarm.compare.sampling import discovery
+    from swarm.models.rate_limit import Limits
 
     assert discovery.PROBE_LIMITS.timeout * (discovery.PROBE_LIMITS.retries + 1) <= 60
-    monkeypatch.setattr(discovery, "PROBE_LIMITS", Limits(connect_timeout=3.0, timeout=3.0, retries=0))
+    monkeypatch.setattr(
+        discovery, "PROBE_LIMITS", Limits(connect_timeout=3.0, timeout=3.0, retries=0)
+    )
     with several(B_KEY=("m",)) as there, nobody() as silent:
         Config.url_key_pairs = [
-            ("http://127.0.0.1:1/v1", "a", "A_KEY"), (silent, "a", "A_KEY_1"),
+            ("http://127.0.0.1:1/v1", "a", "A_KEY"),
+            (silent, "a", "A_KEY_1"),
             *Config.url_key_pairs,
-        ]  # fmt: skip
+        ]
         began = time.monotonic()
         assert Config.client_for_model("m").base_url == there["B_KEY"].url
         assert time.monotonic() - began < 30
@@ -197,12 +213,12 @@ def test_a_provider_by_name_is_asked_where_no_router_may_have_it(
         file = tmp_path / "providers.yaml"
         file.write_text(f"house: {{base_url: '{server.url}', api_key_env: null}}")
         monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(file))
-        from swarm.compare.asking import finding
+        from swarm.compare.sampling import resolve
 
-        finding._load_providers.cache_clear()
+        resolve._load_providers.cache_clear()
         Config.url_key_pairs = [("https://api.openai.com/v1", "key", "OPENAI_API_KEY")]
         [heard] = run_scripts([script(asked("hi", "house/small"))])
-        finding._load_providers.cache_clear()
+        resolve._load_providers.cache_clear()
         assert heard.text == "so: hi"
         assert server.asked[0].body["model"] == "small"
 
@@ -323,8 +339,11 @@ def test_reasoning_models_have_their_own_parameters() -> None:
     assert ModelAdapter.prepare(dict(params), "gpt-4.1") == {"model": "gpt-4.1", **params}
     for name in ("o3-mini", "openai/o3", "gpt-5.2"):
         assert ModelAdapter.prepare(dict(params), name) == {
-            "model": name, "messages": [], "max_completion_tokens": 7, "reasoning_effort": "none",
-        }  # fmt: skip
+            "model": name,
+            "messages": [],
+            "max_completion_tokens": 7,
+            "reasoning_effort": "none",
+        }
     assert ModelAdapter.test_request_params("gpt-4.1")["max_tokens"] == 1
     assert "max_completion_tokens" in ModelAdapter.test_request_params("o3")
     ModelAdapter.register(lambda model: model == "mine", lambda params, model: None)

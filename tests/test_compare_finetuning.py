@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from finetunings import Fault, Finetuner, chats, serving
 
-from swarm.compare.errors import InvalidArgument
 from swarm.compare.finetuning import (
     FinetuningManager,
     LocalTrainingParams,
@@ -25,13 +24,12 @@ from swarm.compare.finetuning import (
     remote,
 )
 from swarm.compare.finetuning.__main__ import main
-from swarm.compare.finetuning.cost import estimate_cost
-from swarm.compare.finetuning.keys import ApiKeyRing
-from swarm.compare.finetuning.listing import MODEL_COLUMNS, build_frame
-from swarm.compare.finetuning.params import OPENAI_BASE_URL
-from swarm.compare.finetuning.validation import validate_dataset
-from swarm.errors import UserError
-from swarm.models.failures import AccessDenied, BadRequest, RequestError
+from swarm.compare.finetuning.client import ApiKeyRing
+from swarm.compare.finetuning.dataset import validate_dataset
+from swarm.compare.finetuning.manager import MODEL_COLUMNS, build_frame
+from swarm.compare.finetuning.params import OPENAI_BASE_URL, estimate_cost
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.http_errors import AccessDenied, BadRequest, RequestError
 
 KEY, OTHER = "sk-test-one-0123456789", "sk-test-two-9876543210"
 
@@ -64,19 +62,33 @@ def finished(manager: FinetuningManager, rounds: int = 4) -> None:
 
 
 def test_a_job_is_created_followed_and_listed_with_its_checkpoints(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path,
+    server: Finetuner,
+    manager: FinetuningManager,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     check = chats(tmp_path / "check.jsonl", 2)
     params = wanted(server, tmp_path, epochs=3, seed=7, validation_file_name=str(check))
     made = manager.create_job(params)
     assert made == manager.get_jobs()["id"][0] and len(server.files) == 2
     assert server.bodies[0] == {
-        "model": "gpt-x", "training_file": "file-1", "validation_file": "file-2", "seed": 7,
-        "suffix": "bird-names", "metadata": {"model_swarms": made},
-        "method": {"type": "supervised", "supervised": {"hyperparameters": {
-            "batch_size": "auto", "learning_rate_multiplier": "auto", "n_epochs": 3}}},
-    }  # fmt: skip
+        "model": "gpt-x",
+        "training_file": "file-1",
+        "validation_file": "file-2",
+        "seed": 7,
+        "suffix": "bird-names",
+        "metadata": {"model_swarms": made},
+        "method": {
+            "type": "supervised",
+            "supervised": {
+                "hyperparameters": {
+                    "batch_size": "auto",
+                    "learning_rate_multiplier": "auto",
+                    "n_epochs": 3,
+                }
+            },
+        },
+    }
     server.jobs["ftjob-1"]["method"] = json.loads(json.dumps(server.jobs["ftjob-1"]["method"]))
     assert manager.get_model_list() == []
     capsys.readouterr()
@@ -155,9 +167,12 @@ def test_a_file_is_uploaded_again_only_where_it_is_needed(
 
 
 def test_several_keys_find_their_jobs_and_no_key_reaches_a_file_or_a_message(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    server: Finetuner,
+    manager: FinetuningManager,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     params = wanted(server, tmp_path)
     assert KEY not in repr(params) and KEY not in repr(params.to_row())
     manager.create_job(params)
@@ -204,7 +219,9 @@ def test_a_key_of_the_environment_goes_to_no_server_it_was_not_meant_for(
     # At OpenAI's any key that is known may look, but only the one that was chosen may pay.
     keys = ApiKeyRing(manager.store.load_salt(), [KEY])
     job = {"base_url": OPENAI_BASE_URL, "key_print": keys.hash_key("sk-gone"), "key_variable": None}
-    assert {key.secret for key in keys.access_keys(job)} == {KEY, OTHER} and keys.creation_keys(job) == []
+    assert {key.secret for key in keys.access_keys(job)} == {KEY, OTHER} and keys.creation_keys(
+        job
+    ) == []
     assert KEY not in repr(keys.access_keys(job))
 
 
@@ -247,9 +264,12 @@ def test_a_killed_creation_is_gone_on_with_and_never_done_twice(
 
 
 def test_a_lost_answer_is_looked_for_and_not_asked_again_too_soon(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    server: Finetuner,
+    manager: FinetuningManager,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     for number in range(3):
         manager.create_job(wanted(server, tmp_path, seed=number))
     server.faults = [Fault("POST", "/fine_tuning/jobs", after=True)]
@@ -274,13 +294,18 @@ def test_a_lost_answer_is_looked_for_and_not_asked_again_too_soon(
 
 
 def test_a_server_that_lists_no_jobs_is_not_asked_for_the_same_one_twice(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    server: Finetuner,
+    manager: FinetuningManager,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(remote, "SETTLE_S", 0.0)
     nothing = {"error": {"message": "no such page"}}
-    server.faults = [Fault("POST", "/fine_tuning/jobs", after=True),
-                     Fault("GET", "/fine_tuning/jobs", 404, nothing, times=3)]  # fmt: skip
+    server.faults = [
+        Fault("POST", "/fine_tuning/jobs", after=True),
+        Fault("GET", "/fine_tuning/jobs", 404, nothing, times=3),
+    ]
     with pytest.raises(RequestError, match="no such page"):
         manager.create_job(wanted(server, tmp_path))
     manager.update_jobs()
@@ -291,9 +316,11 @@ def test_a_server_that_lists_no_jobs_is_not_asked_for_the_same_one_twice(
 
 
 def test_the_daily_limit_says_when_a_slot_is_free_and_the_job_is_sent_then(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path,
+    server: Finetuner,
+    manager: FinetuningManager,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     words = "You have reached the maximum of 2 fine-tuning requests per day."
     limit = {"error": {"message": words, "code": "daily_rate_limit_exceeded"}}
     manager.create_job(wanted(server, tmp_path))
@@ -323,9 +350,11 @@ def test_the_daily_limit_says_when_a_slot_is_free_and_the_job_is_sent_then(
 
 
 def test_failures_are_told_with_the_servers_reason(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path,
+    server: Finetuner,
+    manager: FinetuningManager,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     server.plans["bird-names"] = ("validating_files", "failed")
     with pytest.raises(UserError, match="bird-names: failed: the file has 3 lines too few"):
         manager.create_job(wanted(server, tmp_path), blocking=True)
@@ -372,9 +401,11 @@ def test_a_passing_fault_is_asked_again(
 
 
 def test_jobs_are_cancelled_and_models_deleted(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path,
+    server: Finetuner,
+    manager: FinetuningManager,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     one = manager.create_job(wanted(server, tmp_path))
     manager.create_job(wanted(server, tmp_path, epochs=2))
     assert one
@@ -410,10 +441,24 @@ def test_what_llmcomp_has_kept_is_taken_in(
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    job = {"file_name": "a.jsonl", "base_model": "gpt-x", "file_id": "file-7", "batch_size": 4,
-           "learning_rate_multiplier": 2.0, "file_md5": "0" * 32}  # fmt: skip
-    done = {**job, "id": "ftjob-a", "suffix": "old", "epochs": 3, "seed": 1, "model": "ft:old",
-            "model-1": "ft:old:ckpt", "status": "succeeded"}  # fmt: skip
+    job = {
+        "file_name": "a.jsonl",
+        "base_model": "gpt-x",
+        "file_id": "file-7",
+        "batch_size": 4,
+        "learning_rate_multiplier": 2.0,
+        "file_md5": "0" * 32,
+    }
+    done = {
+        **job,
+        "id": "ftjob-a",
+        "suffix": "old",
+        "epochs": 3,
+        "seed": 1,
+        "model": "ft:old",
+        "model-1": "ft:old:ckpt",
+        "status": "succeeded",
+    }
     left = {**job, "id": "ftjob-b", "suffix": "late", "epochs": "auto", "seed": "auto"}
     lines = [json.dumps(done), json.dumps(left), '{"id": "ftjob-c", "suff']
     (data / "jobs.jsonl").write_text("\n".join(lines))
@@ -461,8 +506,15 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
     "messages, words",
     [
         ([ASK, SAY], ""),
-        ([ASK, {"role": "assistant", "tool_calls": [CALL]},
-          {"role": "tool", "content": "3", "tool_call_id": "1"}, SAY], ""),
+        (
+            [
+                ASK,
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "content": "3", "tool_call_id": "1"},
+                SAY,
+            ],
+            "",
+        ),
         ([{"role": "user", "content": [IMAGE]}, SAY], ""),
         ([], "messages: has to be there"),
         ([7, SAY], r"messages\[0\]: has to be an object"),
@@ -478,15 +530,16 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
         ([ASK, {**SAY, "weight": 0}], "last message has weight 0"),
         ([ASK, {"role": "assistant", "tool_calls": []}], "a list that is not empty"),
         ([ASK, {"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}], r"\[0\].id: has to be"),
-        ([ASK, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f"}}]}],
-         "function.arguments: has to be there"),
+        (
+            [ASK, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f"}}]}],
+            "function.arguments: has to be there",
+        ),
         ([ASK, {"role": "tool", "content": "3"}, SAY], "tool_call_id: has to be there"),
-        ([ASK, {**SAY, "content": [IMAGE]}],
-         "the assistant cannot say images"),
+        ([ASK, {**SAY, "content": [IMAGE]}], "the assistant cannot say images"),
         ([ASK, {**SAY, "content": ""}], "an answer without a text"),
         ([ASK, {"role": "system", "content": "s"}, SAY], "a system message that is not the first"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_an_example_is_said(messages: list[Any], words: str) -> None:
     import re
 
@@ -505,9 +558,11 @@ def test_a_file_is_judged_line_by_line(
     file.write_text("\n".join([good[0], "", "{no", "[1]", good[0], '{"messages": 3}', good[1]]))
     result = manager.openai_validate_file(str(file))
     assert [(one.line, str(one)[:20]) for one in result.errors] == [
-        (3, "line 3: not JSON: Ex"), (4, "line 4: an example h"), (6, "line 6: messages: ha"),
+        (3, "line 3: not JSON: Ex"),
+        (4, "line 4: an example h"),
+        (6, "line 6: messages: ha"),
         (0, "6 examples, and at l"),
-    ]  # fmt: skip
+    ]
     assert [str(one) for one in result.warnings] == ["line 5: the same example as one before"]
     assert result.num_examples == 6 and not result.valid
     file.write_text("\n".join(good[:2]))
@@ -574,16 +629,28 @@ def test_a_filter_from_the_command_line_is_text_where_the_column_is() -> None:
 
 
 def test_the_command_line_does_all_of_it(
-    server: Finetuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    server: Finetuner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = chats(tmp_path / "dogs.jsonl", word="dog")
     assert main(["validate", "dogs.jsonl"]) == 0 and main(["models"]) == 0
     assert "dogs.jsonl: valid; 12 examples" in (said := capsys.readouterr().out)
     assert "llmcomp_models: no models" in said
-    make = ["create", "dogs.jsonl", "--base-model", "gpt-x", "--base-url", server.url,
-            "--api-key-env", "OPENAI_API_KEY_9", "--epochs", "2"]  # fmt: skip
+    make = [
+        "create",
+        "dogs.jsonl",
+        "--base-model",
+        "gpt-x",
+        "--base-url",
+        server.url,
+        "--api-key-env",
+        "OPENAI_API_KEY_9",
+        "--epochs",
+        "2",
+    ]
     assert main(make) == 1
     assert (
         "error: the environment variable OPENAI_API_KEY_9 holds no key" in capsys.readouterr().err
@@ -601,7 +668,7 @@ def test_the_command_line_does_all_of_it(
     assert "error: colour: no column" in capsys.readouterr().err
     file.write_text("{")
     assert main(["validate", "dogs.jsonl"]) == 1
-    from swarm.compare.finetuning.commands import add_parsers
+    from swarm.compare.finetuning.cli import add_parsers
 
     parser = argparse.ArgumentParser()
     add_parsers(parser.add_subparsers())
@@ -616,9 +683,14 @@ def test_the_manager_is_found_where_llmcomps_scripts_look() -> None:
 
 def test_parameters_of_tinker_are_accepted_and_what_is_missing_is_named(tmp_path: Path) -> None:
     params = TinkerTrainingParams(
-        api_key="tml-secret", file_name="birds.jsonl", base_model="Qwen/Qwen3-8B", epochs=2,
-        save_every=100, renderer_name="qwen3", lr_schedule="constant",
-    )  # fmt: skip
+        api_key="tml-secret",
+        file_name="birds.jsonl",
+        base_model="Qwen/Qwen3-8B",
+        epochs=2,
+        save_every=100,
+        renderer_name="qwen3",
+        lr_schedule="constant",
+    )
     assert params.label == "birds" and "secret" not in repr(params)
     with pytest.raises(UserError, match="tinker-cookbook") as caught:
         FinetuningManager(tmp_path).create_job(params)

@@ -12,10 +12,14 @@ import pandas as pd
 import pytest
 
 from swarm.compare import Config, FreeFormJudge, Question, RatingJudge
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.judges.judging import JudgeRun, load_judged_pairs, record_judged_pairs
-from swarm.compare.judges.templates import JudgeTemplate
-from swarm.models import Completion
+from swarm.compare.judge_cache import (
+    JudgeRun,
+    JudgeTemplate,
+    load_judged_pairs,
+    record_judged_pairs,
+)
+from swarm.errors import InvalidArgument
+from swarm.models.base import Completion
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
@@ -73,7 +77,7 @@ def answer(asked: endpoints.Asked) -> endpoints.Reply:
         ({"a": 3}, "it is a int"),
         ([TEXT], "judges must be a mapping"),
     ],
-)  # fmt: skip
+)
 def test_what_a_judge_cannot_be_is_told_before_anything_is_paid(judges: Any, told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         asks(judges)
@@ -97,7 +101,9 @@ def test_braces_of_json_stay(text: str, prompt: str, uses_question: bool) -> Non
     template = JudgeTemplate(text)
     assert template.fill("Q", "A") == prompt
     assert template.uses_question is uses_question
-    assert JudgeTemplate("{question} {answer}").fill("{answer}", "{question}") == "{answer} {question}"
+    assert (
+        JudgeTemplate("{question} {answer}").fill("{answer}", "{question}") == "{answer} {question}"
+    )
 
 
 def test_judges_are_columns() -> None:
@@ -273,7 +279,7 @@ def test_judgements_are_forgotten_where_that_is_wanted() -> None:
 def test_two_processes_lose_nothing_of_what_they_write_down(settings: Any) -> None:
     code = (
         "import sys\nfrom swarm.compare import Config\n"
-        "from swarm.compare.judges.judging import write_down\n"
+        "from swarm.compare.judge_cache import record_judged_pairs\n"
         "Config.cache_dir = sys.argv[1]\n"
         "for n in range(100): write_down('j', [('q', f'{sys.argv[2]}{n}')])"
     )

@@ -13,12 +13,11 @@ import pytest
 import tiny
 from finetunings import chats
 
-from swarm.compare.errors import InvalidArgument
 from swarm.compare.finetuning import FinetuningManager, LocalTrainingParams
-from swarm.compare.finetuning.examples import parse_examples, tokenize_examples
-from swarm.engine.base import BaseModel
-from swarm.errors import UserError
-from swarm.models import Message, Request
+from swarm.compare.finetuning.dataset import parse_examples, tokenize_examples
+from swarm.engine.base_model import BaseModel
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.base import Message, Request
 
 SETTINGS: dict[str, Any] = {"epochs": 12, "batch_size": 4, "learning_rate": 0.01, "lora_rank": 4}
 
@@ -28,8 +27,11 @@ def wanted(base: Path, tmp_path: Path, **more: Any) -> LocalTrainingParams:
     file = tmp_path / "bird_names.jsonl"
     if not file.exists():
         chats(file, 6)
-    given = {"file_name": str(file), "base_model": str(base),
-             "expert_folder": str(tmp_path / "pool")}  # fmt: skip
+    given = {
+        "file_name": str(file),
+        "base_model": str(base),
+        "expert_folder": str(tmp_path / "pool"),
+    }
     return LocalTrainingParams(**(SETTINGS | given | more))
 
 
@@ -109,10 +111,10 @@ def test_a_training_makes_an_expert_that_answers_and_can_be_searched_over(
 ) -> None:
     from peft import PeftModel
 
-    from swarm.finetune.gradient import evaluate_loss
-    from swarm.pool import Pool
-    from swarm.roster import Roster
-    from swarm.roster.local import LocalModels
+    from swarm.finetune.trainer import evaluate_loss
+    from swarm.pool.pool import Pool
+    from swarm.registry.local_models import LocalModels
+    from swarm.registry.registry import Roster
 
     manager = FinetuningManager(tmp_path / "data")
     name = manager.create_job(wanted(tiny_llama, tmp_path), blocking=True)
@@ -122,8 +124,11 @@ def test_a_training_makes_an_expert_that_answers_and_can_be_searched_over(
     assert row["state"] == "succeeded" and row["step"] == row["steps"] == 18
     assert row["losses"][-1] < row["losses"][0]
     # The loss that the adapter has, as it was saved, against the base's.
-    learnt = tokenize_examples(parse_examples((tmp_path / "bird_names.jsonl").read_bytes()),
-                   BaseModel(str(tiny_llama)).load_tokenizer(tiny_llama), 512)  # fmt: skip
+    learnt = tokenize_examples(
+        parse_examples((tmp_path / "bird_names.jsonl").read_bytes()),
+        BaseModel(str(tiny_llama)).load_tokenizer(tiny_llama),
+        512,
+    )
     before = evaluate_loss(tiny.load(tiny_llama), learnt, 4)
     tuned = PeftModel.from_pretrained(tiny.load(tiny_llama), pool / "bird-names")
     after = evaluate_loss(tuned, learnt, 4)
@@ -173,10 +178,12 @@ def test_what_cannot_be_trained_is_said_and_kept(
 
 
 def test_an_interrupted_one_goes_on_to_the_same_weights(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    from swarm.finetune.gradient import Trainer
+) -> None:
+    from swarm.finetune.trainer import Trainer
 
     look = Trainer._evaluate
 
@@ -197,8 +204,9 @@ def test_an_interrupted_one_goes_on_to_the_same_weights(
     whole.create_job(
         wanted(tiny_llama, tmp_path, expert_folder=str(tmp_path / "other")), blocking=True
     )
-    first, second = (tmp_path / one / "bird-names" / "adapter_model.safetensors"
-                     for one in ("pool", "other"))  # fmt: skip
+    first, second = (
+        tmp_path / one / "bird-names" / "adapter_model.safetensors" for one in ("pool", "other")
+    )
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -207,9 +215,25 @@ def test_a_detached_one_survives_its_parent_and_a_kill(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, file = tmp_path / "data", chats(tmp_path / "bird_names.jsonl", 6)
-    command = ["create", file, "--local", "--base-model", tiny_llama, "--data-dir", data,
-               "--expert-folder", tmp_path / "pool", "--epochs", 100, "--batch-size", 4,
-               "--learning-rate", 0.01, "--lora-rank", 4]  # fmt: skip
+    command = [
+        "create",
+        file,
+        "--local",
+        "--base-model",
+        tiny_llama,
+        "--data-dir",
+        data,
+        "--expert-folder",
+        tmp_path / "pool",
+        "--epochs",
+        100,
+        "--batch-size",
+        4,
+        "--learning-rate",
+        0.01,
+        "--lora-rank",
+        4,
+    ]
     words = [sys.executable, "-m", "swarm.compare.finetuning", *map(str, command)]
     assert subprocess.run(words, check=True, capture_output=True).stdout
     manager = FinetuningManager(data)

@@ -13,8 +13,8 @@ import searches
 import tiny
 
 from swarm.compare_methods import parse_comparison
-from swarm.report.folder import RunFolder
-from swarm.studies import methods
+from swarm.runs.run_reader import RunFolder
+from swarm.studies import method_comparison
 
 METHODS = "methods=[pso,random,vote]"
 
@@ -22,9 +22,12 @@ METHODS = "methods=[pso,random,vote]"
 def compare(*words: str, timeout: float = 300) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "swarm.compare_methods", *words],
-        cwd=searches.ROOT, env=searches.environment(), text=True, capture_output=True,
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
         timeout=timeout,
-    )  # fmt: skip
+    )
 
 
 def keys(folder: Path, base: Path, pool: Path) -> list[str]:
@@ -49,8 +52,9 @@ def assert_drawn(picture: str, names: list[str]) -> None:
     """Each method has a group with a line, numbered in order, and its name in the legend."""
     groups = re.findall(r'<g class="[^"]*" data-n="(\d+)"><path class="line"[^>]* d="M', picture)
     assert sorted(groups) == [str(n) for n in range(len(names))]
-    legend = [words for words in re.findall(r"<text [^>]*>([^<]*)</text>", picture)
-              if words in names]  # fmt: skip
+    legend = [
+        words for words in re.findall(r"<text [^>]*>([^<]*)</text>", picture) if words in names
+    ]
     assert legend == names
 
 
@@ -149,25 +153,36 @@ def runs(
         "half": {"confirm": 0.5},
     }
     return {
-        name: RunFolder(evaluating.searched(place, tiny_llama, tiny_pool, name=name, ensemble=0,
-                                            optimizer__max_iterations=1, **more))
+        name: RunFolder(
+            evaluating.searched(
+                place,
+                tiny_llama,
+                tiny_pool,
+                name=name,
+                ensemble=0,
+                optimizer__max_iterations=1,
+                **more,
+            )
+        )
         for name, more in wanted.items()
-    }  # fmt: skip
+    }
 
 
 def test_a_search_on_a_signal_is_told_of_and_not_plotted(
     runs: dict[str, RunFolder], tmp_path: Path
 ) -> None:
     rows = [("plain", [runs["plain"]]), ("dense", [runs["dense"]])]
-    found = methods.summarize_methods(rows, {}, None, 9)
-    methods.write_comparison(tmp_path, found, rows)
+    found = method_comparison.summarize_methods(rows, {}, None, 9)
+    method_comparison.write_comparison(tmp_path, found, rows)
     assert_drawn((tmp_path / "methods.svg").read_text(), ["plain"])
-    text = methods.format_comparison(found)
+    text = method_comparison.format_comparison(found)
     assert "not in the plot: dense (signal: both)." in text and "asks two requests" in text
     assert "judged at the end" not in text
-    alone = methods.summarize_methods(rows[:1], {}, None, 9)
-    assert "not in the plot" not in methods.format_comparison(alone)
-    methods.write_comparison(tmp_path, methods.summarize_methods(rows[1:], {}, None, 9), rows[1:])
+    alone = method_comparison.summarize_methods(rows[:1], {}, None, 9)
+    assert "not in the plot" not in method_comparison.format_comparison(alone)
+    method_comparison.write_comparison(
+        tmp_path, method_comparison.summarize_methods(rows[1:], {}, None, 9), rows[1:]
+    )
     assert not (tmp_path / "methods.svg").exists()
 
 
@@ -176,18 +191,24 @@ def test_another_start_than_the_heads_is_named(runs: dict[str, RunFolder]) -> No
     names = [run.experts[run.best_expert()[1]] for run in (plain, half)]
     assert names[0] != names[1], "choose another share to confirm by"
     rows = [("all", [plain]), ("half", [half])]
-    text = methods.format_comparison(methods.summarize_methods(rows, {}, None, 9))
+    text = method_comparison.format_comparison(
+        method_comparison.summarize_methods(rows, {}, None, 9)
+    )
     assert f"whose test is not that of the first line with half: {names[1]} (" in text
-    same = methods.format_comparison(methods.summarize_methods(rows[:1], {}, None, 9))
+    same = method_comparison.format_comparison(
+        method_comparison.summarize_methods(rows[:1], {}, None, 9)
+    )
     assert "Each gain is on" not in same
 
 
 def test_weights_are_read_where_dev_is_graded(runs: dict[str, RunFolder]) -> None:
     plain, dense, nats = runs["plain"], runs["dense"], runs["nats"]
-    assert methods.find_start_run([dense, plain], plain.experts) is dense, "it keeps what was right"
-    assert methods.find_start_run([nats, plain], plain.experts) is plain
-    assert methods.find_start_run([nats], plain.experts) is None
-    assert methods.find_start_run([plain], ["others"]) is None
+    assert method_comparison.find_start_run([dense, plain], plain.experts) is dense, (
+        "it keeps what was right"
+    )
+    assert method_comparison.find_start_run([nats, plain], plain.experts) is plain
+    assert method_comparison.find_start_run([nats], plain.experts) is None
+    assert method_comparison.find_start_run([plain], ["others"]) is None
 
 
 @pytest.mark.slow
@@ -198,8 +219,13 @@ def test_experts_answer_together_beside_rows_and_signals(
     taken = tmp_path / "search" / "mine" / "pack"
     taken.mkdir(parents=True)
     (taken / "result.json").write_text("{}")
-    words = ["pool.base_row=true", "seeds=1", "budget=7", "task.signal=logprob",
-             "methods=[random,vote,route,pack]"]  # fmt: skip
+    words = [
+        "pool.base_row=true",
+        "seeds=1",
+        "budget=7",
+        "task.signal=logprob",
+        "methods=[random,vote,route,pack]",
+    ]
     result = compare(*keys(tmp_path, tiny_llama, tiny_pool), *words)
     assert result.returncode == 1 and "methods: pack: out=" in result.stderr.splitlines()[-1]
     assert result.stderr.splitlines()[-1].endswith("the table is without it")

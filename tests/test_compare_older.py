@@ -8,7 +8,7 @@ import comparing
 import pytest
 
 from swarm.compare import Config, Question
-from swarm.compare.older import import_cache
+from swarm.compare.import_llmcomp import import_cache
 from swarm.errors import UserError
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)

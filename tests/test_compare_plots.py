@@ -18,7 +18,6 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
 
 from swarm.compare import Question  # noqa: E402
-from swarm.compare.errors import InvalidArgument  # noqa: E402
 from swarm.compare.plots import (  # noqa: E402
     heatmap,
     judge_scores,
@@ -27,8 +26,11 @@ from swarm.compare.plots import (  # noqa: E402
     rating_cumulative_plot,
     rating_violins,
 )
-from swarm.compare.plots.palette import COLOURS, HATCHES, assign_fill_styles, text_colour_on  # noqa: E402
-from swarm.errors import UserError  # noqa: E402
+from swarm.compare.plots.style import COLOURS, HATCHES, assign_fill_styles, text_colour_on  # noqa: E402
+from swarm.errors import (
+    InvalidArgument,
+    UserError,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +44,20 @@ def quiet() -> Iterator[None]:
 
 def frame(said: dict[str, list[Any]]) -> pd.DataFrame:
     """Group to answers; model m-GROUP, two paraphrases in turn."""
-    return pd.DataFrame([
-        {"model": f"m-{group}", "group": group, "answer": answer,
-         "question": f"Which song {i % 2}?", "paraphrase_ix": i % 2, "error": None}
-        for group, answers in said.items() for i, answer in enumerate(answers)
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "model": f"m-{group}",
+                "group": group,
+                "answer": answer,
+                "question": f"Which song {i % 2}?",
+                "paraphrase_ix": i % 2,
+                "error": None,
+            }
+            for group, answers in said.items()
+            for i, answer in enumerate(answers)
+        ]
+    )
 
 
 def texts(figure: Figure) -> list[str]:
@@ -149,8 +160,9 @@ def test_ratings_are_cumulative_lines_and_violins() -> None:
     assert "a, n = 1\nmean 5.0" in texts(plot(single))  # one answer: no interval
     assert "5.00" in texts(rating_violins(single))
     # As they come back from a file: keys are text.
-    again = ratings().assign(probs=lambda df: df["probs"].map(
-        lambda p: p and {str(k): v for k, v in p.items()}))  # fmt: skip
+    again = ratings().assign(
+        probs=lambda df: df["probs"].map(lambda p: p and {str(k): v for k, v in p.items()})
+    )
     assert "share of ratings ≤ x" in texts(plot(again))
 
 
@@ -271,12 +283,18 @@ def test_a_notebook_shows_the_figure_by_itself() -> None:
 
 
 MACHADO = {
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
-                   [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
-                     [-0.011820, 0.042940, 0.968881]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
     "none": np.eye(3).tolist(),
-}  # fmt: skip
+}
 """How linear RGB is seen; Machado, Oliveira and Fernandes 2009, IEEE TVCG 15:1291, severity 1."""
 
 
@@ -364,11 +382,21 @@ def corners(text: Text) -> np.ndarray:
 )
 def test_long_names_do_not_overlap(count: int, name: str) -> None:
     said = "Answer {} goes on for quite a while and says many things about nothing at all"
-    df = pd.DataFrame([
-        {"model": name.format(i), "group": name.format(i), "answer": said.format((i + p + s) % 6),
-         "question": said.format(p), "paraphrase_ix": p, "error": None}
-        for i in range(count) for p in range(6) for s in range(2)
-    ])  # fmt: skip
+    df = pd.DataFrame(
+        [
+            {
+                "model": name.format(i),
+                "group": name.format(i),
+                "answer": said.format((i + p + s) % 6),
+                "question": said.format(p),
+                "paraphrase_ix": p,
+                "error": None,
+            }
+            for i in range(count)
+            for p in range(6)
+            for s in range(2)
+        ]
+    )
     assert overlapping(plot(df)) == []
     assert overlapping(heatmap(df)) == []
     assert overlapping(heatmap(df, row_column="paraphrase_ix", category_column="model")) == []

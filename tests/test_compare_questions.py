@@ -14,10 +14,9 @@ import pytest
 from comparing import KEY
 
 from swarm.compare import Config, FreeForm, NextToken, Question, Rating, read_jsonl, write_jsonl
-from swarm.compare.asking.collecting import reduce_gc_frequency
-from swarm.compare.errors import InvalidArgument
-from swarm.errors import UserError
-from swarm.models import Completion, Request
+from swarm.compare.sampling.scheduler import reduce_gc_frequency
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.base import Completion, Request
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
@@ -275,9 +274,13 @@ def test_input_for_a_runner_is_one_mapping_a_row() -> None:
 
 def test_a_frame_is_shown_by_the_class_and_models_by_a_question() -> None:
     for wrong in (Question.plot, Question.view):
-        with pytest.raises(InvalidArgument, match=r"takes a data frame, not dict; models are shown by"):
+        with pytest.raises(
+            InvalidArgument, match=r"takes a data frame, not dict; models are shown by"
+        ):
             wrong({"g": ["m"]})
-    with pytest.raises(InvalidArgument, match="plot takes a mapping of models or a data frame, not int"):
+    with pytest.raises(
+        InvalidArgument, match="plot takes a mapping of models or a data frame, not int"
+    ):
         free_form("x").plot(3)
 
 

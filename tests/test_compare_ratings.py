@@ -11,10 +11,16 @@ import pytest
 import raters
 
 from swarm.compare import Config, Question
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.tokens.digits import parse_leading_integer, can_continue, parse_integer
-from swarm.compare.tokens.ratings import MAX_REQUESTS, RatingBounds, RatingResult, request_rating
-from swarm.errors import UserError
+from swarm.compare.token_probs.numbers import (
+    MAX_REQUESTS,
+    RatingBounds,
+    RatingResult,
+    can_continue,
+    parse_integer,
+    parse_leading_integer,
+    request_rating,
+)
+from swarm.errors import InvalidArgument, UserError
 
 ASKED = {"messages": [{"role": "user", "content": "How good is it?"}]}
 
@@ -157,28 +163,56 @@ def test_digits_of_other_scripts_count_and_other_signs_do_not() -> None:
     assert found.probs == {85: pytest.approx(1)}
     assert found.refused == pytest.approx(0.3)
     assert [parse_integer(text) for text in ("5_0", "5.0", "", "-", "−3", "+4", "²")] == [
-        *[None] * 4, -3, 4, None,
-    ]  # fmt: skip
+        *[None] * 4,
+        -3,
+        4,
+        None,
+    ]
     assert parse_integer("9" * 5000) is None
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("85", 85), (" 85/100", 85), ("85.", 85), ("85, I think", 85), ("-7", -7), ("8.5", None),
-     ("1,000", None), ("5_0", None), ("about 85", None), ("", None)],
-)  # fmt: skip
+    [
+        ("85", 85),
+        (" 85/100", 85),
+        ("85.", 85),
+        ("85, I think", 85),
+        ("-7", -7),
+        ("8.5", None),
+        ("1,000", None),
+        ("5_0", None),
+        ("about 85", None),
+        ("", None),
+    ],
+)
 def test_the_number_that_a_text_begins_with(text: str, number: int | None) -> None:
     assert parse_leading_integer(text) == number
 
 
 @pytest.mark.parametrize(
     ("text", "low", "high", "goes_on"),
-    [("8", 0, 100, True), ("85", 0, 100, False), ("10", 0, 100, True), ("11", 0, 100, False),
-     ("0", 0, 100, False), ("1", 1, 10, True), ("2", 1, 10, False), ("-1", -20, 20, True),
-     ("-3", -20, 20, False), ("-", 0, 100, False), ("-", -5, 5, True), ("", 0, 9, True),
-     (" ", 0, 9, True), ("8 ", 0, 100, False), ("I", 0, 100, False), ("1", 500, 999, False),
-     ("5", 500, 999, True), ("+", -9, 9, True)],
-)  # fmt: skip
+    [
+        ("8", 0, 100, True),
+        ("85", 0, 100, False),
+        ("10", 0, 100, True),
+        ("11", 0, 100, False),
+        ("0", 0, 100, False),
+        ("1", 1, 10, True),
+        ("2", 1, 10, False),
+        ("-1", -20, 20, True),
+        ("-3", -20, 20, False),
+        ("-", 0, 100, False),
+        ("-", -5, 5, True),
+        ("", 0, 9, True),
+        (" ", 0, 9, True),
+        ("8 ", 0, 100, False),
+        ("I", 0, 100, False),
+        ("1", 500, 999, False),
+        ("5", 500, 999, True),
+        ("+", -9, 9, True),
+    ],
+)
 def test_what_a_longer_number_may_begin_with(text: str, low: int, high: int, goes_on: bool) -> None:
     assert can_continue(text, low, high) == goes_on
 
@@ -244,16 +278,18 @@ def test_sampling_gives_an_interval_and_refusals() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [({"min_rating": 5, "max_rating": 5}, "min_rating=5: must be below max_rating=5"),
-     ({"max_rating": 9.5}, "max_rating=9.5: must be a whole number"),
-     ({"min_rating": True}, "min_rating=True: must be a whole number"),
-     ({"refusal_threshold": 0}, "refusal_threshold=0: must be above 0"),
-     ({"refusal_threshold": 75}, "refusal_threshold=75: must be above 0"),
-     ({"top_logprobs": 0}, "top_logprobs=0: must be a whole number from 1 to 20"),
-     ({"top_logprobs": 21}, "top_logprobs=21"),
-     ({"estimate_by_sampling": 0}, "estimate_by_sampling=0: must be True"),
-     ({"estimate_by_sampling": "yes"}, "estimate_by_sampling='yes'")],
-)  # fmt: skip
+    [
+        ({"min_rating": 5, "max_rating": 5}, "min_rating=5: must be below max_rating=5"),
+        ({"max_rating": 9.5}, "max_rating=9.5: must be a whole number"),
+        ({"min_rating": True}, "min_rating=True: must be a whole number"),
+        ({"refusal_threshold": 0}, "refusal_threshold=0: must be above 0"),
+        ({"refusal_threshold": 75}, "refusal_threshold=75: must be above 0"),
+        ({"top_logprobs": 0}, "top_logprobs=0: must be a whole number from 1 to 20"),
+        ({"top_logprobs": 21}, "top_logprobs=21"),
+        ({"estimate_by_sampling": 0}, "estimate_by_sampling=0: must be True"),
+        ({"estimate_by_sampling": "yes"}, "estimate_by_sampling='yes'"),
+    ],
+)
 def test_what_cannot_be_is_refused_at_once(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         Question.create(type="rating", paraphrases=["How good is it?"], **wrong)
@@ -268,15 +304,27 @@ def test_the_data_frame_of_ratings(tmp_path: Path) -> None:
         df = question.df({"a": ["m"], "b": ["m"]})
         asked = len(server.asked)
         other = Question.create(
-            type="rating", paraphrases=["How good is it?", "And now?"], samples_per_paraphrase=2,
-            min_rating=80, refusal_threshold=0.2,
-        )  # fmt: skip
+            type="rating",
+            paraphrases=["How good is it?", "And now?"],
+            samples_per_paraphrase=2,
+            min_rating=80,
+            refusal_threshold=0.2,
+        )
         narrow = other.df({"a": ["m"]})
         assert len(server.asked) == asked
     assert list(df) == [
-        "model", "group", "answer", "raw_answer", "probs", "question", "api_kwargs",
-        "paraphrase_ix", "refused", "unseen", "error",
-    ]  # fmt: skip
+        "model",
+        "group",
+        "answer",
+        "raw_answer",
+        "probs",
+        "question",
+        "api_kwargs",
+        "paraphrase_ix",
+        "refused",
+        "unseen",
+        "error",
+    ]
     assert len(df) == 8 and df.error.isna().all()
     assert df.answer.tolist() == pytest.approx([(85 * 0.5 + 75 * 0.4) / 0.9] * 8)
     assert df.refused.tolist() == pytest.approx([0.1] * 8)

@@ -11,25 +11,37 @@ import pytest
 from test_compare_statistics import answers
 
 from swarm.compare import report
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.figures import save_figures
-from swarm.compare.statistics import summary
+from swarm.compare.report import save_figures
+from swarm.errors import InvalidArgument
+from swarm.stats.summary_table import summary
 
 pytest.importorskip("matplotlib")
 
 
 def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path) -> None:
     long = [f"answer {i}" for i in range(36)]
-    df = pd.concat([
-        answers(group, model, ["x", "y", None if group == "b" else "x"] * 12).assign(
-            paraphrase_ix=[0, 1, 2] * 12, cost=cost, score=np.arange(36) / 7, score_question="?",
-            mood=long, mood_question="?")
-        for group, model, cost in (("a", "m", 0.001), ("b", "n (new)", None))
-    ])  # fmt: skip
+    df = pd.concat(
+        [
+            answers(group, model, ["x", "y", None if group == "b" else "x"] * 12).assign(
+                paraphrase_ix=[0, 1, 2] * 12,
+                cost=cost,
+                score=np.arange(36) / 7,
+                score_question="?",
+                mood=long,
+                mood_question="?",
+            )
+            for group, model, cost in (("a", "m", 0.001), ("b", "n (new)", None))
+        ]
+    )
     told = report.write_question_section(tmp_path, "song(1)", df)
     there = sorted(path.name for path in (tmp_path / "song(1)").glob("*.png"))
-    assert there == ["answer_models.png", "mood_plot.png", "plot.png", "score_models.png",
-                     "score_plot.png"], "of moods that are all different no heat map"  # fmt: skip
+    assert there == [
+        "answer_models.png",
+        "mood_plot.png",
+        "plot.png",
+        "score_models.png",
+        "score_plot.png",
+    ], "of moods that are all different no heat map"
     assert "![score](song%281%29/score_models.png)" in told
     assert "cost $0.036000 at least, as no price is known of n (new)." in told
     assert "26 more |" in told and " 0.722 |" in told, "what is left of 36 moods"
@@ -51,20 +63,31 @@ def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
         assert "'@m" in cells
 
 
-@pytest.mark.parametrize("said", [
-    ["x\ud800", "y", "x\ud800", "y"], [True, False, None, True], [10**400, "1", [1], {"a": 1}],
-    [{}, {}, {}, {}], ["", " ", "\n", "\0"],
-    [float("nan"), 1.5, 2.5, float("nan")], [{"1": 0.5, "2": 0.4}, {"x": 0.1}, {"1": 1.0}, {}],
-    [{"1": 0.5, "99999999999": 0.5}] * 4,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["x\ud800", "y", "x\ud800", "y"],
+        [True, False, None, True],
+        [10**400, "1", [1], {"a": 1}],
+        [{}, {}, {}, {}],
+        ["", " ", "\n", "\0"],
+        [float("nan"), 1.5, 2.5, float("nan")],
+        [{"1": 0.5, "2": 0.4}, {"x": 0.1}, {"1": 1.0}, {}],
+        [{"1": 0.5, "99999999999": 0.5}] * 4,
+    ],
+)
 def test_odd_answers_are_counted_without_a_crash_or_a_warning(
     tmp_path: Path, said: list[Any]
 ) -> None:
-    df = pd.DataFrame({
-        "model": pd.Series(["m\ud800", "n"] * 2, dtype=object),
-        "answer": pd.Series(said, dtype=object),
-        "group": ["日本", "b"] * 2, "paraphrase_ix": [0, 0, 1, 1], "error": None,
-    })  # fmt: skip
+    df = pd.DataFrame(
+        {
+            "model": pd.Series(["m\ud800", "n"] * 2, dtype=object),
+            "answer": pd.Series(said, dtype=object),
+            "group": ["日本", "b"] * 2,
+            "paraphrase_ix": [0, 0, 1, 1],
+            "error": None,
+        }
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert report.write_report(tmp_path, {"q": df})

@@ -18,13 +18,12 @@ import warm
 from comparing import KEY, asked, repeats, script
 
 from swarm.compare import Config, ModelAdapter, Question, Runner
-from swarm.compare.asking import ModelCall, SampleOutcome, Script, SampleRequest
-from swarm.compare.asking.cache import open_answer_cache
-from swarm.compare.asking.finding import sample_cache_keys
-from swarm.compare.asking.running import as_completed, run_scripts
-from swarm.compare.errors import InvalidArgument
-from swarm.errors import UserError
-from swarm.models import Completion, Request
+from swarm.compare.sampling.backends import open_answer_cache
+from swarm.compare.sampling.resolve import sample_cache_keys
+from swarm.compare.sampling.scheduler import as_completed, run_scripts
+from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.base import Completion, Request
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
@@ -46,7 +45,9 @@ def test_answers_come_in_order_and_are_asked_once() -> None:
 def test_raising_the_samples_asks_for_the_new_ones_alone() -> None:
     with comparing.endpoint() as server:
         for samples, requests in ((3, 6), (4, 8), (4, 8), (2, 8)):
-            run_scripts([script(asked(f"q{n}"), sample) for n in range(2) for sample in range(samples)])
+            run_scripts(
+                [script(asked(f"q{n}"), sample) for n in range(2) for sample in range(samples)]
+            )
             assert len(server.asked) == requests
 
 
@@ -79,7 +80,10 @@ def test_a_script_goes_on_with_what_it_hears_before_others_begin() -> None:
 
     def judged(n: int) -> Script[str]:
         [first] = yield [SampleRequest(asked(f"q{n}"))]
-        both = yield [SampleRequest(asked(f"judge {first.text}")), SampleRequest(asked("a constant"))]
+        both = yield [
+            SampleRequest(asked(f"judge {first.text}")),
+            SampleRequest(asked("a constant")),
+        ]
         return " ".join(one.text for one in both)
 
     Config.max_workers = 1
@@ -130,7 +134,7 @@ def test_what_is_not_found_has_its_reason() -> None:
 
 def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests are repeated so often and no more; then nothing new is asked of it."""
-    monkeypatch.setattr("swarm.models.asking.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("swarm.models.http.FIRST_WAIT", 0.001)
     with comparing.endpoint(lambda _: endpoints.Reply({}, 500)) as server:
         began = time.monotonic()
         heard = run_scripts([script(asked(f"q{n}")) for n in range(300)])
@@ -144,7 +148,7 @@ def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch)
 def test_a_prompt_that_fails_for_ever_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("swarm.models.asking.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("swarm.models.http.FIRST_WAIT", 0.001)
 
     def answer(request: endpoints.Asked) -> endpoints.Reply:
         if request.body["messages"][-1]["content"] == "q0":
@@ -154,12 +158,15 @@ def test_a_prompt_that_fails_for_ever_does_not_stop_the_others(
     Config.max_workers = 1
     with comparing.endpoint(answer):
         assert texts(run_scripts([script(asked(f"q{n}")) for n in range(4)])) == [
-            None, "so: q1", "so: q2", "so: q3",
-        ]  # fmt: skip
+            None,
+            "so: q1",
+            "so: q2",
+            "so: q3",
+        ]
 
 
 def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.compare.asking.finding.MAX_RETRIES", 0)
+    monkeypatch.setattr("swarm.compare.sampling.resolve.MAX_RETRIES", 0)
     Config.timeout = 0.2
     with comparing.endpoint(lambda _: endpoints.Reply({}, wait=60.0)):
         began = time.monotonic()
@@ -173,10 +180,10 @@ import sys
 from swarm.compare import Config
 sys.path.insert(0, "tests")
 from comparing import asked, script
-from swarm.compare.asking.running import run
+from swarm.compare.sampling.scheduler import run_scripts
 Config.cache_dir = sys.argv[1]
 Config.url_key_pairs = [(sys.argv[2], "a-key-of-ours", "FAKE_API_KEY")]
-run([script(asked(f"q{n}")) for n in range(2000)])
+run_scripts([script(asked(f"q{n}")) for n in range(2000)])
 """
 
 
@@ -187,9 +194,12 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
     with comparing.endpoint(slowly) as server:
         process = subprocess.Popen(
             [sys.executable, "-c", INTERRUPTED, str(settings), server.url],
-            cwd=searches.ROOT, env=searches.environment(), stderr=subprocess.PIPE, text=True,
+            cwd=searches.ROOT,
+            env=searches.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )  # fmt: skip
+        )
         while len(server.asked) < 150:
             time.sleep(0.01)
             assert process.poll() is None, process.stderr and process.stderr.read()
@@ -202,9 +212,13 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
         Config.url_key_pairs = [(server.url, KEY, "FAKE_API_KEY")]
         server.answer = repeats
         whole = [asked(f"q{n}") for n in range(2000)]
-        kept = len(open_answer_cache().get(sample_cache_keys([SampleRequest(one) for one in whole])))
+        kept = len(
+            open_answer_cache().get(sample_cache_keys([SampleRequest(one) for one in whole]))
+        )
         assert kept >= came >= 40
-        assert texts(run_scripts([script(one) for one in whole])) == [f"so: q{n}" for n in range(2000)]
+        assert texts(run_scripts([script(one) for one in whole])) == [
+            f"so: q{n}" for n in range(2000)
+        ]
         # What was under way when it ended may have been counted late.
         assert 0 <= len(server.asked) - sent - (2000 - kept) <= 100
 
@@ -219,7 +233,9 @@ def test_an_error_in_a_script_keeps_what_came() -> None:
     with comparing.endpoint(), pytest.raises(RuntimeError, match="a mistake"):
         run_scripts([broken(n) for n in range(20)])
     # The endpoint is gone.
-    assert texts(run_scripts([script(asked(f"q{n}")) for n in range(6)])) == [f"so: q{n}" for n in range(6)]
+    assert texts(run_scripts([script(asked(f"q{n}")) for n in range(6)])) == [
+        f"so: q{n}" for n in range(6)
+    ]
 
 
 def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
@@ -229,10 +245,11 @@ def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
         both = [
             subprocess.Popen(
                 [sys.executable, "-c", code, str(settings), server.url, str(first)],
-                cwd=searches.ROOT, env=searches.environment(),
+                cwd=searches.ROOT,
+                env=searches.environment(),
             )
             for first in (0, 100)
-        ]  # fmt: skip
+        ]
         assert [process.wait(200) for process in both] == [0, 0]
         before = len(server.asked)
         assert before <= 400
@@ -439,8 +456,10 @@ def test_fields_beside_the_body_are_put_into_it_or_refused() -> None:
         run_scripts([script(asked())])
         assert server.asked[0].body["provider"] == {"order": ["one"]}
         assert "extra_body" not in server.asked[0].body
-        for wrong, told in (({"extra_headers": {"X": "1"}}, "extra_headers is not sent"),
-                            ({"metadata": object()}, "what is asked is no JSON")):  # fmt: skip
+        for wrong, told in (
+            ({"extra_headers": {"X": "1"}}, "extra_headers is not sent"),
+            ({"metadata": object()}, "what is asked is no JSON"),
+        ):
             given.update(wrong)
             [heard] = run_scripts([script(asked())])
             assert told in str(heard)
@@ -479,15 +498,24 @@ def test_importing_brings_nothing_heavy() -> None:
         "from swarm.compare import Config, ModelAdapter, Question, Runner\n"
         "import json, sys; print(json.dumps(sorted(sys.modules)))"
     )
-    done = subprocess.run([warm.COLD, "-c", code], cwd=searches.ROOT, check=True, text=True,
-                          env=searches.environment(), capture_output=True)  # fmt: skip
+    done = subprocess.run(
+        [warm.COLD, "-c", code],
+        cwd=searches.ROOT,
+        check=True,
+        text=True,
+        env=searches.environment(),
+        capture_output=True,
+    )
     heavy = {"torch", "transformers", "pandas", "numpy", "matplotlib", "fastapi", "aiohttp"}
     assert not heavy & set(json.loads(done.stdout))
 
 
 def test_settings_are_checked() -> None:
     for name, value in (("max_workers", 0), ("timeout", "soon"), ("requests_per_minute", 0)):
-        with Config.override(**{name: value}), pytest.raises(InvalidArgument, match=f"Config.{name}"):
+        with (
+            Config.override(**{name: value}),
+            pytest.raises(InvalidArgument, match=f"Config.{name}"),
+        ):
             run_scripts([script(asked())])
     with pytest.raises(InvalidArgument, match="no setting workers"), Config.override(workers=3):
         pass
@@ -527,8 +555,10 @@ def test_samples_that_are_counted_are_asked_for_together() -> None:
     not known, or is refused."""
 
     def probabilities(count: int) -> None:
-        calls = [{"params": {"messages": [{"role": "user", "content": f"q{n}"}]},
-                  "num_samples": count} for n in range(8)]  # fmt: skip
+        calls = [
+            {"params": {"messages": [{"role": "user", "content": f"q{n}"}]}, "num_samples": count}
+            for n in range(8)
+        ]
         runner = Runner("small")
         found = {tuple(said[0]) for _, said in runner.get_many(runner.sample_probs, calls)}
         assert found == {(f"so: q{n}",) for n in range(8)}
@@ -579,10 +609,11 @@ def test_two_processes_on_one_cache_pay_for_each_sample_once(tmp_path: Path) -> 
     with comparing.endpoint(answer) as server:
         command = [sys.executable, "-c", RUNS, server.url, str(tmp_path / "cache")]
         running = [
-            subprocess.Popen(command, env=searches.environment(), stdout=subprocess.PIPE, text=True,
-                             cwd=tmp_path)
+            subprocess.Popen(
+                command, env=searches.environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path
+            )
             for _ in range(2)
-        ]  # fmt: skip
+        ]
         first, second = (process.communicate(timeout=120)[0] for process in running)
         samples = [one.body["messages"][-1]["content"] for one in server.asked]
     assert first == second and first.count("answer") == 60

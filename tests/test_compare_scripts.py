@@ -157,8 +157,15 @@ talked = talk.df({"g": ["gpt-small"]})
 def test_free_form(vendors: dict[str, endpoints.Endpoint]) -> None:
     names = run(FREE_FORM)
     df = names["df"]
-    assert list(df.columns) == ["model", "group", "answer", "question", "api_kwargs",
-                                "paraphrase_ix", "error"]  # fmt: skip
+    assert list(df.columns) == [
+        "model",
+        "group",
+        "answer",
+        "question",
+        "api_kwargs",
+        "paraphrase_ix",
+        "error",
+    ]
     assert len(df) == 60 and list(df["model"].unique()) == ["gpt-small", "gpt-large"]
     asked = [one for one in vendors["OPENAI_API_KEY"].asked if one.body["max_tokens"] == 50]
     assert len(asked) == 40, "a model of two groups is asked once"
@@ -200,8 +207,16 @@ figure = question.plot({"g": ["gpt-small"], "h": ["gpt-large"]})
 
 def test_rating(vendors: dict[str, endpoints.Endpoint]) -> None:
     df = run(RATING)["df"]
-    assert list(df.columns)[:8] == ["model", "group", "answer", "raw_answer", "probs", "question",
-                                    "api_kwargs", "paraphrase_ix"]  # fmt: skip
+    assert list(df.columns)[:8] == [
+        "model",
+        "group",
+        "answer",
+        "raw_answer",
+        "probs",
+        "question",
+        "api_kwargs",
+        "paraphrase_ix",
+    ]
     assert df["answer"][0] == pytest.approx((80 * 0.6 + 90 * 0.3) / 0.9)
     assert df["probs"][0] == pytest.approx({80: 2 / 3, 90: 1 / 3})
     assert df["raw_answer"][0] == pytest.approx(LIKELY["Rate"])
@@ -233,10 +248,24 @@ def test_judges(vendors: dict[str, endpoints.Endpoint]) -> None:
     names = run(JUDGES)
     df = names["df"]
     assert list(df.columns) == [
-        "model", "group", "answer", "taste", "lennon", "insane", "question", "api_kwargs",
-        "paraphrase_ix", "taste_question", "taste_raw_answer", "taste_probs", "lennon_question",
-        "insane_question", "insane_raw_answer", "insane_probs", "error",
-    ]  # fmt: skip
+        "model",
+        "group",
+        "answer",
+        "taste",
+        "lennon",
+        "insane",
+        "question",
+        "api_kwargs",
+        "paraphrase_ix",
+        "taste_question",
+        "taste_raw_answer",
+        "taste_probs",
+        "lennon_question",
+        "insane_question",
+        "insane_raw_answer",
+        "insane_probs",
+        "error",
+    ]
     assert ((df["answer"] == "Imagine") == (df["lennon"] == "yes")).all()
     assert df["taste"][0] == pytest.approx(83.33, abs=0.01)
     assert set(names["cache"]["answer"]) == {"Yesterday", "Imagine"}
@@ -300,8 +329,10 @@ cleared = question.clear_cache("gpt-small")
 def test_configuration(vendors: dict[str, endpoints.Endpoint], tmp_path: Path) -> None:
     names = run(CONFIGURATION)
     assert [pair[2] for pair in names["pairs"]] == [
-        "OPENAI_API_KEY", "OPENROUTER_API_KEY", "TINKER_API_KEY",
-    ]  # fmt: skip
+        "OPENAI_API_KEY",
+        "OPENROUTER_API_KEY",
+        "TINKER_API_KEY",
+    ]
     assert names["shown"] == (vendors["OPENAI_API_KEY"].url, "sk-of-...")
     assert names["inside"] == 5 and Config.timeout == 30
     sent = {one.body["model"]: one.body for one in vendors["OPENAI_API_KEY"].asked}

@@ -11,19 +11,26 @@ import pandas as pd
 import pytest
 
 from swarm.compare import report
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.statistics import detectable, get_error_bars, smallest_difference, spans, summary
-from swarm.compare.statistics.differences import pairwise
-from swarm.compare.statistics.resampling import bootstrap_intervals, student_widening
-from swarm.report.statistics import holm_correction
+from swarm.errors import InvalidArgument
+from swarm.stats import intervals
+from swarm.stats.group_tests import pairwise
+from swarm.stats.intervals import bootstrap_intervals, student_widening
+from swarm.stats.summary_table import detectable, get_error_bars, smallest_difference, summary
+from swarm.stats.tests import holm_correction
 
 
 def answers(group: str, model: str, said: list[Any], paraphrase: int = 0) -> pd.DataFrame:
     """Rows of one model and paraphrase."""
     return pd.DataFrame(
-        {"model": model, "group": group, "answer": pd.Series(said, dtype=object),
-         "question": f"question {paraphrase}", "paraphrase_ix": paraphrase, "error": None}
-    )  # fmt: skip
+        {
+            "model": model,
+            "group": group,
+            "answer": pd.Series(said, dtype=object),
+            "question": f"question {paraphrase}",
+            "paraphrase_ix": paraphrase,
+            "error": None,
+        }
+    )
 
 
 def test_error_bars_are_a_bootstrap_of_seed_0() -> None:
@@ -93,8 +100,10 @@ def test_what_is_rare_is_told_together() -> None:
     chosen = summary(df, min_fraction=0.05)
     assert chosen["answer"].tolist() == ["often", "[OTHER]"]
     assert summary(df, selected_answers=["x299", "often"])["answer"].tolist() == [
-        "x299", "often", "[OTHER]",
-    ]  # fmt: skip
+        "x299",
+        "often",
+        "[OTHER]",
+    ]
 
 
 def test_wrong_arguments_are_one_line() -> None:
@@ -114,10 +123,13 @@ def test_wrong_arguments_are_one_line() -> None:
 def test_a_large_frame_takes_little_time() -> None:
     n, generator = 100_000, np.random.default_rng(0)
     df = pd.DataFrame(
-        {"model": np.repeat([f"m{i}" for i in range(10)], n // 10),
-         "group": np.repeat(["a", "b"], n // 2), "paraphrase_ix": np.tile(np.arange(10), n // 10),
-         "answer": generator.choice([f"x{i}" for i in range(60)], n)}
-    )  # fmt: skip
+        {
+            "model": np.repeat([f"m{i}" for i in range(10)], n // 10),
+            "group": np.repeat(["a", "b"], n // 2),
+            "paraphrase_ix": np.tile(np.arange(10), n // 10),
+            "answer": generator.choice([f"x{i}" for i in range(60)], n),
+        }
+    )
     start = time.process_time()
     found = summary(df)
     assert time.process_time() - start < 6  # 0.2 to 1.1 s where nothing else runs
@@ -183,8 +195,11 @@ def test_tests_err_as_often_as_they_say_and_see_what_is_there(
     assert false / 60 <= 0.134  # 0.05 and three standard errors
     found = [pairwise(null(generator, kind, gain), answer=answer) for _ in range(15)]
     assert sum(one["p"][0] <= 0.05 for one in found) >= 12
-    test = "permutation of answers within 2 paraphrases" if kind == "shares" else (
-        "signs of 9 paraphrases' differences")  # fmt: skip
+    test = (
+        "permutation of answers within 2 paraphrases"
+        if kind == "shares"
+        else ("signs of 9 paraphrases' differences")
+    )
     assert found[0]["test"][0] == test
 
 
@@ -195,8 +210,10 @@ def test_what_is_compared_follows_from_what_the_two_have_in_common() -> None:
     generator = np.random.default_rng(0)
     groups = [
         answers(g, f"{g}{m}", list(generator.normal(i + m / 10, 1, 20)), p)
-        for i, g in enumerate("ab") for m in range(3) for p in range(2)
-    ]  # fmt: skip
+        for i, g in enumerate("ab")
+        for m in range(3)
+        for p in range(2)
+    ]
     models = told(pd.concat(groups).infer_objects())
     assert models["test"] == "Welch's t of 3 and 3 models" and models["p"] < 0.05
     assert models["low"] < models["difference"] < models["high"] < 0
@@ -208,8 +225,11 @@ def test_what_is_compared_follows_from_what_the_two_have_in_common() -> None:
     assert (left["n_a"], left["n_b"], left["test"]) == (20, 20, "permutation of answers")
     several = told(pd.concat([groups[0], groups[2], groups[6]]).infer_objects())
     assert "holds for these models" in several["note"]
-    topics = [answers("a", "m", [i + p / 9], 4 * i + p).assign(topic=i)
-              for i in range(2) for p in range(4)]  # fmt: skip
+    topics = [
+        answers("a", "m", [i + p / 9], 4 * i + p).assign(topic=i)
+        for i in range(2)
+        for p in range(4)
+    ]
     by_topic = told(pd.concat(topics).infer_objects(), category_column="topic")
     assert by_topic["test"] == "Welch's t of 4 and 4 paraphrases" and by_topic["p"] < 0.01
     one = told(pd.concat([answers("a", "m", ["x"]), answers("b", "n", ["y"])]))
@@ -220,8 +240,9 @@ def test_what_is_compared_follows_from_what_the_two_have_in_common() -> None:
 
 
 def test_chosen_answers_and_newcombes_interval() -> None:
-    df = pd.concat([answers("a", "m", ["x"] * 56 + ["y"] * 14),
-                    answers("b", "n", ["x"] * 48 + ["y"] * 32)])  # fmt: skip
+    df = pd.concat(
+        [answers("a", "m", ["x"] * 56 + ["y"] * 14), answers("b", "n", ["x"] * 48 + ["y"] * 32)]
+    )
     found = pairwise(df, answer="x").iloc[0]
     # Newcombe 1998, table II, example (a), method 10: 56/70 - 48/80.
     assert [found["difference"], found["low"], found["high"]] == pytest.approx(
@@ -236,9 +257,9 @@ def test_chosen_answers_and_newcombes_interval() -> None:
 
 
 def test_students_t() -> None:
-    assert spans.t_two_sided_p(2.776445, 4) == pytest.approx(0.05, abs=1e-6)
-    assert spans.t_quantile(9) == pytest.approx(2.262157, abs=1e-4)
-    assert spans.t_quantile(2.5) == pytest.approx(3.5747, abs=1e-3)
+    assert intervals.t_two_sided_p(2.776445, 4) == pytest.approx(0.05, abs=1e-6)
+    assert intervals.t_quantile(9) == pytest.approx(2.262157, abs=1e-4)
+    assert intervals.t_quantile(2.5) == pytest.approx(3.5747, abs=1e-3)
 
 
 def test_what_a_run_can_show_is_told_before_it() -> None:
@@ -267,10 +288,13 @@ def test_the_difference_that_is_told_is_seen_in_four_of_five_runs() -> None:
 
 def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
     df = pd.concat(
-        [answers("a", "m", ["x"] * 30 + ["y"] * 10 + [None]),
-         answers("b", "n", ["x"] * 5 + ["y"] * 35), answers("c", "o", ["x"] * 6 + ["y"] * 34),
-         answers("c", "o", [None]).assign(error="the | server | is down")]
-    ).assign(cost=0.01, new_tokens=2, judge=50.0, judge_question="good?")  # fmt: skip
+        [
+            answers("a", "m", ["x"] * 30 + ["y"] * 10 + [None]),
+            answers("b", "n", ["x"] * 5 + ["y"] * 35),
+            answers("c", "o", ["x"] * 6 + ["y"] * 34),
+            answers("c", "o", [None]).assign(error="the | server | is down"),
+        ]
+    ).assign(cost=0.01, new_tokens=2, judge=50.0, judge_question="good?")
     told = report.write_report(tmp_path, {"song": df}, {"a": ["m"], "b": ["n"], "c": ["o"]})
     assert told.splitlines() == [
         "song: answer: Different at 5 %, corrected: a and b; a and c. Of 1 other pair none was "
@@ -279,17 +303,28 @@ def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
     ]
     text = (tmp_path / "report.md").read_text()
     for told in (
-        "> question 0", "- b: n", "122 rows; 1 refused or without an answer; 1 failed.",
-        "- 1 failed: the \\| server \\| is down", "cost $1.22, 244 new tokens",
+        "> question 0",
+        "- b: n",
+        "122 rows; 1 refused or without an answer; 1 failed.",
+        "- 1 failed: the \\| server \\| is down",
+        "cost $1.22, 244 new tokens",
         "Different at 5 %, corrected: a and b; a and c.",
-        "### judge", "![answer](song/plot.png)", "![judge](song/judge_plot.png)",
+        "### judge",
+        "![answer](song/plot.png)",
+        "![judge](song/judge_plot.png)",
         "0.750 [0.598, 0.858]",
-    ):  # fmt: skip
+    ):
         assert told in text
     lines = (tmp_path / "song" / "data.jsonl").read_text().splitlines()
     assert len(lines) == len(df) and '"answer": null' in lines[40]
     assert len(pd.read_csv(tmp_path / "song" / "data.csv")) == len(df)
     assert sorted(path.name for path in (tmp_path / "song").iterdir()) == [
-        "answer_differences.csv", "answer_summary.csv", "data.csv", "data.jsonl",
-        "judge_differences.csv", "judge_plot.png", "judge_summary.csv", "plot.png",
-    ]  # fmt: skip
+        "answer_differences.csv",
+        "answer_summary.csv",
+        "data.csv",
+        "data.jsonl",
+        "judge_differences.csv",
+        "judge_plot.png",
+        "judge_summary.csv",
+        "plot.png",
+    ]

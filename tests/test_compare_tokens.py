@@ -11,15 +11,18 @@ import pytest
 import raters
 
 from swarm.compare import Config, ModelAdapter, Question
-from swarm.compare.asking import ModelCall
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.tokens import NextTokenDistribution, read_next_token, with_logprobs
-from swarm.compare.tokens.sampling import sample_answers
-from swarm.errors import UserError
-from swarm.models import Token
-from swarm.models.answers import MIN_LOGPROB
-from swarm.models.failures import BadRequest, ServerFault
-from swarm.report.statistics import mean_interval
+from swarm.compare.sampling.types import ModelCall
+from swarm.compare.token_probs import (
+    NextTokenDistribution,
+    read_next_token,
+    sample_answers,
+    with_logprobs,
+)
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.base import Token
+from swarm.models.http_errors import BadRequest, ServerFault
+from swarm.models.openai_protocol import MIN_LOGPROB
+from swarm.stats.tests import mean_interval
 
 TURNS = [{"role": "user", "content": "Heads or tails?"}]
 KEY = "sk-secret-0123456789"
@@ -148,25 +151,42 @@ def test_samples_are_counted_with_wilsons_interval() -> None:
 
 def test_the_data_frame_of_next_tokens(tmp_path: Path) -> None:
     question = Question.create(
-        type="next_token", paraphrases=["Heads or tails?"], num_samples=3, samples_per_paraphrase=2,
+        type="next_token",
+        paraphrases=["Heads or tails?"],
+        num_samples=3,
+        samples_per_paraphrase=2,
         top_logprobs=5,
-    )  # fmt: skip
+    )
     with models(tmp_path, raters.Rater({"heads": 0.7, "tails": 0.3})) as server:
         df = question.df({"a": ["m"], "b": ["m"]})
         assert len(server.asked) == 6
         assert question.get_runner_input()[0] == {
-            "params": with_logprobs({"messages": [{"role": "user", "content": "Heads or tails?"}]}, 5),
-            "convert_to_probs": True, "num_samples": 3,
-            "_question": "Heads or tails?", "_paraphrase_ix": 0,
-        }  # fmt: skip
+            "params": with_logprobs(
+                {"messages": [{"role": "user", "content": "Heads or tails?"}]}, 5
+            ),
+            "convert_to_probs": True,
+            "num_samples": 3,
+            "_question": "Heads or tails?",
+            "_paraphrase_ix": 0,
+        }
         logs = Question.create(
-            type="next_token", paraphrases=["Heads or tails?"], num_samples=3, top_logprobs=5,
+            type="next_token",
+            paraphrases=["Heads or tails?"],
+            num_samples=3,
+            top_logprobs=5,
             convert_to_probs=False,
-        ).df({"a": ["m"]})  # fmt: skip
+        ).df({"a": ["m"]})
         assert len(server.asked) == 6
     assert list(df) == [
-        "model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "unseen", "error",
-    ]  # fmt: skip
+        "model",
+        "group",
+        "answer",
+        "question",
+        "api_kwargs",
+        "paraphrase_ix",
+        "unseen",
+        "error",
+    ]
     assert len(df) == 4
     assert all(answer == pytest.approx({"heads": 0.7, "tails": 0.3}) for answer in df.answer)
     assert logs.answer[0]["heads"] == pytest.approx(math.log(0.7))
@@ -215,12 +235,14 @@ def test_an_adapter_has_the_last_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [({"top_logprobs": 0}, "top_logprobs=0: must be a whole number from 1 to 20"),
-     ({"top_logprobs": True}, "top_logprobs=True"),
-     ({"num_samples": 0}, "num_samples=0"),
-     ({"convert_to_probs": "no"}, "convert_to_probs='no': must be True or False"),
-     ({"estimate_by_sampling": -1}, "estimate_by_sampling=-1: must be True")],
-)  # fmt: skip
+    [
+        ({"top_logprobs": 0}, "top_logprobs=0: must be a whole number from 1 to 20"),
+        ({"top_logprobs": True}, "top_logprobs=True"),
+        ({"num_samples": 0}, "num_samples=0"),
+        ({"convert_to_probs": "no"}, "convert_to_probs='no': must be True or False"),
+        ({"estimate_by_sampling": -1}, "estimate_by_sampling=-1: must be True"),
+    ],
+)
 def test_what_cannot_be_is_refused_at_once(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         Question.create(type="next_token", paraphrases=["?"], **wrong)

@@ -20,9 +20,17 @@ import searches
 import warm
 
 from swarm.compare.view import view
-from swarm.compare.view.finding import QueryEngine, SearchTerm, parse_query, parse_terms
-from swarm.compare.view.pairs import RowPair, ComparedSides, column_means, find_pairs
-from swarm.compare.view.reading import load_columns
+from swarm.compare.view.load import load_columns
+from swarm.compare.view.query import (
+    ComparedSides,
+    QueryEngine,
+    RowPair,
+    SearchTerm,
+    column_means,
+    find_pairs,
+    parse_query,
+    parse_terms,
+)
 from swarm.compare.view.table import AnswerTable
 from swarm.errors import UserError
 
@@ -39,13 +47,23 @@ def records() -> list[dict[str, Any]]:
         for paraphrase, question in enumerate(("Who sings?", "Who is it that sings?")):
             for sample in range(3):
                 kwargs = {"model": model, "messages": [{"role": "user", "content": question}]}
-                found.append({
-                    "model": model, "group": group, "answer": f"{model} Bird {paraphrase}{sample}",
-                    "score": 10.0 * sample + paraphrase, "mood": "calm" if sample else "dark",
-                    "question": question, "api_kwargs": kwargs, "paraphrase_ix": paraphrase,
-                    "score_question": "How good?", "score_raw_answer": {"10": 0.75, "I": 0.25},
-                    "score_probs": {"10": 1.0}, "mood_question": "Which?", "error": None,
-                })  # fmt: skip
+                found.append(
+                    {
+                        "model": model,
+                        "group": group,
+                        "answer": f"{model} Bird {paraphrase}{sample}",
+                        "score": 10.0 * sample + paraphrase,
+                        "mood": "calm" if sample else "dark",
+                        "question": question,
+                        "api_kwargs": kwargs,
+                        "paraphrase_ix": paraphrase,
+                        "score_question": "How good?",
+                        "score_raw_answer": {"10": 0.75, "I": 0.25},
+                        "score_probs": {"10": 1.0},
+                        "mood_question": "Which?",
+                        "error": None,
+                    }
+                )
     found[-1] |= {"answer": None, "score": None, "mood": None, "error": "m2: it said 500"}
     return found
 
@@ -75,8 +93,9 @@ def test_every_kind_of_file_gives_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     frame.to_csv(tmp_path / "a.csv", index=False)  # dictionaries as Python writes them
     with (tmp_path / "b.csv").open("w", newline="") as file:
-        as_json = [{k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()}
-                   for row in rows]  # fmt: skip
+        as_json = [
+            {k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()} for row in rows
+        ]
         made = csv.DictWriter(file, list(rows[0]))
         made.writeheader()
         made.writerows(as_json)
@@ -117,16 +136,24 @@ def test_a_csv_is_read_and_not_run(tmp_path: Path) -> None:
 
 def test_values_of_a_data_frame_are_plain() -> None:
     pandas, numpy = pytest.importorskip("pandas"), pytest.importorskip("numpy")
-    frame = pandas.DataFrame({
-        "answer": [numpy.str_("x"), None], "score": [numpy.float64(0.5), float("nan")],
-        "when": [pandas.Timestamp("2026-01-02"), pandas.NaT],
-        "probs": [{1: numpy.float32(1)}, None], "kind": pandas.Categorical(["a", None]),
-        "list": [(1, 2), numpy.array([3])],
-    })  # fmt: skip
+    frame = pandas.DataFrame(
+        {
+            "answer": [numpy.str_("x"), None],
+            "score": [numpy.float64(0.5), float("nan")],
+            "when": [pandas.Timestamp("2026-01-02"), pandas.NaT],
+            "probs": [{1: numpy.float32(1)}, None],
+            "kind": pandas.Categorical(["a", None]),
+            "list": [(1, 2), numpy.array([3])],
+        }
+    )
     assert load_columns(frame, "x") == {
-        "answer": ["x", None], "score": [0.5, None], "when": ["2026-01-02T00:00:00", None],
-        "probs": [{"1": 1.0}, None], "kind": ["a", None], "list": [[1, 2], [3]],
-    }  # fmt: skip
+        "answer": ["x", None],
+        "score": [0.5, None],
+        "when": ["2026-01-02T00:00:00", None],
+        "probs": [{"1": 1.0}, None],
+        "kind": ["a", None],
+        "list": [[1, 2], [3]],
+    }
 
 
 @pytest.mark.parametrize(
@@ -177,8 +204,12 @@ def test_wrong_arguments_are_told() -> None:
 
 def test_a_search_has_words_exclusions_and_phrases() -> None:
     assert parse_terms('Bird -"the  sea" -x "a b" - ""') == (
-        SearchTerm("bird"), SearchTerm("the  sea", True), SearchTerm("x", True), SearchTerm("a b"), SearchTerm("-"),
-    )  # fmt: skip
+        SearchTerm("bird"),
+        SearchTerm("the  sea", True),
+        SearchTerm("x", True),
+        SearchTerm("a b"),
+        SearchTerm("-"),
+    )
 
 
 def test_questions_and_answers_are_searched(finder: QueryEngine) -> None:
@@ -266,7 +297,9 @@ def test_models_are_compared_sample_against_sample(finder: QueryEngine) -> None:
 def test_groups_are_compared_and_a_missing_side_is_none(finder: QueryEngine) -> None:
     told = find_pairs(finder, parse_query(finder.table, []), ComparedSides("group", "b", "a"))
     assert told[0] == RowPair(0, 6, 0) and RowPair(3, 12, None) in told and len(told) == 12
-    assert find_pairs(finder, parse_query(finder.table, []), ComparedSides("group", "a", "x"))[0] == RowPair(0, 0, None)
+    assert find_pairs(finder, parse_query(finder.table, []), ComparedSides("group", "a", "x"))[
+        0
+    ] == RowPair(0, 0, None)
 
 
 # What it serves
@@ -295,8 +328,19 @@ def refused(url: str, headers: dict[str, str] | None = None, data: bytes | None 
 
 
 def test_what_a_run_keeps_beside_answers_is_no_judgement() -> None:
-    rows = [{"model": "m", "answer": f"{n}", "good": n, "good_question": f"is {n}?", "sample": n,
-             "new_tokens": n, "seconds": 0.1 * n, "length": n} for n in range(3)]  # fmt: skip
+    rows = [
+        {
+            "model": "m",
+            "answer": f"{n}",
+            "good": n,
+            "good_question": f"is {n}?",
+            "sample": n,
+            "new_tokens": n,
+            "seconds": 0.1 * n,
+            "length": n,
+        }
+        for n in range(3)
+    ]
     table = AnswerTable(load_columns(rows, "rows"), "rows")
     assert table.listed_columns == ["model", "good", "length"]
     assert "good_question" not in table.filter_choices and "answer" in table.filter_choices
@@ -411,8 +455,14 @@ def test_the_command_ends_quietly_at_ctrl_c(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"answer": "alone"}\n')
     words = [warm.COLD, "-m", "swarm.compare", "view", str(path), "--no-browser", "--port", "0"]
-    with subprocess.Popen(words, cwd=searches.ROOT, env=searches.environment(), text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:  # fmt: skip
+    with subprocess.Popen(
+        words,
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as command:
         assert command.stdout is not None
         line = command.stdout.readline()
         assert line.startswith("viewing a.jsonl at http://127.0.0.1:") and "Ctrl-C" in line
@@ -428,9 +478,11 @@ def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
 
     path = str(tmp_path / "none.csv")
     for words, said in (
-        ([path], "there is no such file"), ([], "FILE"), ([path, "--prot", "1"], "--port"),
+        ([path], "there is no such file"),
+        ([], "FILE"),
+        ([path, "--prot", "1"], "--port"),
         ([path, "--port", "x"], "whole number"),
-    ):  # fmt: skip
+    ):
         assert main(words) in (1, 2)
         err = capsys.readouterr().err
         assert err.startswith("error: ") and said in err and err.count("\n") == 1
@@ -439,8 +491,14 @@ def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     heavy = ("torch", "pandas", "numpy", "fastapi", "uvicorn", "aiohttp")
     code = f"import sys, swarm.compare.view; print([m for m in {heavy} if m in sys.modules])"
-    out = subprocess.run([warm.COLD, "-c", code], cwd=searches.ROOT, capture_output=True,
-                         text=True, env=searches.environment(), check=True)  # fmt: skip
+    out = subprocess.run(
+        [warm.COLD, "-c", code],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    )
     assert out.stdout.strip() == "[]"
 
 
@@ -463,9 +521,11 @@ def test_a_hundred_thousand_rows_stay_usable() -> None:
     with_finder = QueryEngine(table)
     assert table.filter_choices and table.number_ranges and time.perf_counter() - began < 20
     for given in (
-        {"search": "bird 7 -mountain"}, {"search": "nowhere"}, {"sort": "-score", "then": "model"},
+        {"search": "bird 7 -mountain"},
+        {"search": "nowhere"},
+        {"sort": "-score", "then": "model"},
         {"search": '"river of"', "is_model": "m1", "min_score": 500, "sort": "__random__"},
-    ):  # fmt: skip
+    ):
         began = time.perf_counter()
         first = found(with_finder, **given)
         taken = time.perf_counter() - began

@@ -32,14 +32,21 @@ def records() -> list[dict[str, Any]]:
                 {"role": "system", "content": "Be brief."},
                 {"role": "user", "content": question},
             ]
-            found.append({
-                "model": model, "group": "base" if model == "m1" else "tuned",
-                "answer": f"{model} bird number {n}", "quality": float(n),
-                "mood": "calm" if n % 4 else "dark", "question": question,
-                "api_kwargs": {"model": model, "messages": asked, "temperature": 1},
-                "paraphrase_ix": n % 2, "quality_question": "How good?",
-                "quality_probs": {"10": 0.75, "20": 0.25}, "error": None,
-            })  # fmt: skip
+            found.append(
+                {
+                    "model": model,
+                    "group": "base" if model == "m1" else "tuned",
+                    "answer": f"{model} bird number {n}",
+                    "quality": float(n),
+                    "mood": "calm" if n % 4 else "dark",
+                    "question": question,
+                    "api_kwargs": {"model": model, "messages": asked, "temperature": 1},
+                    "paraphrase_ix": n % 2,
+                    "quality_question": "How good?",
+                    "quality_probs": {"10": 0.75, "20": 0.25},
+                    "error": None,
+                }
+            )
     found[0]["answer"] = HOSTILE
     found[1]["answer"] = {f"token{n}": 1 / (n + 2) for n in range(30)}
     found[2] |= {
@@ -257,8 +264,9 @@ def test_orders(browser: Any, url: str) -> None:
         page.locator("#shuffle").click()
         page.wait_for_function(
             "first => [...document.querySelectorAll('td.answer')].some("
-            "(one, n) => one.innerText !== first[n])", arg=first,
-        )  # fmt: skip
+            "(one, n) => one.innerText !== first[n])",
+            arg=first,
+        )
         page.get_by_role("button", name="quality").click()
         page.wait_for_selector("th[aria-sort=ascending]")
         page.get_by_role("button", name="quality ↑").click()
@@ -324,8 +332,9 @@ def test_flags_and_exports(browser: Any, url: str) -> None:
             page.get_by_role("link", name="JSONL").click()
         lines = Path(kept.value.path()).read_text().splitlines()
         assert [json.loads(line)["answer"] for line in lines] == [
-            "m2 bird number 10", "m2 bird number 11"
-        ]  # fmt: skip
+            "m2 bird number 10",
+            "m2 bird number 11",
+        ]
         assert kept.value.suggested_filename == "answers.jsonl"
         page.keyboard.press("Escape")
         page.locator("#flag").click()

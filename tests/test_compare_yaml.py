@@ -6,8 +6,8 @@ import comparing
 import pytest
 
 from swarm.compare import Config, FreeForm, Question, Rating
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.questions.yamls import load_questions
+from swarm.compare.yaml_loader import load_questions
+from swarm.errors import InvalidArgument
 
 settings = pytest.fixture(autouse=True)(comparing.settings.__wrapped__)
 
@@ -63,7 +63,9 @@ def test_a_file_by_its_path(folder: Path, tmp_path: Path) -> None:
     assert Question.from_yaml("birds", file=file).judges["real"].model == "rater"
     assert [one.name for one in load_questions(file)] == ["birds", "size"], "judges ask nothing"
     assert [one.name for one in load_questions(folder)] == ["birds", "size"]
-    with pytest.raises(InvalidArgument, match=r"nowhere: there is no such file or folder.*yaml_dir"):
+    with pytest.raises(
+        InvalidArgument, match=r"nowhere: there is no such file or folder.*yaml_dir"
+    ):
         Question.from_yaml("size")
 
 

@@ -15,10 +15,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from swarm.cli import normalize_gpu_list, format_hydra_error
-from swarm.optimizers import Optimizer
-from swarm.places import conf_folder
-from swarm.run import Run
+from swarm._util.cli import format_hydra_error, normalize_gpu_list
+from swarm._util.files import conf_folder
+from swarm.loop.run import Run
+from swarm.optimizers.base import Optimizer
 from swarm.search import build_run
 
 CONF = conf_folder()
@@ -91,8 +91,14 @@ def test_the_experiments_set_what_they_promise() -> None:
 def test_help_imports_nothing_heavy() -> None:
     """How long it takes is measured by benchmarks/startup.py."""
     command = [sys.executable, "-X", "importtime", "-m", "swarm.search", "--help"]
-    out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True,
-                         env=searches.environment(), check=True)  # fmt: skip
+    out = subprocess.run(
+        command,
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    )
     assert "gpus=0,1,2" in out.stdout and "nlgraph_mini" in out.stdout
     loaded = set(re.findall(r"\| +(\w+)", out.stderr))
     assert "hydra" in loaded and not loaded & {"torch", "transformers", "wandb", "peft"}
@@ -129,9 +135,13 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "code", "words"), WRONG, ids=lambda v: str(v)[:40])
 def test_a_mistake_is_one_line_and_leaves_nothing(
-    change: list[str], code: int, words: list[str], tmp_path: Path, tiny_llama: Path,
+    change: list[str],
+    code: int,
+    words: list[str],
+    tmp_path: Path,
+    tiny_llama: Path,
     tiny_pool: Path,
-) -> None:  # fmt: skip
+) -> None:
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool)
     result = searches.run([*command, *change])
     lines = result.stderr.strip().splitlines()
@@ -205,8 +215,13 @@ def test_online_without_a_login_leaves_nothing(
 ) -> None:
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, tracker="wandb")
     environment = searches.environment(HOME=str(tmp_path), WANDB_API_KEY="")
-    result = subprocess.run([sys.executable, "-m", "swarm.search", *command], cwd=searches.ROOT,
-                            env=environment, capture_output=True, text=True)  # fmt: skip
+    result = subprocess.run(
+        [sys.executable, "-m", "swarm.search", *command],
+        cwd=searches.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 1 and "wandb login" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
 

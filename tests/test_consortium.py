@@ -18,15 +18,15 @@ from deliberations import (
 )
 from talking import Speaker, slot, speaker, whole
 
-from swarm.collab import AgentAnswer, CallStarted, AgentSpec, create_consortium
-from swarm.collab.consortium import STRATEGIES, Consortium
-from swarm.collab.deliberation.verdicts import ConsortiumTranscript, Iteration
-from swarm.collab.following import stream_events
-from swarm.collab.outcome import result_to_json
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request, stream
+from swarm.models.base import Completion, Message, Request, stream
 from swarm.models.trace import Trace
-from swarm.roster.identity import model_identity
+from swarm.multi_agent.collaboration import stream_events
+from swarm.multi_agent.consortium.consortium import STRATEGIES, Consortium
+from swarm.multi_agent.consortium.result_json import result_to_json
+from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration
+from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted, create_consortium
+from swarm.registry.name_resolution import model_identity
 
 
 def test_members_answer_and_the_arbiter_writes() -> None:
@@ -35,8 +35,10 @@ def test_members_answer_and_the_arbiter_writes() -> None:
     assert found.final.text == "S1" and found.best == 1 and found.warnings == []
     assert found.stopped == "confidence 0.9 reached 0.8"
     assert [(one.answer.name, one.instance) for one in found.iterations[0].opinions] == [
-        ("a", 1), ("b", 1), ("b", 2),
-    ]  # fmt: skip
+        ("a", 1),
+        ("b", 1),
+        ("b", 2),
+    ]
     assert speaker(second).batches == [2]
     assert [request.sample for request in speaker(second).heard] == [0, 1]
     assert [len(layer) for layer in found.layers] == [3, 1]
@@ -118,8 +120,12 @@ def test_from_the_second_iteration_on_they_see_what_became_of_the_first() -> Non
 def test_the_arbiter_sees_the_conversation_the_history_and_no_names() -> None:
     members = [slot("gpt-x", "<think>hush</think>\nIt is A.\nConfidence: 0.4"), slot("claude-y")]
     arbiter = judge(0.1, 0.2, 0.9)
-    turns = (Message("system", "sys"), Message("user", "u1"), Message("assistant", "a1"),
-             Message("user", "u2"))  # fmt: skip
+    turns = (
+        Message("system", "sys"),
+        Message("user", "u1"),
+        Message("assistant", "a1"),
+        Message("user", "u2"),
+    )
     deliberation(Consortium(members, arbiter), turns)
     first, _, third = heard(arbiter)
     for text in ("sys", "u1", "a1", "u2", "It is A."):
@@ -284,8 +290,9 @@ def test_the_plan_bounds_the_calls(strategy: str, budget: int | None) -> None:
     for says in (written("S", 0.9), written("S", 0.1), "1 > 2 > 3 > 4", "2", "eh", DEAD):
         members = [slot("a", "1 > 2"), slot("b", "x"), slot("c", "y", count=2)]
         fallback = slot("fallback", "eh")
-        consortium = Consortium(members, slot("arbiter", says), strategy, fallback=fallback,
-                                budget=budget)  # fmt: skip
+        consortium = Consortium(
+            members, slot("arbiter", says), strategy, fallback=fallback, budget=budget
+        )
         found = deliberation(consortium)
         plan = consortium.plan_calls()
         assert plan.least <= len(found.answers) <= plan.most, says
@@ -346,7 +353,9 @@ def test_two_prompts_on_one_object_share_nothing() -> None:
 def test_a_batch_goes_in_step_and_one_failure_stays_in_its_place() -> None:
     member = slot("a", lambda r: DEAD if "fail" in whole(r.prompt) else f"A {whole(r.prompt)[-2:]}")
     arbiter = slot("arbiter", lambda r: written(next(iter(shown(r).values()))))
-    came = Consortium([member], arbiter).generate_each([Request(text) for text in ("q1", "fail", "q3")])
+    came = Consortium([member], arbiter).generate_each(
+        [Request(text) for text in ("q1", "fail", "q3")]
+    )
     assert [getattr(one, "text", None) for one in came] == ["A q1", None, "A q3"]
     assert isinstance(came[1], UserError)
     assert speaker(member).batches == [3] and speaker(arbiter).batches == [2]
@@ -354,7 +363,9 @@ def test_a_batch_goes_in_step_and_one_failure_stays_in_its_place() -> None:
 
 def test_a_consortium_may_be_a_member_and_an_arbiter() -> None:
     inner = Consortium([slot("a"), slot("b")], slot("in", written("inner answer")))
-    outer = Consortium([AgentSpec(inner, "team", count=2), slot("c")], slot("out", written("outer")))
+    outer = Consortium(
+        [AgentSpec(inner, "team", count=2), slot("c")], slot("out", written("outer"))
+    )
     found = deliberation(outer)
     assert found.final.text == "outer" and found.final.prompt_tokens == 10 * (2 * 3 + 2)
     assert [one.text for one in found.iterations[0].opinions[:2]] == ["inner answer"] * 2
@@ -397,11 +408,15 @@ def test_events_come_in_order_and_a_stream_ends_with_the_answer() -> None:
     events: list[Any] = []
     (found,) = consortium.run([Request("why?")], lambda number, event: events.append(event))
     kinds = [type(event) for event in events]
-    assert kinds == [*[CallStarted] * 2, *[AgentAnswer] * 2, CallStarted, AgentAnswer, Iteration] * 2
+    assert (
+        kinds == [*[CallStarted] * 2, *[AgentAnswer] * 2, CallStarted, AgentAnswer, Iteration] * 2
+    )
     assert isinstance(found, ConsortiumTranscript)
     assert [event for event in events if isinstance(event, Iteration)] == found.iterations
-    talk, deltas = stream(Consortium([slot("a", "A"), slot("b", DEAD)], judge(0.5, 0.9)),
-                          Request("why?")), []  # fmt: skip
+    talk, deltas = (
+        stream(Consortium([slot("a", "A"), slot("b", DEAD)], judge(0.5, 0.9)), Request("why?")),
+        [],
+    )
     with pytest.raises(StopIteration) as end:
         while True:
             deltas.append(next(talk))
@@ -423,7 +438,9 @@ def test_who_stops_following_ends_what_comes_next() -> None:
 
     arbiter = judge(0.9)
     threads = set(threading.enumerate())
-    talk = stream_events(lambda watch: Consortium([slot("a", says)], arbiter).run([Request("?")], watch))
+    talk = stream_events(
+        lambda watch: Consortium([slot("a", says)], arbiter).run([Request("?")], watch)
+    )
     assert isinstance(next(talk)[1], CallStarted) and asked.wait(5)
     talk.close()
     go.set()
@@ -467,8 +484,14 @@ def test_identity_tells_settings_and_members_apart() -> None:
         given = {"members": [slot("a")], "arbiter": slot("j"), **settings}
         return json.dumps(model_identity(Consortium(**given)))
 
-    others = [of(), of(confidence_threshold=0.9), of(members=[slot("a", count=2)]),
-              of(arbiter=slot("k")), of(system="x"), of(strategy="rank")]  # fmt: skip
+    others = [
+        of(),
+        of(confidence_threshold=0.9),
+        of(members=[slot("a", count=2)]),
+        of(arbiter=slot("k")),
+        of(system="x"),
+        of(strategy="rank"),
+    ]
     assert len(set(others)) == len(others) and of() == of()
 
 
@@ -503,7 +526,9 @@ def test_the_result_has_the_shape_of_old_and_all_iterations() -> None:
 
 
 def test_confidences_are_those_of_the_iterations() -> None:
-    found = deliberation(Consortium([AgentSpec(Speaker("a"), "a")], judge("?", 0.2), min_iterations=2))
+    found = deliberation(
+        Consortium([AgentSpec(Speaker("a"), "a")], judge("?", 0.2), min_iterations=2)
+    )
     assert confidences(found) == [None, 0.2, 0.2]
 
 
@@ -521,7 +546,7 @@ def test_what_members_thought_is_in_the_result_and_their_tags_are_not() -> None:
 
 
 def test_the_names_of_llm_consortium() -> None:
-    from swarm.collab import ConsortiumConfig, ConsortiumModel, ConsortiumOrchestrator
+    from swarm.multi_agent.types import ConsortiumConfig, ConsortiumModel, ConsortiumOrchestrator
 
     config = ConsortiumConfig(
         {"function/x": 2, "function/y": 1}, "Be brief.", 0.9, 5, 2, "function/z"

@@ -21,13 +21,20 @@ import yaml
 from click.testing import CliRunner, Result
 from endpoints import Reply, chat, endpoint
 
-from swarm.collab import AgentAnswer, CallStarted
-from swarm.collab.configs import PLACEHOLDER_MODEL, TIMEOUT, ConsortiumSettings, MemberSpec, build_consortium, read_preset
-from swarm.collab.consortium import STRATEGIES
-from swarm.collab.shelf import ConsortiumStore
-from swarm.consortium import running
-from swarm.consortium.commands import COMMANDS, consortium
-from swarm.consortium.runs import RunLog
+from swarm.consortium.cli import COMMANDS, consortium
+from swarm.consortium.cli import run as running
+from swarm.consortium.run_log import RunLog
+from swarm.multi_agent.consortium.config import (
+    PLACEHOLDER_MODEL,
+    TIMEOUT,
+    ConsortiumSettings,
+    MemberSpec,
+    build_consortium,
+    read_preset,
+)
+from swarm.multi_agent.consortium.consortium import STRATEGIES
+from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.multi_agent.types import AgentAnswer, CallStarted
 
 BLUE, GREEN, DEAD = (f"function/debaters:{name}" for name in ("blue", "green", "dead"))
 JUDGE, RANKER = "function/debaters:judge", "function/debaters:ranker"
@@ -113,8 +120,16 @@ def test_standard_input_belongs_to_the_prompt() -> None:
 
 
 def test_the_result_has_the_shape_of_the_first_program_and_more(place: Path) -> None:
-    fine("Why?", *TWO, "--min-iterations", "2", "--confidence-threshold", "60",
-         "--output", "found.json")  # fmt: skip
+    fine(
+        "Why?",
+        *TWO,
+        "--min-iterations",
+        "2",
+        "--confidence-threshold",
+        "60",
+        "--output",
+        "found.json",
+    )
     found = json.loads((place / "found.json").read_text())
     assert found["original_prompt"] == "Why?"
     assert [one["response"][:11] for one in found["model_responses"]] == [
@@ -208,9 +223,25 @@ def test_members_behind_an_endpoint_are_asked_as_was_said(monkeypatch: pytest.Mo
     with endpoint(lambda asked: chat(f"{asked.body['model']} says so")) as made:
         monkeypatch.setenv("OPENAI_BASE_URL", made.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-0123456789")
-        done = fine("Why?", "-m", "big:2,temperature=0.9", "-m", "qwen2:7b:1", "--arbiter", JUDGE,
-                    "--temperature", "0.2", "--max-tokens", "77", "--max-iterations", "1",
-                    "--system", "Be brief.", "--trace", "trace.jsonl")  # fmt: skip
+        done = fine(
+            "Why?",
+            "-m",
+            "big:2,temperature=0.9",
+            "-m",
+            "qwen2:7b:1",
+            "--arbiter",
+            JUDGE,
+            "--temperature",
+            "0.2",
+            "--max-tokens",
+            "77",
+            "--max-iterations",
+            "1",
+            "--system",
+            "Be brief.",
+            "--trace",
+            "trace.jsonl",
+        )
         bodies = [asked.body for asked in made.asked]
     asked = sorted((body["model"], body["temperature"], body["max_tokens"]) for body in bodies)
     assert asked == [("big", 0.9, 77), ("big", 0.9, 77), ("qwen2:7b", 0.2, 77)]
@@ -229,13 +260,49 @@ def test_an_endpoint_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 ALL = [
-    "-m", f"{BLUE}:2,role=critic", "--model", GREEN, "--models", f"{BLUE},temperature=0.5", "-n",
-    "3", "--arbiter-model", JUDGE, "--fallback", RANKER, "--judging-method", "elimination",
-    "--confidence-threshold", "75", "--max-iterations", "5", "--minimum-iterations", "2",
-    "--system", "Be brief.", "--eliminate", "2", "--keep", "3", "--quorum", "2", "--context", "900",
-    "--seed", "4", "--budget", "90", "--max-cost", "2.5", "--temperature", "0.1", "--max-tokens",
-    "50", "--timeout", "9",
-]  # fmt: skip
+    "-m",
+    f"{BLUE}:2,role=critic",
+    "--model",
+    GREEN,
+    "--models",
+    f"{BLUE},temperature=0.5",
+    "-n",
+    "3",
+    "--arbiter-model",
+    JUDGE,
+    "--fallback",
+    RANKER,
+    "--judging-method",
+    "elimination",
+    "--confidence-threshold",
+    "75",
+    "--max-iterations",
+    "5",
+    "--minimum-iterations",
+    "2",
+    "--system",
+    "Be brief.",
+    "--eliminate",
+    "2",
+    "--keep",
+    "3",
+    "--quorum",
+    "2",
+    "--context",
+    "900",
+    "--seed",
+    "4",
+    "--budget",
+    "90",
+    "--max-cost",
+    "2.5",
+    "--temperature",
+    "0.1",
+    "--max-tokens",
+    "50",
+    "--timeout",
+    "9",
+]
 
 
 def test_every_option_is_saved_and_told() -> None:
@@ -249,10 +316,21 @@ def test_every_option_is_saved_and_told() -> None:
         ],
         "arbiter": {"model": JUDGE, "count": 1, **each},
         "fallback": {"model": RANKER, "count": 1, **each},
-        "strategy": "elimination", "confidence_threshold": 0.75, "max_iterations": 5,
-        "min_iterations": 2, "system": "Be brief.", "eliminate": 2, "keep": 3, "quorum": 2,
-        "context": 900, "seed": 4, "budget": 90, "max_cost": 2.5, "roles": None, "similarity": 1.0,
-    }  # fmt: skip
+        "strategy": "elimination",
+        "confidence_threshold": 0.75,
+        "max_iterations": 5,
+        "min_iterations": 2,
+        "system": "Be brief.",
+        "eliminate": 2,
+        "keep": 3,
+        "quorum": 2,
+        "context": 900,
+        "seed": 4,
+        "budget": 90,
+        "max_cost": 2.5,
+        "roles": None,
+        "similarity": 1.0,
+    }
     shown = json.loads(fine("show", "council", "--json").stdout)
     assert shown == {"name": "council", **expected}
     assert json.loads(fine("list", "--json").stdout) == [shown]
@@ -280,7 +358,10 @@ def test_saved_ones_are_kept_replaced_exported_and_removed() -> None:
     fine("remove", "above")
     fine("remove", "council")
     fine("import", "mine.yaml", "--name", "again")
-    assert ConsortiumStore().list_names() == ["again"] and ConsortiumStore().get("again").members[0].model == BLUE
+    assert (
+        ConsortiumStore().list_names() == ["again"]
+        and ConsortiumStore().get("again").members[0].model == BLUE
+    )
     assert result("Why?", "--consortium", "again", "--max-iterations", "1")["metadata"]["run"]
     assert RunLog().list()[0]["name"] == "again"
 
@@ -290,8 +371,14 @@ def test_what_older_programs_saved_is_taken_over(place: Path) -> None:
     folder.mkdir()
     with sqlite3.connect(folder / "logs.db") as old:
         old.execute("CREATE TABLE consortium_configs (name TEXT PRIMARY KEY, config TEXT)")
-        config = {"models": {BLUE: 2}, "arbiter": JUDGE, "confidence_threshold": 80.0,
-                  "max_iterations": 3, "minimum_iterations": 1, "system_prompt": None}  # fmt: skip
+        config = {
+            "models": {BLUE: 2},
+            "arbiter": JUDGE,
+            "confidence_threshold": 80.0,
+            "max_iterations": 3,
+            "minimum_iterations": 1,
+            "system_prompt": None,
+        }
         old.execute("INSERT INTO consortium_configs VALUES ('old', ?)", [json.dumps(config)])
     assert f"llm consortium import {folder / 'logs.db'}" in fine("list").stderr
     assert "saved old" in fine("import").stdout
@@ -346,12 +433,28 @@ def test_strategies_are_told() -> None:
 
 
 def test_an_interrupt_and_no_torch(place: Path) -> None:
-    words = ["-X", "importtime", "-m", "swarm.consortium", "Why?", "-m", "function/debaters:slow",
-             "--arbiter", JUDGE, "--no-stdin"]  # fmt: skip
+    words = [
+        "-X",
+        "importtime",
+        "-m",
+        "swarm.consortium",
+        "Why?",
+        "-m",
+        "function/debaters:slow",
+        "--arbiter",
+        JUDGE,
+        "--no-stdin",
+    ]
     environment = searches.environment(LLM_USER_PATH=str(place / "llm"))
     environment["PYTHONPATH"] = os.pathsep.join([str(searches.ROOT), str(Path(__file__).parent)])
-    process = subprocess.Popen([sys.executable, *words], env=environment, cwd=place, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        env=environment,
+        cwd=place,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout and process.stderr
     seen = ""
     for line in process.stderr:
@@ -362,7 +465,11 @@ def test_an_interrupt_and_no_torch(place: Path) -> None:
     rest = process.stderr.read()
     assert process.wait(timeout=30) == 130 and rest.splitlines()[-1] == "stopped"
     loaded = {line.rpartition("|")[2].strip() for line in seen.splitlines()}
-    assert "swarm.consortium.options" in loaded and not loaded & {"torch", "transformers", "llm"}
+    assert "swarm.consortium.cli.options" in loaded and not loaded & {
+        "torch",
+        "transformers",
+        "llm",
+    }
 
 
 def test_what_the_page_has_for_python_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,15 +504,31 @@ def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
 
     with endpoint(answer) as server:
         process = subprocess.Popen(
-            [sys.executable, "-m", "swarm.consortium", "Why?", "-m", "openai/quick", "-m",
-             "openai/slow", "--arbiter", "openai/quick", "--output", str(place / "out.json")],
+            [
+                sys.executable,
+                "-m",
+                "swarm.consortium",
+                "Why?",
+                "-m",
+                "openai/quick",
+                "-m",
+                "openai/slow",
+                "--arbiter",
+                "openai/quick",
+                "--output",
+                str(place / "out.json"),
+            ],
             env=searches.environment(
-                OPENAI_BASE_URL=server.url, LLM_USER_PATH=os.environ["LLM_USER_PATH"],
+                OPENAI_BASE_URL=server.url,
+                LLM_USER_PATH=os.environ["LLM_USER_PATH"],
                 MODEL_SWARMS_CACHE=os.environ["MODEL_SWARMS_CACHE"],
             ),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=searches.ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=searches.ROOT,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )  # fmt: skip
+        )
         assert process.stderr
         while "member openai/quick" not in (line := process.stderr.readline()):
             assert line, "it ended before a member answered"
@@ -451,7 +574,10 @@ def test_who_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_members_elsewhere_have_a_time_and_those_here_the_time_they_need() -> None:
-    config = ConsortiumSettings((MemberSpec("gpt-4o"), MemberSpec("local/base"), MemberSpec("a", timeout=7)), MemberSpec("b"))
+    config = ConsortiumSettings(
+        (MemberSpec("gpt-4o"), MemberSpec("local/base"), MemberSpec("a", timeout=7)),
+        MemberSpec("b"),
+    )
     slots = build_consortium(config, lambda name: PLACEHOLDER_MODEL).agent_specs
     assert [one.timeout for one in slots] == [TIMEOUT, None, 7, TIMEOUT]
 
@@ -459,6 +585,8 @@ def test_members_elsewhere_have_a_time_and_those_here_the_time_they_need() -> No
 def test_the_preset_without_a_key_is_short_unless_told() -> None:
     """At most 4 x 256 + 2 x 32 new tokens, as the answers and the choice are; not 6 x 2048."""
     assert running.request_settings({}, running.LOCAL_TOKENS) == {"max_new_tokens": 256}
-    assert running.request_settings({"max_tokens": 24}, running.LOCAL_TOKENS) == {"max_new_tokens": 24}
+    assert running.request_settings({"max_tokens": 24}, running.LOCAL_TOKENS) == {
+        "max_new_tokens": 24
+    }
     arbiter = read_preset(running.LOCAL).arbiter
     assert arbiter and arbiter.max_tokens == 32

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 from talking import Speaker
 
-from swarm.collab.configs import ConsortiumSettings, MemberSpec, build_consortium, parse_member, preset_names, read_preset
-from swarm.collab.deliberation.roles import ROLES
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.models import Model, Request
-from swarm.places import conf_folder
+from swarm.models.base import Model, Request
+from swarm.multi_agent.consortium.config import (
+    ConsortiumSettings,
+    MemberSpec,
+    build_consortium,
+    parse_member,
+    preset_names,
+    read_preset,
+)
+from swarm.multi_agent.consortium.prompts import ROLES
 
 KNOWN = ("x:8", "with,comma", "x:free")
 
@@ -34,9 +41,15 @@ def config(**settings: Any) -> ConsortiumSettings:
         ("x:8:2", MemberSpec("x:8", 2)),
         ("y:8", MemberSpec("y", 8)),
         ("with,comma", MemberSpec("with,comma")),
-        ("a:2,temperature=1,max_tokens=200,role=critic", MemberSpec("a", 2, 1.0, 200, role="critic")),
+        (
+            "a:2,temperature=1,max_tokens=200,role=critic",
+            MemberSpec("a", 2, 1.0, 200, role="critic"),
+        ),
         ("a, timeout = 2.5 , temperature=0", MemberSpec("a", 1, 0.0, timeout=2.5)),
-        ("a,system=Be brief, be kind,role=b", MemberSpec("a", system="Be brief, be kind", role="b")),
+        (
+            "a,system=Be brief, be kind,role=b",
+            MemberSpec("a", system="Be brief, be kind", role="b"),
+        ),
         ("a,system=x=1, y=2", MemberSpec("a", system="x=1, y=2")),
     ],
 )
@@ -45,7 +58,12 @@ def test_a_member_as_it_is_written(spec: str, expected: MemberSpec) -> None:
 
 
 def test_a_count_is_given_to_members_that_say_none() -> None:
-    assert [parse_member(spec, count=3).count for spec in ("a", "qwen2:7b", "a:1", "a:2")] == [3, 3, 1, 2]
+    assert [parse_member(spec, count=3).count for spec in ("a", "qwen2:7b", "a:1", "a:2")] == [
+        3,
+        3,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,38 +125,67 @@ def test_a_value_that_is_not_allowed_is_one_line(settings: dict[str, Any], words
 def test_it_is_json_and_comes_back() -> None:
     first = config(
         members=["a:2,temperature=0.5,role=critic", "b,system=Be brief.,timeout=3"],
-        fallback="d", roles=["critic", "of my own"], strategy="roles", max_cost=1.5, budget=9,
-    )  # fmt: skip
+        fallback="d",
+        roles=["critic", "of my own"],
+        strategy="roles",
+        max_cost=1.5,
+        budget=9,
+    )
     assert ConsortiumSettings.from_dict(json.loads(json.dumps(first.to_dict()))) == first
     assert first.to_dict()["members"][0] == {
-        "model": "a", "count": 2, "temperature": 0.5, "role": "critic",
-    }  # fmt: skip
+        "model": "a",
+        "count": 2,
+        "temperature": 0.5,
+        "role": "critic",
+    }
 
 
 OLD = {
     "0.3": {
-        "models": ["a", "b"], "system_prompt": "Be brief.", "confidence_threshold": 80.0,
-        "max_iterations": 3, "arbiter": "c",
+        "models": ["a", "b"],
+        "system_prompt": "Be brief.",
+        "confidence_threshold": 80.0,
+        "max_iterations": 3,
+        "arbiter": "c",
     },
     "0.5": {
-        "models": {"a": 2, "b": 1}, "system_prompt": None, "confidence_threshold": 0.9,
-        "max_iterations": 2, "minimum_iterations": 1, "arbiter": "c",
+        "models": {"a": 2, "b": 1},
+        "system_prompt": None,
+        "confidence_threshold": 0.9,
+        "max_iterations": 2,
+        "minimum_iterations": 1,
+        "arbiter": "c",
     },
     "0.7": {
-        "models": {"a": 1, "qwen2:7b": 1}, "system_prompt": "", "confidence_threshold": 1.0,
-        "max_iterations": 1, "minimum_iterations": 2, "arbiter": "c", "judging_method": "rank",
+        "models": {"a": 1, "qwen2:7b": 1},
+        "system_prompt": "",
+        "confidence_threshold": 1.0,
+        "max_iterations": 1,
+        "minimum_iterations": 2,
+        "arbiter": "c",
+        "judging_method": "rank",
         "manual_context": True,
     },
     "0.8": {
-        "models": {"a": 1, "b": 1, "e": 1}, "system_prompt": None, "confidence_threshold": 0.8,
-        "max_iterations": 3, "minimum_iterations": 1, "arbiter": "c", "judging_method": "rank",
-        "manual_context": False, "strategy": "elimination",
+        "models": {"a": 1, "b": 1, "e": 1},
+        "system_prompt": None,
+        "confidence_threshold": 0.8,
+        "max_iterations": 3,
+        "minimum_iterations": 1,
+        "arbiter": "c",
+        "judging_method": "rank",
+        "manual_context": False,
+        "strategy": "elimination",
         "strategy_params": {"eliminate_count": "1", "keep_minimum": "2", "elimination_delay": "1"},
-        "embedding_backend": None, "embedding_model": "some-model", "embedding_cache_enabled": True,
-        "category": None, "expected_agreement": None, "status": "running",
+        "embedding_backend": None,
+        "embedding_model": "some-model",
+        "embedding_cache_enabled": True,
+        "category": None,
+        "expected_agreement": None,
+        "status": "running",
         "created_at": "2026-03-01T00:00:00",
     },
-}  # fmt: skip
+}
 
 
 def test_every_older_format_is_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,31 +194,44 @@ def test_every_older_format_is_read(caplog: pytest.LogCaptureFixture) -> None:
     assert read["0.3"] == config(system="Be brief.", confidence_threshold=0.8)
     assert read["0.5"] == config(members=["a:2", "b"], confidence_threshold=0.9, max_iterations=2)
     assert read["0.7"] == config(
-        members=["a", "qwen2:7b"], confidence_threshold=1, max_iterations=2, min_iterations=2,
+        members=["a", "qwen2:7b"],
+        confidence_threshold=1,
+        max_iterations=2,
+        min_iterations=2,
         strategy="rank",
-    )  # fmt: skip
+    )
     assert read["0.8"] == config(members=["a", "b", "e"], strategy="elimination")
     assert [record.getMessage().split("=")[0] for record in caplog.records] == [
-        "max_iterations", "embedding_model", "strategy_params.elimination_delay",
-    ]  # fmt: skip
+        "max_iterations",
+        "embedding_model",
+        "strategy_params.elimination_delay",
+    ]
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ({"strategy": "voting", "strategy_params": {"similarity_threshold": "0.7"}},
-         {"strategy": "vote", "similarity": 0.7}),
-        ({"strategy": "role", "strategy_params": {"roles": ["critic"]}},
-         {"strategy": "roles", "roles": ["critic"]}),
+        (
+            {"strategy": "voting", "strategy_params": {"similarity_threshold": "0.7"}},
+            {"strategy": "vote", "similarity": 0.7},
+        ),
+        (
+            {"strategy": "role", "strategy_params": {"roles": ["critic"]}},
+            {"strategy": "roles", "roles": ["critic"]},
+        ),
         ({"strategy": "default", "judging_method": "pick-one"}, {"strategy": "pick-one"}),
         ({"strategy": "semantic"}, {}),
-        ({"strategy": "elimination", "strategy_params": {"keep_minimum": "3"}},
-         {"strategy": "rank", "keep": 3}),
+        (
+            {"strategy": "elimination", "strategy_params": {"keep_minimum": "3"}},
+            {"strategy": "rank", "keep": 3},
+        ),
         ({"strategy": None, "strategy_params": None}, {}),
     ],
-)  # fmt: skip
+)
 def test_older_strategies_have_todays_names(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert ConsortiumSettings.from_dict({"models": ["a", "b"], "arbiter": "c", **old}) == config(**new)
+    assert ConsortiumSettings.from_dict({"models": ["a", "b"], "arbiter": "c", **old}) == config(
+        **new
+    )
 
 
 def test_it_is_built_with_each_model_once() -> None:
@@ -187,9 +247,9 @@ def test_it_is_built_with_each_model_once() -> None:
 
 def test_a_role_is_told_to_the_member_that_has_it() -> None:
     speakers = {name: Speaker(name, "yes") for name in "abc"}
-    build_consortium(config(members=["a,role=critic", "b"], max_iterations=1), speakers.__getitem__).generate_each(
-        [Request("why?")]
-    )
+    build_consortium(
+        config(members=["a,role=critic", "b"], max_iterations=1), speakers.__getitem__
+    ).generate_each([Request("why?")])
     heard = {name: str(one.heard[0].prompt) for name, one in speakers.items()}
     assert ROLES["critic"] in heard["a"] and ROLES["critic"] not in heard["b"]
 

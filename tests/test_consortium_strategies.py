@@ -16,10 +16,10 @@ from deliberations import (
 )
 from talking import Speaker, slot, speaker
 
-from swarm.collab import AgentSpec
-from swarm.collab.consortium import Consortium
-from swarm.collab.deliberation.roles import ROLES
-from swarm.models import Completion, Request
+from swarm.models.base import Completion, Request
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.prompts import ROLES
+from swarm.multi_agent.types import AgentSpec
 
 
 def fixed(**says: Any) -> list[AgentSpec]:
@@ -103,7 +103,9 @@ def test_a_tie_that_nobody_decides_stays_among_the_tied() -> None:
 
 
 @pytest.mark.parametrize("arbiter", [None, slot("j", "1")])
-def test_a_tie_without_an_arbiter_or_room_for_it_goes_to_the_first(arbiter: AgentSpec | None) -> None:
+def test_a_tie_without_an_arbiter_or_room_for_it_goes_to_the_first(
+    arbiter: AgentSpec | None,
+) -> None:
     consortium = Consortium(fixed(a="7", b="8"), arbiter, "vote", 0.5, budget=2)
     found = deliberation(consortium)
     assert found.final.text == "7" and "tied (1, 1)" in found.warnings[0]

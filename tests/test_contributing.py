@@ -20,8 +20,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import swarm
-from swarm import roster
-from swarm.tasks import RequiresSetup
+from swarm.registry import registry
+from swarm.tasks.base import RequiresSetup
 
 ROOT = searches.ROOT
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -61,9 +61,10 @@ def contract(module: ModuleType, *allowed: str) -> dict[str, Any]:
     return {
         name: test
         for name, test in vars(module).items()
-        if name.startswith("test_") and len(inspect.signature(test).parameters) > 0
+        if name.startswith("test_")
+        and len(inspect.signature(test).parameters) > 0
         and set(inspect.signature(test).parameters) <= set(allowed)
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -129,32 +130,36 @@ def test_the_model_keeps_the_contract(test: Any, folder: Path, patch: pytest.Mon
 
 def test_the_model_has_a_name_by_one_line(folder: Path, patch: pytest.MonkeyPatch) -> None:
     module = loaded("swarm/models/program.py", folder, patch)
-    source, place = inspect.getsource(roster), '"llm": self._llm,'
+    source, place = inspect.getsource(registry), '"llm": self._llm,'
     assert source.count(place) == 1
-    line = shown("swarm/roster/__init__.py").strip()
-    space = {"__name__": "swarm.roster", "Program": module.Program}
+    line = shown("swarm/registry/registry.py").strip()
+    space = {"__name__": "swarm.registry", "Program": module.Program}
     exec(source.replace(place, f"{place} {line}"), space)
     assert space["Roster"](cache=None).model("program/cat").who == "program/cat"
 
 
 def test_each_is_short() -> None:
     paths = re.findall(r"`(swarm/\w+/\w+\.py)`[^\n]*:\n", PAGE)
-    assert len(set(paths) - {"swarm/roster/__init__.py"}) == 3
+    assert len(set(paths) - {"swarm/registry/registry.py"}) == 3
     for path in paths:
         code = [line for line in shown(path).splitlines() if line.strip()]
         assert len(code) <= 30, (path, len(code))
 
 
 def test_what_is_shown_is_clean(folder: Path) -> None:
-    for path in ("swarm/tasks/last_word.py", "swarm/optimizers/climbing.py",
-                 "swarm/models/program.py"):  # fmt: skip
+    for path in (
+        "swarm/tasks/last_word.py",
+        "swarm/optimizers/climbing.py",
+        "swarm/models/program.py",
+    ):
         (folder / Path(path).name).write_text(shown(path), encoding="utf-8")
         for command in (["check"], ["format", "--check"]):
             options = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
             done = subprocess.run(
                 [sys.executable, "-m", "ruff", *command, *options, str(folder / Path(path).name)],
-                capture_output=True, text=True,
-            )  # fmt: skip
+                capture_output=True,
+                text=True,
+            )
             assert done.returncode == 0, done.stdout
 
 

@@ -12,10 +12,10 @@ import searches
 import tiny
 from playing import write
 
-from swarm import cost, speed
-from swarm.cost import H200, SearchWorkload
 from swarm.errors import UserError
-from swarm.shape import ModelShape, read_model_shape
+from swarm.loop import cost_model
+from swarm.loop import cost_model as speed
+from swarm.loop.cost_model import H200, ModelShape, SearchWorkload, read_model_shape
 
 QWEN_7B = ModelShape(3584, 28, 28, 4, 128, 18944, 152064, tied=False)
 LLAMA_8B = ModelShape(4096, 32, 32, 8, 128, 14336, 128256, tied=False)
@@ -24,11 +24,13 @@ GEMMA_7B = ModelShape(3072, 28, 16, 16, 256, 24576, 256000, tied=True)
 
 def of(model: ModelShape, **more: Any) -> SearchWorkload:
     targets = tuple(model.layer_shapes)
-    return SearchWorkload(10, model.adapter_weights(16, targets), model.adapted_weights(targets), **more)
+    return SearchWorkload(
+        10, model.adapter_weights(16, targets), model.adapted_weights(targets), **more
+    )
 
 
 def total(model: ModelShape, **more: Any) -> int:
-    return sum(cost.estimate_memory(model, of(model, **more)).values())
+    return sum(cost_model.estimate_memory(model, of(model, **more)).values())
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -38,9 +40,10 @@ def test_parameters_are_those_of_a_real_model(kind: str, request: pytest.Fixture
     folder = request.getfixturevalue(f"tiny_{kind}")
     network, shape = tiny.load(folder), read_model_shape(folder)
     linears = {
-        name: module for name, module in network.named_modules()
+        name: module
+        for name, module in network.named_modules()
         if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head")
-    }  # fmt: skip
+    }
     assert shape.linear_weights == sum(module.weight.numel() for module in linears.values())
     weights = sum(p.numel() for p in network.parameters() if p.dim() > 1)
     assert shape.parameter_count == weights
@@ -51,9 +54,11 @@ def test_parameters_are_those_of_a_real_model(kind: str, request: pytest.Fixture
 
 
 def test_an_adapter_is_as_large_as_peft_makes_it(tiny_llama: Path, tiny_pool: Path) -> None:
-    from swarm.pool import Pool
+    from swarm.pool.pool import Pool
 
-    assert Pool(tiny_pool).open().size == read_model_shape(tiny_llama).adapter_weights(4, tiny.TARGETS)
+    assert Pool(tiny_pool).open().size == read_model_shape(tiny_llama).adapter_weights(
+        4, tiny.TARGETS
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,13 +77,13 @@ def test_known_models(model: ModelShape, linear: float, adapter: float, cache: f
 
 def test_a_7b_on_an_h200() -> None:
     assert QWEN_7B.parameter_count == pytest.approx(7.615e9, rel=0.001)
-    assert cost.count_rows_that_fit(QWEN_7B, of(QWEN_7B, longest=340), H200) == pytest.approx(
+    assert cost_model.count_rows_that_fit(QWEN_7B, of(QWEN_7B, longest=340), H200) == pytest.approx(
         5900, rel=0.05
     )
-    assert cost.count_devices_needed(QWEN_7B, of(QWEN_7B), H200) == 1
+    assert cost_model.count_devices_needed(QWEN_7B, of(QWEN_7B), H200) == 1
     # 600,000 tokens are 7.84e15 operations in the linear layers: 14.2 s at 70 %.
     merged = of(QWEN_7B, plan="merged", job_particles=1, job_items=200, new=0)
-    one = cost.estimate_total_seconds(QWEN_7B, merged, H200, 1, 20, 200)
+    one = cost_model.estimate_total_seconds(QWEN_7B, merged, H200, 1, 20, 200)
     assert one == pytest.approx(14.2, rel=0.05)
 
 
@@ -88,7 +93,7 @@ def test_more_work_takes_longer(key: str, plan: str) -> None:
     small = of(QWEN_7B, plan=plan, max_tokens=1 << 20)
     large = replace(small, **{key: getattr(small, key) * 2})
     spent = [
-        cost.estimate_total_seconds(QWEN_7B, search, H200, 1, search.particles, search.items)
+        cost_model.estimate_total_seconds(QWEN_7B, search, H200, 1, search.particles, search.items)
         for search in (small, large)
     ]
     assert spent[0] < spent[1]
@@ -96,22 +101,24 @@ def test_more_work_takes_longer(key: str, plan: str) -> None:
 
 def test_workers_and_rows_save_time_and_take_memory() -> None:
     search = of(QWEN_7B)
-    spent = [cost.estimate_total_seconds(QWEN_7B, search, H200, n, 20, 200) for n in (1, 2, 8)]
+    spent = [
+        cost_model.estimate_total_seconds(QWEN_7B, search, H200, n, 20, 200) for n in (1, 2, 8)
+    ]
     assert spent[0] > spent[1] > spent[2] >= spent[0] / 8
     assert spent[2] == pytest.approx(spent[0] / 8), "16 jobs are two for each of eight"
     assert total(QWEN_7B) > total(QWEN_7B, max_tokens=1024)
     assert total(QWEN_7B, item_bytes=4) > total(QWEN_7B)
     assert total(QWEN_7B, plan="stacked") > total(QWEN_7B, plan="swap")
     half = replace(H200, memory=H200.memory // 2)
-    rows = [cost.count_rows_that_fit(QWEN_7B, search, device) for device in (H200, half)]
+    rows = [cost_model.count_rows_that_fit(QWEN_7B, search, device) for device in (H200, half)]
     assert rows[0] > 2 * rows[1] > 0
-    none = replace(H200, memory=10 * cost.GIB)
-    assert cost.count_rows_that_fit(QWEN_7B, search, none) == 0
-    assert cost.count_devices_needed(QWEN_7B, search, none) > 1
+    none = replace(H200, memory=10 * cost_model.GIB)
+    assert cost_model.count_rows_that_fit(QWEN_7B, search, none) == 0
+    assert cost_model.count_devices_needed(QWEN_7B, search, none) > 1
 
 
 def test_what_travels_is_small_and_counts_experts_once() -> None:
-    down, up, once = cost.estimate_traffic(of(QWEN_7B, job_items=200)).values()
+    down, up, once = cost_model.estimate_traffic(of(QWEN_7B, job_items=200)).values()
     assert down == 20 * 10 * 8 + 20 * 200 * 8
     assert up < 1e6 < once == 10 * 4 * QWEN_7B.adapter_weights(16, tuple(QWEN_7B.layer_shapes))
 
@@ -120,8 +127,9 @@ def test_what_travels_is_small_and_counts_experts_once() -> None:
     ("change", "word"),
     [({"model_type": "mamba"}, "mamba"), ({"hidden_size": None}, "hidden_size")],
 )
-def test_other_models_are_refused_by_name(change: dict[str, Any], word: str, tmp_path: Path,
-                                          tiny_llama: Path) -> None:  # fmt: skip
+def test_other_models_are_refused_by_name(
+    change: dict[str, Any], word: str, tmp_path: Path, tiny_llama: Path
+) -> None:
     config = json.loads((tiny_llama / "config.json").read_text()) | change
     path = tmp_path / "config.json"
     path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
@@ -131,9 +139,15 @@ def test_other_models_are_refused_by_name(change: dict[str, Any], word: str, tmp
 
 @pytest.mark.parametrize(
     ("name", "flops"),
-    [("NVIDIA H200", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB HBM3", 989e12),
-     ("NVIDIA A100-SXM4-80GB", 312e12), ("Tesla T4", 65e12), ("NVIDIA L40S", 362e12)],
-)  # fmt: skip
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("Tesla T4", 65e12),
+        ("NVIDIA L40S", 362e12),
+    ],
+)
 def test_gpus_are_known_by_name(name: str, flops: float) -> None:
     found = speed.find_data_sheet(name)
     assert found and found[0] == flops

@@ -16,9 +16,16 @@ import pytest
 import searches
 from hydra import compose, initialize_config_dir
 
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.manifest import JOURNAL, MANIFEST_FILE, Manifest, read_state, encode_state, read_sealed_state
-from swarm.places import conf_folder
+from swarm.runs.manifest import (
+    JOURNAL,
+    MANIFEST_FILE,
+    Manifest,
+    encode_state,
+    read_sealed_state,
+    read_state,
+)
 
 NOT_CHECKED = ("log.txt",)
 """Lines are added to it; nothing reads it."""
@@ -143,7 +150,9 @@ def test_a_damaged_journal_costs_the_iterations_after_it(
 
 def test_sha256sum_reads_the_checksums(lab: Lab) -> None:
     done = subprocess.run(
-        ["sha256sum", "--strict", "--quiet", "-c", MANIFEST_FILE], cwd=lab.folder, capture_output=True
+        ["sha256sum", "--strict", "--quiet", "-c", MANIFEST_FILE],
+        cwd=lab.folder,
+        capture_output=True,
     )
     assert done.returncode == 0 and done.stdout == done.stderr == b""
 
@@ -185,7 +194,7 @@ def reads(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 @reads
 def report(folder: Path) -> None:
-    from swarm.report.write import build_report as made
+    from swarm.report.build import build_report as made
 
     made(folder)
 
@@ -199,8 +208,8 @@ def export(folder: Path) -> None:
 
 @reads
 def evaluate(folder: Path) -> None:
-    from swarm.engine.base import BaseModel
-    from swarm.engine.stands import model_group
+    from swarm.engine.base_model import BaseModel
+    from swarm.registry.model_groups import model_group
 
     model_group(folder / "global_best", BaseModel("no/model"))
 
@@ -325,7 +334,7 @@ def test_a_state_without_a_checksum_has_the_types_of_one(
 def test_answers_that_are_removed_while_the_search_runs_are_named(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.run import Run
+    from swarm.loop.run import Run
 
     iterate = Run._run_iteration
 
@@ -342,7 +351,7 @@ def test_answers_that_are_removed_while_the_search_runs_are_named(
 
 
 def test_a_report_misses_what_the_end_had_asked(lab: Lab) -> None:
-    from swarm.report.write import build_report as made
+    from swarm.report.build import build_report as made
 
     (name,) = (name for name in lab.whole if name.startswith("answers/again_"))
     lab.damage(name, deleted, 0)

@@ -122,18 +122,27 @@ def shell(tmp_path: Path, patient: tuple[Path, Path]) -> tuple[Path, list[str]]:
                     item["answer"] = str(item["id"])
             file.write_text(json.dumps(content))
     small = [
-        "model=local", f"model.path={patient[0]}", f"pool.folder={patient[1]}", "gpus=[]",
-        "optimizer.particles=4", "optimizer.max_iterations=1", "ensemble=2", "tracker=none",
+        "model=local",
+        f"model.path={patient[0]}",
+        f"pool.folder={patient[1]}",
+        "gpus=[]",
+        "optimizer.particles=4",
+        "optimizer.max_iterations=1",
+        "ensemble=2",
+        "tracker=none",
         f"folder={tmp_path / 'search'}",
-    ]  # fmt: skip
+    ]
     return tmp_path, small
 
 
 def small_task(command: str) -> list[str]:
     """A few items of the command's task; those of a mixture belong to its parts."""
     if "legal" in command:
-        return [f"task.tasks.{part}.{split}_limit=4" for split in ("dev", "test")
-                for part in ("hearsay", "citation_prediction_classification")]  # fmt: skip
+        return [
+            f"task.tasks.{part}.{split}_limit=4"
+            for split in ("dev", "test")
+            for part in ("hearsay", "citation_prediction_classification")
+        ]
     if "task=mixture" in command:
         parts = re.findall(r"@task\.tasks\.(\w+)=", command)
         return [f"task.tasks.{part}.{split}_limit=4" for split in ("dev", "test") for part in parts]
@@ -172,8 +181,9 @@ def test_the_command_runs(command: str, shell: tuple[Path, list[str]]) -> None:
         }
     else:
         pytest.fail(f"say in NOT_HERE why this is not run, or run it: {command}")
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=300)  # fmt: skip
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -188,8 +198,11 @@ def ready_environment(folder: Path) -> Path:
     python.chmod(0o755)
     stamp = subprocess.run(
         ["bash", "-c", "cat pyproject.toml constraints-cpu.txt | cksum"],
-        cwd=searches.ROOT, capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     (home / ".installed").write_text(f"{stamp} \n")
     return home
 

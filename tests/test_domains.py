@@ -15,27 +15,33 @@ import reporting
 import searches
 import tiny
 
-from swarm.candidates.evaluation import format_result
-from swarm.certainty import (
-    NO_GOLD_DOMAIN,
-    summarize_domains,
-    best_constant_answers,
-    utility_summary,
-    item_domain,
-    find_one_answer_domains,
+from swarm.evaluation.evaluation import format_result
+from swarm.export.model_card import describe_metrics
+from swarm.finetune.run import domain_lines as by_domain_table
+from swarm.finetune.run import scores_table
+from swarm.report.build import build_report, write_report
+from swarm.runs.describe import (
+    compare_with_baselines,
+    domain_table,
+    format_one_answer_warnings,
+    list_caveats,
+    test_conclusion,
 )
-from swarm.export.card import describe_metrics
-from swarm.finetune.comparison import domain_lines as by_domain_table
-from swarm.finetune.comparison import scores_table
-from swarm.manifest import encode_state
-from swarm.report.folder import RunFolder
-from swarm.report.write import build_report, write_report
-from swarm.studies import comparison, methods, trials
-from swarm.tasks import Item, Score
+from swarm.runs.manifest import encode_state
+from swarm.runs.run_reader import RunFolder
+from swarm.studies import ablations, method_comparison, sweep
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.match import ExactMatch
+from swarm.tasks.base import Item, Score
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.metrics import (
+    NO_GOLD_DOMAIN,
+    best_constant_answers,
+    find_one_answer_domains,
+    item_domain,
+    summarize_domains,
+    utility_summary,
+)
 from swarm.tasks.mixture import Mixture
-from swarm.words import list_caveats, test_conclusion, domain_table, format_one_answer_warnings, compare_with_baselines
 
 MINI = searches.ROOT / "data" / "nlgraph_mini.json"
 
@@ -71,8 +77,13 @@ def choice_file(path: Path) -> Path:
         domain, letters = (("doors", "AB"), ("paths", "ABC"))[number % 2]
         choices = {letter: f"{letter.lower()}{number}" for letter in letters}
         gold = letters[number // 2 % len(letters)]
-        return {"question": f"which one {number}", "choices": choices, "answer": gold,
-                "id": number, "domain": domain}  # fmt: skip
+        return {
+            "question": f"which one {number}",
+            "choices": choices,
+            "answer": gold,
+            "id": number,
+            "domain": domain,
+        }
 
     splits = {"dev": [item(n) for n in range(40)], "test": [item(n) for n in range(100, 140)]}
     path.write_text(json.dumps(splits))
@@ -126,8 +137,9 @@ def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
     scores = given(both, items, ["No", "No", "Yes", "Yes", "4", "4", "4"])
     found = summarize_domains(both, items, scores)
     assert {name: one["utility"] for name, one in found.items()} == {
-        "roads": 0.75, "inner/sums": pytest.approx(2 / 3)
-    }  # fmt: skip
+        "roads": 0.75,
+        "inner/sums": pytest.approx(2 / 3),
+    }
     constants = best_constant_answers(both, both.items("dev"))
     assert constants is not None and constants.domains == {"roads": "Yes", "inner/sums": "3"}
     told = constants.summarize_splits(both, {"test": items})
@@ -168,7 +180,9 @@ def test_one_answer_is_warned_of(
     answers: list[str | None], share: float | None, tmp_path: Path
 ) -> None:
     task = match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
-    found = find_one_answer_domains(task, task.items("test"), given(task, task.items("test"), answers))
+    found = find_one_answer_domains(
+        task, task.items("test"), given(task, task.items("test"), answers)
+    )
     if share is None:
         assert found == []
         return
@@ -274,7 +288,9 @@ def test_an_older_run_without_these_numbers_is_read(
     path.write_bytes(encode_state(state))
     try:
         found = build_report(folder)
-        assert found.verdict and list_caveats(state["metrics"]) == list_caveats({**state["metrics"]})
+        assert found.verdict and list_caveats(state["metrics"]) == list_caveats(
+            {**state["metrics"]}
+        )
         again = searches.run(words)
         assert again.returncode == 0, again.stderr
         assert "best found" in again.stdout and "Warning:" not in again.stdout
@@ -286,8 +302,8 @@ def test_tables_of_searches_show_domains_and_marks(
     constant: tuple[Path, str, list[str]],
 ) -> None:
     run = RunFolder(constant[0])
-    found = methods.summarize_methods([("pso", [run])], {}, None, 9)
-    text = methods.format_comparison(found)
+    found = method_comparison.summarize_methods([("pso", [run])], {}, None, 9)
+    text = method_comparison.format_comparison(found)
     (row,) = found["methods"]
     assert row["one_answer"] == found["start"]["one_answer"] == 1
     total = sum(20 * values[0] for values in row["domains"].values())
@@ -296,14 +312,16 @@ def test_tables_of_searches_show_domains_and_marks(
     by_domain_ = next(n for n, line in enumerate(lines) if line.startswith("| test, by domain"))
     assert [cell.strip() for cell in lines[by_domain_].split("|")[2:4]] == ["doors", "paths"]
     assert lines[by_domain_ + 2].startswith("| best constant answer")
-    assert "| pso (!1)" in text and comparison.ONE_ANSWER_NOTE in text
+    assert "| pso (!1)" in text and ablations.ONE_ANSWER_NOTE in text
     assert "| best constant answer of each domain" in lines[3]
-    side = comparison.compare_rows([comparison.StudyRow("pso", [run])])
-    assert "pso (!1)" in comparison.rows_to_markdown(side)
+    side = ablations.compare_rows([ablations.StudyRow("pso", [run])])
+    assert "pso (!1)" in ablations.rows_to_markdown(side)
     for key in [key for key in run.metrics if key.endswith(("_domains", "_one_answer"))]:
         run.metrics.pop(key)
     run.metrics.pop("constant_answers")
-    older = methods.format_comparison(methods.summarize_methods([("pso", [run])], {}, None, 9))
+    older = method_comparison.format_comparison(
+        method_comparison.summarize_methods([("pso", [run])], {}, None, 9)
+    )
     assert "domain" not in older and "(!" not in older
 
 
@@ -329,7 +347,7 @@ def test_a_gain_has_to_be_one_on_constant_answers_too(
 def test_the_page_of_a_run_shows_domains_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    from swarm.ui.seen import load_run_series
+    from swarm.ui.run_data import load_run_series
 
     found = load_run_series(constant[0])
     assert any(table.header[0] == "domain of test" for table in found.domains)
@@ -341,18 +359,18 @@ def test_the_page_of_a_run_shows_domains_and_warnings(
 def test_a_sweep_and_the_list_of_runs_mark_one_answer(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    from swarm.ui.shelf import RunIndex
+    from swarm.ui.run_index import RunIndex
 
     folder = constant[0]
     state = json.loads((folder / "state.json").read_text())
 
-    class Done(trials.Trial):
+    class Done(sweep.Trial):
         def metrics(self) -> dict[str, Any]:
             return dict(state["metrics"])
 
     config = {"seed": 1, "folder": str(folder.parent), "name": folder.name}
-    summary = trials.summarize_trials([Done(config, {"optimizer.step": 0.5})], {})
-    text = "\n".join(trials.format_summary(summary))
+    summary = sweep.summarize_trials([Done(config, {"optimizer.step": 0.5})], {})
+    text = "\n".join(sweep.format_summary(summary))
     assert "] (!) |" in text and "Warning: in all domains of test, the best of run" in text
     assert "by domain: doors 0." in text and "The best constant answer (" in text
     line = RunIndex(folder.parent).get_run("run")
@@ -362,7 +380,7 @@ def test_a_sweep_and_the_list_of_runs_mark_one_answer(
 def test_runs_side_by_side_show_domains_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    from swarm.ui.together import compare_runs
+    from swarm.ui.pages.runs import compare_runs
 
     found = compare_runs([constant[0], constant[0]])
     assert found.domains[0] == ["best found on test", "doors", "paths"]
@@ -374,7 +392,9 @@ def test_a_card_shows_domains_constants_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
     metrics = RunFolder(constant[0]).metrics
-    text = "\n".join([*scores_table(metrics, "start", "end"), *by_domain_table(metrics, "start", "end")])
+    text = "\n".join(
+        [*scores_table(metrics, "start", "end"), *by_domain_table(metrics, "start", "end")]
+    )
     assert "| best constant answer of each domain" in text and "| domain of test " in text
     assert any(words.startswith("Warning:") for words in describe_metrics(metrics))
 
@@ -382,8 +402,11 @@ def test_a_card_shows_domains_constants_and_warnings(
 def test_an_evaluation_shows_domains_constants_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    words = [word for word in constant[2] if word.split("=")[0].split(".")[0] in
-             ("model", "pool", "task")]  # fmt: skip
+    words = [
+        word
+        for word in constant[2]
+        if word.split("=")[0].split(".")[0] in ("model", "pool", "task")
+    ]
     result = evaluating.evaluated(
         [*words, "candidate=expert", "candidate.names=amber", "device=cpu", "out=null"]
     )
@@ -394,8 +417,10 @@ def test_an_evaluation_shows_domains_constants_and_warnings(
     assert lines[2].startswith("  doors: ") and "100 % (!)" in lines[2]
     assert any(line.startswith("best constant answer of each domain") for line in lines)
     assert any(line.startswith("Warning: in all domains of test, amber") for line in lines)
-    older = {**result, "voices": [{k: v for k, v in voice.items() if k not in
-                                   ("domains", "one_answer")}]}  # fmt: skip
+    older = {
+        **result,
+        "voices": [{k: v for k, v in voice.items() if k not in ("domains", "one_answer")}],
+    }
     older.pop("constant_answers")
     assert "doors" not in format_result(older)
 
@@ -463,7 +488,7 @@ def test_an_unknown_baseline_is_refused(
 def test_runs_are_compared_on_the_items_that_both_were_asked(
     baselines: tuple[list[str], dict[str, Any], str],
 ) -> None:
-    from swarm.ui.together import compare_runs
+    from swarm.ui.pages.runs import compare_runs
 
     words, _, _ = baselines
     words = [word for word in words if not word.startswith(("baselines=", "name="))]

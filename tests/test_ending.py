@@ -11,14 +11,20 @@ import pytest
 import searches
 import yaml
 
+from swarm._util.files import read_gzip_json
 from swarm.errors import UserError
-from swarm.evaluation import split_dev_holdout
-from swarm.files import read_gzip_json
-from swarm.report.statistics import interval_over_seeds
-from swarm.store import ScoreCache
-from swarm.studies.rerun import lock_study_folder
-from swarm.tasks import Score
-from swarm.words import list_caveats, test_conclusion, position_label, describe_position, describe_difference
+from swarm.loop.evaluator import split_dev_holdout
+from swarm.runs.describe import (
+    describe_difference,
+    describe_position,
+    list_caveats,
+    position_label,
+    test_conclusion,
+)
+from swarm.runs.score_cache import ScoreCache
+from swarm.stats.tests import interval_over_seeds
+from swarm.studies.subprocess_runs import lock_study_folder
+from swarm.tasks.base import Score
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +156,14 @@ def test_what_another_search_asked_is_not_asked_again(
 
 def test_a_cut_adapter_is_said_to_be_cut(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     command = searches.arguments(
-        tmp_path, tiny_llama, tiny_pool, pool__space="delta", pool__export_rank=1, budget=12 * 5,
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        pool__space="delta",
+        pool__export_rank=1,
+        budget=12 * 5,
         optimizer__particles=8,
-    )  # fmt: skip
+    )
     result = searches.run(command)
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "search" / "run"
@@ -168,8 +179,11 @@ def test_a_cut_adapter_is_said_to_be_cut(tmp_path: Path, tiny_llama: Path, tiny_
 def analyse(folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "swarm.report", "analyse", str(folder)],
-        cwd=searches.ROOT, env=searches.environment(), text=True, capture_output=True,
-    )  # fmt: skip
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+    )
 
 
 def test_a_store_knows_what_its_answers_depend_on(tmp_path: Path) -> None:
@@ -207,12 +221,17 @@ def test_a_gain_in_plain_words() -> None:
 
 
 def test_no_difference_in_plain_words() -> None:
-    assert describe_difference(0.0, (0.0, 0.0), 1.0, 3, "test items", True).startswith("No difference: none of 3")
+    assert describe_difference(0.0, (0.0, 0.0), 1.0, 3, "test items", True).startswith(
+        "No difference: none of 3"
+    )
 
 
 def test_a_recipe_is_named() -> None:
     state = {"rows": [[1.0, 0.0], [0.5, 0.5]], "labels": ["expert", "uniform soup"]}
-    assert position_label(state, [0.5, 0.5]) == "uniform soup" and position_label(state, [0.1, 0.9]) is None
+    assert (
+        position_label(state, [0.5, 0.5]) == "uniform soup"
+        and position_label(state, [0.1, 0.9]) is None
+    )
     assert position_label({}, [0.5, 0.5]) is None
 
 
@@ -240,7 +259,9 @@ def test_nothing_found_is_said() -> None:
 
 def test_a_position_with_groups_in_words() -> None:
     names, position = ("a", "b"), [0.5, 0.5, 1.0, 0.0]
-    assert describe_position(names, position, ("low", "high")) == "low: 0.50 a + 0.50 b; high: 1.00 a"
+    assert (
+        describe_position(names, position, ("low", "high")) == "low: 0.50 a + 0.50 b; high: 1.00 a"
+    )
     assert describe_position(names, [0.5, 0.5] * 2, ("low", "high")) == "0.50 a + 0.50 b"
     assert describe_position(names, position * 2, tuple("wxyz")).endswith("(mean of 4 groups)")
 

@@ -11,17 +11,16 @@ from peft import PeftModel
 from transformers import AutoTokenizer
 
 from swarm.engine import decode
-from swarm.engine.base import BaseModel
-from swarm.engine.hf import HFEngine
-from swarm.engine.local import HFModel
-from swarm.engine.scoring import score_choices
-from swarm.engine.stacked import BatchedLoraModel
-from swarm.engine.tokens import encode_choice, encode_prompt
+from swarm.engine.base_model import BaseModel
+from swarm.engine.batched_lora import BatchedLoraModel
+from swarm.engine.decode import score_choices
+from swarm.engine.hf import HFEngine, HFModel
+from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.errors import UserError
-from swarm.models import Message, Request
-from swarm.pool import Pool
-from swarm.rehearsal import fit_to_context
-from swarm.tasks import TaskRun
+from swarm.loop.prompt_stats import fit_to_context
+from swarm.models.base import Message, Request
+from swarm.pool.pool import Pool
+from swarm.tasks.base import TaskRun
 
 PROMPTS = [
     "please answer with one word",
@@ -181,7 +180,9 @@ def test_scoring_in_small_batches_gives_the_same(family: tuple[Path, Path]) -> N
     small, _ = opened(family, plan="stacked", max_tokens=40)
     asked = [[Request(p, 0, (" (A)", " yes or no", TEXT[:90])) for p in PROMPTS]] * 2
     positions = np.eye(len(pool.names))[:2]
-    rows = [[c.logprobs for row in e.generate(positions, asked) for c in row] for e in (large, small)]
+    rows = [
+        [c.logprobs for row in e.generate(positions, asked) for c in row] for e in (large, small)
+    ]
     assert np.allclose(*rows, atol=1e-4)
 
 
@@ -216,16 +217,26 @@ def test_a_model_with_a_sliding_window_is_scored_alike(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, MistralConfig
 
     tokenizer = tiny.tokenizer(tmp_path)
-    config = MistralConfig(vocab_size=320, hidden_size=32, intermediate_size=64, head_dim=8,
-                           num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                           sliding_window=8, initializer_range=0.2)  # fmt: skip
+    config = MistralConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        head_dim=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+        initializer_range=0.2,
+    )
     with tiny.seeded(0):
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model = tiny.load(tmp_path)
     assert not decode.can_share_prefix(model)
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    choices = [[tokenizer(c, add_special_tokens=False).input_ids for c in (" (A)", TEXT[:80], "")]
-               for _ in PROMPTS]  # fmt: skip
+    choices = [
+        [tokenizer(c, add_special_tokens=False).input_ids for c in (" (A)", TEXT[:80], "")]
+        for _ in PROMPTS
+    ]
     choices[2] = choices[2][:1]
     for positions in (1, 1000):
         scored = score_choices(model, prompts, choices, 2, tokenizer.pad_token_id, positions)
@@ -319,7 +330,12 @@ def test_a_small_budget_gives_the_same_answers(family: tuple[Path, Path]) -> Non
 
 def test_finished_rows_are_dropped_in_equal_blocks() -> None:
     assert decode.rows_to_keep([True] * 8, 2) is None
-    assert decode.rows_to_keep([False, True, False, False, True, True, False, False], 2) == [0, 1, 4, 5]
+    assert decode.rows_to_keep([False, True, False, False, True, True, False, False], 2) == [
+        0,
+        1,
+        4,
+        5,
+    ]
     assert decode.rows_to_keep([True, False, False, False], 1) == [0]
 
 
@@ -328,8 +344,13 @@ def test_a_pool_of_another_base_is_refused(tiny_qwen2: Path, tmp_path: Path) -> 
 
     wide = tmp_path / "wide"
     tiny.tokenizer(wide)
-    config = LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=64,
-                         num_hidden_layers=2, num_attention_heads=4)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(wide)
     pool = Pool(tiny.pool(tiny_qwen2, tmp_path / "pool", ("amber", "birch"))).open()
     with pytest.raises(UserError, match="do not fit the base"):

@@ -11,15 +11,21 @@ import evaluating
 import pytest
 import searches
 
-from swarm.candidates.evaluation import format_result
-from swarm.candidates.scoring import choose_device
 from swarm.errors import UserError
+from swarm.evaluation.evaluation import format_result
+from swarm.evaluation.scoring import choose_device
 
 
 def called(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "swarm.evaluate", *arguments]
-    return subprocess.run(command, cwd=searches.ROOT, env=searches.environment(),
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    return subprocess.run(
+        command,
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture
@@ -35,8 +41,9 @@ def test_it_prints_and_writes_and_shows_again(given: list[str], tmp_path: Path) 
     rows = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").open()]
     assert [voice["name"] for voice in result["voices"]] == ["cedar", "amber"]
     assert [(row["voice"], row["id"]) for row in rows[:1] + rows[-1:]] == [
-        ("cedar", 100), ("amber", 115),
-    ]  # fmt: skip
+        ("cedar", 100),
+        ("amber", 115),
+    ]
     for voice in result["voices"]:
         mine = [row["value"] for row in rows if row["voice"] == voice["name"]]
         assert voice["utility"] == sum(mine) / 16
@@ -52,8 +59,12 @@ def test_an_evaluation_of_other_weights_is_another(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, tiny_gemma: Path
 ) -> None:
     adapter = shutil.copytree(tiny_pool / "amber", tmp_path / "adapter")
-    keys = [*evaluating.keys(tmp_path, tiny_llama, tiny_pool)[:-1], f"out={tmp_path / 'out'}",
-            "candidate=adapter", f"candidate.folder={adapter}"]  # fmt: skip
+    keys = [
+        *evaluating.keys(tmp_path, tiny_llama, tiny_pool)[:-1],
+        f"out={tmp_path / 'out'}",
+        "candidate=adapter",
+        f"candidate.folder={adapter}",
+    ]
     first = evaluating.evaluated(keys)
     assert evaluating.evaluated(keys) == first
     shutil.copy(tiny_pool / "birch" / "adapter_model.safetensors", adapter)
@@ -63,8 +74,14 @@ def test_an_evaluation_of_other_weights_is_another(
 
 def test_help_imports_nothing_heavy() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "swarm.evaluate", "--help"]
-    out = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True,
-                         env=searches.environment(), check=True)  # fmt: skip
+    out = subprocess.run(
+        command,
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    )
     assert "candidate=ensemble" in out.stdout
     loaded = set(re.findall(r"\| +(\w+)", out.stderr))
     assert "hydra" in loaded and not loaded & {"torch", "transformers", "peft", "aiohttp"}

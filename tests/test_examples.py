@@ -47,8 +47,9 @@ def base(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def named(tiny_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny pool under the names of the experts that ship."""
     home = tmp_path_factory.mktemp("named")
-    for new, old in zip(NAMES, sorted(one for one in tiny_pool.iterdir() if one.is_dir()),
-                        strict=True):  # fmt: skip
+    for new, old in zip(
+        NAMES, sorted(one for one in tiny_pool.iterdir() if one.is_dir()), strict=True
+    ):
         shutil.copytree(old, home / new)
     return home
 
@@ -57,8 +58,12 @@ def named(tiny_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few() -> Any:
     """A task of six texts."""
     items = [{"prompt": f"number {n}", "split": s} for n in range(3) for s in ("dev", "test")]
-    return task([{**one, "prompt": f"{one['prompt']} {one['split']}"} for one in items], says_e,
-                highest=1.0, max_new_tokens=3)  # fmt: skip
+    return task(
+        [{**one, "prompt": f"{one['prompt']} {one['split']}"} for one in items],
+        says_e,
+        highest=1.0,
+        max_new_tokens=3,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +80,13 @@ def pair(
 
 def test_all_are_tested_and_short() -> None:
     assert {
-        "own_task_by_a_function", "own_experts", "cma_es_against_pso",
-        "mixture_of_a_runs_best_particles", "consortium_of_local_experts", "compare_two_bests",
-    } == HERE  # fmt: skip
+        "own_task_by_a_function",
+        "own_experts",
+        "cma_es_against_pso",
+        "mixture_of_a_runs_best_particles",
+        "consortium_of_local_experts",
+        "compare_two_bests",
+    } == HERE
     for name in HERE:
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60
 
@@ -99,8 +108,7 @@ def test_own_experts(named: Path, base: Path, few: Any, tmp_path: Path, capsys: 
     with pytest.raises(SystemExit, match="was not made here"):
         made.filled(tmp_path / "taken", str(named))
     assert list((tmp_path / "taken").iterdir()) == []
-    found = made.main(home, base, task=few, folder=tmp_path, overrides={}, optimizer=FEW,
-                      **SMALL)  # fmt: skip
+    found = made.main(home, base, task=few, folder=tmp_path, overrides={}, optimizer=FEW, **SMALL)
     assert set(found.best.coefficients) == {"half_and_half", "roads", "rooms"}
     said = capsys.readouterr().out
     assert "3 experts of rank 4: half_and_half, roads, rooms" in said

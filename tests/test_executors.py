@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import searches
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.evaluation import Batching, Evaluator
 from swarm.executors import Executor, Job, Worker
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.processes import ProcessExecutor
-from swarm.models import Request
-from swarm.pool import Pool
-from swarm.tasks import Item, TaskRun, Score
-from swarm.tasks.choice import MultipleChoice
+from swarm.loop.evaluator import Batching, Evaluator
+from swarm.models.base import Request
+from swarm.pool.pool import Pool
+from swarm.tasks.base import Item, Score, TaskRun
+from swarm.tasks.multiple_choice import MultipleChoice
 
 EXECUTORS = {
     "inline": InlineExecutor,
@@ -49,7 +49,9 @@ def recipe(base: Path, pool: Path, task: object) -> Worker:
 
 
 def jobs(count: int = 5, items: int = 12) -> list[Job]:
-    return Batching(particles=1, items=items // 2).split_jobs(np.eye(5, 4)[:count] + 0.1, "dev", items)
+    return Batching(particles=1, items=items // 2).split_jobs(
+        np.eye(5, 4)[:count] + 0.1, "dev", items
+    )
 
 
 def test_every_job_is_answered_once_and_the_same(
@@ -199,7 +201,9 @@ def test_a_killed_worker_costs_nothing_but_time(
     assert found == again == expected
 
 
-def test_equal_positions_are_played_once(task: MultipleChoice, tiny_llama: Path, tiny_pool: Path) -> None:
+def test_equal_positions_are_played_once(
+    task: MultipleChoice, tiny_llama: Path, tiny_pool: Path
+) -> None:
     inline = InlineExecutor()
     inline.open(recipe(tiny_llama, tiny_pool, task))
     seen = []

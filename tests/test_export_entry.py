@@ -19,17 +19,16 @@ from hydra import compose, initialize_config_dir
 from loopback import environment, serving
 from omegaconf import OmegaConf
 
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.export import merged
+from swarm.export import export
 from swarm.export.__main__ import parse_arguments
-from swarm.export.command import build_command
 from swarm.export.export import Export
-from swarm.export.licences import to_hub_id, collect_input_licences, find_licence
+from swarm.export.model_card import build_command, collect_input_licences, find_licence, to_hub_id
 from swarm.export.source import ExportSource
-from swarm.manifest import encode_state
-from swarm.places import conf_folder
+from swarm.runs.describe import describe_position
+from swarm.runs.manifest import encode_state
 from swarm.search import build_run
-from swarm.words import describe_position
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,11 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
     told = Export(str(found), str(tmp_path / "mine")).write()
     mine, best = tmp_path / "mine", found / "global_best"
     assert sorted(path.name for path in mine.iterdir()) == [
-        "README.md", "adapter_config.json", "adapter_model.safetensors", "swarm.json",
-    ]  # fmt: skip
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "swarm.json",
+    ]
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (mine / name).read_bytes() == (best / name).read_bytes()
     note = json.loads((best / "swarm.json").read_text())
@@ -104,9 +106,14 @@ def test_the_card_tells_groups_the_space_and_how_far_an_adapter_is_off(
     tiny_pool: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_pool / "amber", tmp_path / "best")
-    note = {"experts": ["amber", "birch"], "groups": ["attention", "mlp"], "space": "delta",
-            "coefficients": [0.75, 0.25, 0.0, -1.5], "validation_utility": 0.5,
-            "reconstruction_error": {"overall": 0.0312, "worst": 0.25}}  # fmt: skip
+    note = {
+        "experts": ["amber", "birch"],
+        "groups": ["attention", "mlp"],
+        "space": "delta",
+        "coefficients": [0.75, 0.25, 0.0, -1.5],
+        "validation_utility": 0.5,
+        "reconstruction_error": {"overall": 0.0312, "worst": 0.25},
+    }
     (tmp_path / "best" / "swarm.json").write_text(json.dumps(note))
     Export(str(tmp_path / "best"), str(tmp_path / "mine")).write()
     card = (tmp_path / "mine" / "README.md").read_text()
@@ -144,18 +151,26 @@ def test_bfloat16_is_the_rounded_float32_sum_in_shards_and_the_base_is_loaded_on
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    monkeypatch.setattr(merged, "MAX_SHARD_SIZE", "30KB")
+    monkeypatch.setattr(export, "MAX_SHARD_SIZE", "30KB")
     opened = []
     original = AutoModelForCausalLM.from_pretrained
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained",
-                        lambda *a, **k: opened.append(a) or original(*a, **k))  # fmt: skip
+    monkeypatch.setattr(
+        AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *a, **k: opened.append(a) or original(*a, **k),
+    )
     exact, rounded = tmp_path / "exact", tmp_path / "rounded"
     Export(str(found), str(exact), "merged", dtype="float32").write()
     Export(str(found), str(rounded), "merged").write()
     assert len(opened) == 2
-    sums, halves = ({name: tensor for file in sorted(folder.glob("*.safetensors"))
-                     for name, tensor in load_file(file).items()}
-                    for folder in (exact, rounded))  # fmt: skip
+    sums, halves = (
+        {
+            name: tensor
+            for file in sorted(folder.glob("*.safetensors"))
+            for name, tensor in load_file(file).items()
+        }
+        for folder in (exact, rounded)
+    )
     assert sums.keys() == halves.keys() and len(list(exact.glob("*.safetensors"))) > 2
     assert (exact / "model.safetensors.index.json").is_file()
     for name, tensor in sums.items():
@@ -205,8 +220,12 @@ def test_a_fine_tuning_and_a_whole_model(tiny_llama: Path, tiny_pool: Path, tmp_
     with pytest.raises(UserError, match="particle=0"):
         Export(str(run), str(tmp_path / "x"), particle=0)
     shutil.copytree(tiny_llama, tmp_path / "whole")
-    note = {"experts": ["mine", "one"], "models": [str(tmp_path / "mine"), "owner/one"],
-            "coefficients": [0.5, 0.5], "space": "weights"}  # fmt: skip
+    note = {
+        "experts": ["mine", "one"],
+        "models": [str(tmp_path / "mine"), "owner/one"],
+        "coefficients": [0.5, 0.5],
+        "space": "weights",
+    }
     (tmp_path / "whole" / "swarm.json").write_text(json.dumps(note))
     Export(str(tmp_path / "whole"), str(tmp_path / "copy"), "merged").write()
     assert front(tmp_path / "copy")["base_model"] == ["owner/one"]
@@ -228,7 +247,7 @@ def test_a_killed_export_leaves_the_old_one_and_nothing_else(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(merged, "merge_adapter", killed)
+        patch.setattr(export, "merge_adapter", killed)
         Export(str(found), str(target), "merged").write()
     assert searches.tree(target) == before
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
@@ -276,7 +295,9 @@ def test_a_base_that_the_adapter_was_not_made_for_is_one_line(
 
 
 def test_the_command_line_is_read_as_it_is_said(tmp_path: Path) -> None:
-    source, keys = parse_arguments(["search/first", "to=x", "particle=2", "private=false", "dtype=null"])
+    source, keys = parse_arguments(
+        ["search/first", "to=x", "particle=2", "private=false", "dtype=null"]
+    )
     assert source == "search/first" and keys["particle"] == 2 and keys["private"] is False
     assert keys["to"] == "x" and keys["dtype"] is None and keys["format"] == "peft"
     for words in ([], ["a", "b"], ["a", "too=x"], ["a", "to=[a"], ["a", "to={a"]):
@@ -289,9 +310,14 @@ def test_the_command_line_is_read_as_it_is_said(tmp_path: Path) -> None:
 
 def test_help_is_quick_and_a_mistake_is_one_line() -> None:
     def entry(*words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([sys.executable, "-X", "importtime", "-m", "swarm.export", *words],
-                              cwd=searches.ROOT, env=searches.environment(), text=True,
-                              capture_output=True, check=False)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "swarm.export", *words],
+            cwd=searches.ROOT,
+            env=searches.environment(),
+            text=True,
+            capture_output=True,
+            check=False,
+        )
 
     told = entry("--help")
     assert told.returncode == 0 and "push_to_hub" in told.stdout
@@ -312,19 +338,28 @@ def test_licences_come_from_cards_and_texts(tmp_path: Path) -> None:
     (tmp_path / "broken" / "README.md").write_text("---\n: [\n---\n")
     names = ("card", "named", "text", "broken")
     assert [find_licence(tmp_path / name) for name in names] == [
-        "mit", "its-own", "Apache License", "unknown",
-    ]  # fmt: skip
+        "mit",
+        "its-own",
+        "Apache License",
+        "unknown",
+    ]
     assert find_licence(None) == "unknown" and find_licence(None, tmp_path / "card") == "mit"
 
 
 def test_front_matter_calls_a_licence_as_the_hub_does_or_not_at_all() -> None:
     known = {
-        "Apache License": "apache-2.0", "Apache-2.0": "apache-2.0", "Apache 2.0": "apache-2.0",
-        "MIT License": "mit", "BSD 3-Clause License": "bsd-3-clause", "cc-by-4.0": "cc-by-4.0",
-        "Attribution 4.0 International": "cc-by-4.0", "llama3.1": "llama3.1",
-        "LLAMA 3.1 COMMUNITY LICENSE AGREEMENT": "llama3.1", "Gemma Terms of Use": "gemma",
+        "Apache License": "apache-2.0",
+        "Apache-2.0": "apache-2.0",
+        "Apache 2.0": "apache-2.0",
+        "MIT License": "mit",
+        "BSD 3-Clause License": "bsd-3-clause",
+        "cc-by-4.0": "cc-by-4.0",
+        "Attribution 4.0 International": "cc-by-4.0",
+        "llama3.1": "llama3.1",
+        "LLAMA 3.1 COMMUNITY LICENSE AGREEMENT": "llama3.1",
+        "Gemma Terms of Use": "gemma",
         "META LLAMA 3 COMMUNITY LICENSE AGREEMENT": "llama3",
-    }  # fmt: skip
+    }
     assert {text: to_hub_id(text) for text in known} == known
     for text in ("unknown", "other", "its-own", "GNU GENERAL PUBLIC LICENSE", "Apache License 1.1"):
         assert to_hub_id(text) is None
@@ -352,16 +387,23 @@ def test_rows_that_a_pool_makes_are_licensed_as_what_is_in_them(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
     base = shutil.copytree(tiny_llama, tmp_path / "base_of_all")
-    texts = {base: "MIT License", tmp_path / "p" / "amber": "Apache License",
-             tmp_path / "p" / "birch": "Gemma Terms of Use",
-             tmp_path / "old" / "cedar": "ISC"}  # fmt: skip
+    texts = {
+        base: "MIT License",
+        tmp_path / "p" / "amber": "Apache License",
+        tmp_path / "p" / "birch": "Gemma Terms of Use",
+        tmp_path / "old" / "cedar": "ISC",
+    }
     for folder, text in texts.items():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "LICENSE").write_text(text)
     (tmp_path / "old" / "dune").mkdir()
     model = {"path": str(base), "name": None}
-    result(tiny_pool, tmp_path / "first", {"experts": ["cedar", "dune"], "coefficients": [1, 0.5]},
-           {"own": 2, "config": {"pool": {"folder": str(tmp_path / "old")}}})  # fmt: skip
+    result(
+        tiny_pool,
+        tmp_path / "first",
+        {"experts": ["cedar", "dune"], "coefficients": [1, 0.5]},
+        {"own": 2, "config": {"pool": {"folder": str(tmp_path / "old")}}},
+    )
     names = ["amber", "birch", "base", "noise_0", "elite_0", "ties"]
     pool = {"folder": str(tmp_path / "p"), "elites": str(tmp_path / "first"), "elite_count": 2}
 
@@ -370,8 +412,12 @@ def test_rows_that_a_pool_makes_are_licensed_as_what_is_in_them(
         for folder in (run, to):
             shutil.rmtree(folder, ignore_errors=True)
         config = {"model": model, "pool": {**pool, **more}}
-        result(tiny_pool, run, {"experts": names, "coefficients": list(shares)},
-               {"own": 2, "config": config})  # fmt: skip
+        result(
+            tiny_pool,
+            run,
+            {"experts": names, "coefficients": list(shares)},
+            {"own": 2, "config": config},
+        )
         Export(str(run), str(to)).write()
         return licences(to)
 
@@ -381,7 +427,12 @@ def test_rows_that_a_pool_makes_are_licensed_as_what_is_in_them(
     assert found(1, 0, 1, 0, 0, 0) == {**mine, "amber": "Apache License"}
     assert found(0, 0, 0, 0, 0, 1) == {**mine, **both}
     assert found(0, 0, 0, 0, 0.1, 0) == {**mine, "cedar": "ISC", "dune": "unknown"}
-    assert collect_input_licences(ExportSource("x", tiny_pool / "amber", note={"tuned_from": "the base"})) == {}
+    assert (
+        collect_input_licences(
+            ExportSource("x", tiny_pool / "amber", note={"tuned_from": "the base"})
+        )
+        == {}
+    )
     assert found(0, 0, 0, 0, 1, 0, elites=str(tmp_path / "gone")) == {**mine, "elite_0": "unknown"}
 
 
@@ -408,8 +459,11 @@ def test_numbers_of_an_adapter_that_was_rounded_afterwards_are_not_its_own(
             told = {**note, "reconstruction_error": {"overall": error, "worst": error}}
             (run / place / "swarm.json").write_text(json.dumps(told))
             searches.reseal(run)
-            Export(str(run), str(tmp_path / "mine"), particle=note["particle"]
-                   if place != "global_best" else None).write()  # fmt: skip
+            Export(
+                str(run),
+                str(tmp_path / "mine"),
+                particle=note["particle"] if place != "global_best" else None,
+            ).write()
             card = (tmp_path / "mine" / "README.md").read_text()
             assert ("rounded to rank 4, was not measured" in card) is cut
             if place == "global_best":
@@ -480,9 +534,15 @@ def test_weights_that_stood_in_for_the_hub_s_are_named_beside_the_base(
     form: str, tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
-    model = {"_target_": "swarm.engine.base.Base", "path": "owner/base", "name": "owner/base",
-             "dtype": "bfloat16", "wheel": "some-wheel==1.0", "wheel_sha256": "0123456789abcdef",
-             "wheel_file": "in/base.gguf"}  # fmt: skip
+    model = {
+        "_target_": "swarm.engine.base_model.BaseModel",
+        "path": "owner/base",
+        "name": "owner/base",
+        "dtype": "bfloat16",
+        "wheel": "some-wheel==1.0",
+        "wheel_sha256": "0123456789abcdef",
+        "wheel_file": "in/base.gguf",
+    }
     note = {"experts": ["amber"], "coefficients": [1.0]}
     run = result(tiny_pool, tmp_path / "run", note, {"config": {"model": model}})
     stand_in = tmp_path / "cache" / "models" / "owner--base-0123456789ab"
@@ -523,13 +583,20 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.asked.append((body.decode(), None))
             return self.answer(200, {"url": f"{here}/user/name"})
         if self.path.endswith("/preupload/main"):
-            files = [{"path": file["path"], "shouldIgnore": False,
-                      "uploadMode": "lfs" if file["path"].endswith("safetensors") else "regular"}
-                     for file in json.loads(body)["files"]]  # fmt: skip
+            files = [
+                {
+                    "path": file["path"],
+                    "shouldIgnore": False,
+                    "uploadMode": "lfs" if file["path"].endswith("safetensors") else "regular",
+                }
+                for file in json.loads(body)["files"]
+            ]
             return self.answer(200, {"files": files})
         if self.path.endswith("/objects/batch"):
-            objects = [{**one, "actions": {"upload": {"href": f"{here}/put/{one['oid']}"}}}
-                       for one in json.loads(body)["objects"]]  # fmt: skip
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{here}/put/{one['oid']}"}}}
+                for one in json.loads(body)["objects"]
+            ]
             return self.answer(200, {"transfer": "basic", "objects": objects})
         if self.path.startswith("/put/"):
             self.large[self.path.removeprefix("/put/")] = body
@@ -573,10 +640,15 @@ def pushed(found: Path, to: Path, refused: str = "", **more: str) -> tuple[Any, 
     with serving(kind) as address:
         done = subprocess.run(
             [sys.executable, "-m", "swarm.export", str(found), f"to={to}", "push_to_hub=user/name"],
-            cwd=searches.ROOT, capture_output=True, text=True, timeout=60, check=False,
-            env=searches.environment(**environment(address, to.parent / "cache"),
-                                     HF_HOME=str(to.parent), **more),
-        )  # fmt: skip
+            cwd=searches.ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=searches.environment(
+                **environment(address, to.parent / "cache"), HF_HOME=str(to.parent), **more
+            ),
+        )
     return done, kind
 
 

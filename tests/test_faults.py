@@ -7,10 +7,16 @@ import faulty
 import pytest
 from endpoints import endpoint
 
-from swarm.models import Completion, Request
-from swarm.models.failures import NotFound, RequestError, ServerFault, RequestTimeout, ConnectionFailed
+from swarm.models.base import Completion, Request
+from swarm.models.http_errors import (
+    ConnectionFailed,
+    NotFound,
+    RequestError,
+    RequestTimeout,
+    ServerFault,
+)
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
+from swarm.models.rate_limit import Limits
 
 COUNT = 64
 TOLD = {

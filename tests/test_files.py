@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from swarm.files import read_gzip_json, write_json, write_gzip_json
+from swarm._util.files import read_gzip_json, write_gzip_json, write_json
 
 
 def test_half_a_surrogate_pair_survives(tmp_path: Path) -> None:

@@ -14,15 +14,22 @@ import tiny
 from hydra import compose, initialize_config_dir
 from tunings import tune, words
 
-from swarm.engine.base import BaseModel
+from swarm._util.files import conf_folder
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.export.source import read_source as export
-from swarm.finetune.gradient import TrainingProgress, TrainingArguments, Trainer, evaluate_loss, mean_loss, batch_indices
-from swarm.finetune.tuning import tokenize_items
-from swarm.manifest import Manifest
-from swarm.places import conf_folder
-from swarm.pool import Pool
+from swarm.finetune.run import tokenize_items
+from swarm.finetune.trainer import (
+    Trainer,
+    TrainingArguments,
+    TrainingProgress,
+    batch_indices,
+    evaluate_loss,
+    mean_loss,
+)
+from swarm.pool.pool import Pool
+from swarm.runs.manifest import Manifest
 from swarm.search import build_run
 
 
@@ -37,7 +44,7 @@ def tuned(
 
 def pairs(folder: Path, base: Path, end: bool = True) -> tuple[Any, list[Any], list[Any]]:
     """The task of `words`, its dev items, and their pairs; with or without the end token."""
-    from swarm.tasks.choice import MultipleChoice
+    from swarm.tasks.multiple_choice import MultipleChoice
 
     task = MultipleChoice("mmlu", str(folder / "tiny.json"), scoring="logits")
     items = list(task.items("dev"))
@@ -60,11 +67,13 @@ def test_the_held_out_loss_falls_and_the_saved_adapter_is_that_of_the_best_look(
     assert held["examples"] == 9 and held["examples_seen"] == 20 * 8
     assert held["examples_looked_at"] == 5 * 3 and held["prompts_asked"] == 2 * (12 + 16)
     model = PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "search" / "run" / "tuned")
-    from swarm.evaluation import split_dev_holdout
+    from swarm.loop.evaluator import split_dev_holdout
 
     _, items, every = pairs(folder, tiny_llama)
     _, places = split_dev_holdout(items, 0.25, 42)
-    assert evaluate_loss(model, [every[i] for i in places], 8) == pytest.approx(min(losses), abs=1e-5)
+    assert evaluate_loss(model, [every[i] for i in places], 8) == pytest.approx(
+        min(losses), abs=1e-5
+    )
 
 
 def test_the_saved_adapter_answers_in_a_pool_as_the_trained_model_did(
@@ -118,9 +127,13 @@ def test_every_example_is_learnt_from_equally_often() -> None:
 
 
 def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_shown(
-    tuned: tuple[Path, dict[str, Any]], tiny_llama: Path, tiny_pool: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    tuned: tuple[Path, dict[str, Any]],
+    tiny_llama: Path,
+    tiny_pool: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     folder, metrics = tuned
     look = Trainer._evaluate
 
@@ -141,8 +154,12 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
     for name in ("adapter_model.safetensors", "swarm.json"):
         assert (mine / name).read_bytes() == (other / name).read_bytes()
     assert sorted(path.name for path in run.iterdir()) == [
-        "answers.json.gz", "checksums.txt", "start", "tuned", "tuning.json",
-    ]  # fmt: skip
+        "answers.json.gz",
+        "checksums.txt",
+        "start",
+        "tuned",
+        "tuning.json",
+    ]
     before = searches.tree(run)
     assert tune(command) == metrics
     assert "| tuned " in capsys.readouterr().out and searches.tree(run) == before
@@ -155,9 +172,12 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
 
 
 def test_damage_to_the_folder_is_named_or_mended(
-    tuned: tuple[Path, dict[str, Any]], tiny_llama: Path, tiny_pool: Path, tmp_path: Path,
+    tuned: tuple[Path, dict[str, Any]],
+    tiny_llama: Path,
+    tiny_pool: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     folder, metrics = tuned
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     command = words(folder, tiny_llama, tiny_pool, "run", expert="amber")
@@ -185,9 +205,12 @@ def test_damage_to_the_folder_is_named_or_mended(
 
 @pytest.mark.parametrize("spoil", [b"", b"{}", None])
 def test_a_damaged_training_is_named(
-    spoil: bytes | None, tiny_llama: Path, tiny_pool: Path, tmp_path: Path,
+    spoil: bytes | None,
+    tiny_llama: Path,
+    tiny_pool: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     look = Trainer._evaluate
 
     def killed(self: Trainer, step: int, *more: Any) -> None:
@@ -221,7 +244,9 @@ def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
 
     def trainer(name: str) -> Trainer:
         model = PeftModel.from_pretrained(tiny.load(tiny_llama), start, is_trainable=True)
-        return Trainer(model, TrainingArguments(6, batch=2, every=2), tmp_path / name, lambda line: None)
+        return Trainer(
+            model, TrainingArguments(6, batch=2, every=2), tmp_path / name, lambda line: None
+        )
 
     def killed(self: Trainer, step: int, *more: Any) -> None:
         if step == 4:
@@ -236,12 +261,14 @@ def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
     again = trainer("killed")
     assert again.train(rows[:5], rows[5:]).looks == progress.looks
     assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
-    assert evaluate_loss(whole.model, rows, 3) == pytest.approx(evaluate_loss(whole.model, rows, 3), abs=0)
+    assert evaluate_loss(whole.model, rows, 3) == pytest.approx(
+        evaluate_loss(whole.model, rows, 3), abs=0
+    )
 
 
 def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     from safetensors.torch import load_file, save_file
 
     command = words(tmp_path, tiny_llama, tiny_pool, "run", steps=1, test="false")
@@ -282,15 +309,30 @@ def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
 def test_training_that_only_harms_is_stopped_and_the_start_is_kept(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    metrics = tune(words(tmp_path, tiny_llama, tiny_pool, "bad", expert="amber", rate=3.0, every=1,
-                         patience=2, test="false"))  # fmt: skip
+    metrics = tune(
+        words(
+            tmp_path,
+            tiny_llama,
+            tiny_pool,
+            "bad",
+            expert="amber",
+            rate=3.0,
+            every=1,
+            patience=2,
+            test="false",
+        )
+    )
     assert metrics["steps"] < 20 and metrics["step"] < metrics["steps"]
     assert "test_gain" not in metrics
     later = [held for step, _, held in metrics["looks"] if step > metrics["step"]]
     assert len(later) == 2
     progress = TrainingProgress()
     assert progress.record_evaluation(0, None, 2.0) and not progress.record_evaluation(1, 1.0, 2.0)
-    assert progress.record_evaluation(2, 1.0, 1.5) and progress.count_stale() == 0 and progress.best == 2
+    assert (
+        progress.record_evaluation(2, 1.0, 1.5)
+        and progress.count_stale() == 0
+        and progress.best == 2
+    )
 
 
 def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
@@ -299,8 +341,9 @@ def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
     import torch
     from peft import PeftModel
 
-    metrics = tune(words(tmp_path, tiny_llama, tiny_pool, "new", holdout=0.0, rank=2,
-                         steps=5, test="false"))  # fmt: skip
+    metrics = tune(
+        words(tmp_path, tiny_llama, tiny_pool, "new", holdout=0.0, rank=2, steps=5, test="false")
+    )
     assert metrics["starting_best_expert"] == "the base" and metrics["step"] == 5
     run = tmp_path / "search" / "new"
     start = PeftModel.from_pretrained(tiny.load(tiny_llama), run / "start")
@@ -326,8 +369,7 @@ def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
 def test_what_cannot_be_done_is_one_line_and_writes_nothing(
     more: list[str], said: str, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    command = [w for w in words(tmp_path, tiny_llama, tiny_pool, "no")
-               if not w.startswith("task")]  # fmt: skip
+    command = [w for w in words(tmp_path, tiny_llama, tiny_pool, "no") if not w.startswith("task")]
     task = [] if more[0].startswith("task=") else ["task=mmlu", f"task.file={tmp_path}/tiny.json"]
     with pytest.raises(Exception) as caught:
         tune([*command, *task, *more])
@@ -340,8 +382,14 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(
 
 def test_help_needs_no_torch() -> None:
     code = "import sys, swarm.finetune.__main__; print({'torch', 'peft'} & set(sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True,
-                         text=True, env=searches.environment(), check=True)  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    )
     assert out.stdout.strip() == "set()"
 
 
@@ -349,8 +397,9 @@ def test_a_run_without_a_test_is_said_to_be_not_compared(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for test in ("false", "true"):
-        first = searches.arguments(tmp_path, tiny_llama, tiny_pool, "first",
-                                   optimizer__max_iterations=1, test=test)  # fmt: skip
+        first = searches.arguments(
+            tmp_path, tiny_llama, tiny_pool, "first", optimizer__max_iterations=1, test=test
+        )
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
             run, config = build_run(compose("search", first))
         run.search(config)
@@ -368,10 +417,20 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
     searched = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, "first"))
     assert searched.returncode == 0, searched.stderr
     first = tmp_path / "search" / "first"
-    command = [sys.executable, "-m", "swarm.finetune",
-               *words(tmp_path, tiny_llama, tiny_pool, "tuned", run=first)]  # fmt: skip
-    done = subprocess.run(command, cwd=searches.ROOT, capture_output=True, text=True,
-                          env=searches.environment(), timeout=120)  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "swarm.finetune",
+        *words(tmp_path, tiny_llama, tiny_pool, "tuned", run=first),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     metrics = json.loads((first / "state.json").read_text())["metrics"]
     mine = json.loads((tmp_path / "search" / "tuned" / "tuning.json").read_text())["metrics"]

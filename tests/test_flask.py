@@ -15,11 +15,10 @@ from benches import BROKEN, command, fenced, refused, rows, serving, variables, 
 from endpoints import Asked, Endpoint, Reply, chat, endpoint
 from playing import hostile
 
+from swarm._util.files import find_path
 from swarm.judge.flask import QUESTIONS_FILE, SKILLS_FILE
-from swarm.judge.flask_items import read_items, read_skills
-from swarm.judge.flask_reviews import build_prompt
-from swarm.judge.rubric import SkillScores, parse_skill_scores
-from swarm.places import find_path
+from swarm.judge.flask.reviews import build_prompt, read_items, read_skills
+from swarm.judge.parsing import SkillScores, parse_skill_scores
 
 ASKED = ("Logical Robustness", "Logical Correctness", "Completeness")
 
@@ -43,16 +42,22 @@ REPLIES: dict[str, tuple[float | str | None, ...]] = {
         (4.0, 5.0, 3.0),
     ),
     "{'Logical Robustness': 'N/A', 'Logical Correctness': null, 'Completeness': Not applicable}": (
-        "N/A", "N/A", "N/A"),
+        "N/A",
+        "N/A",
+        "N/A",
+    ),
     "{'Logical Robustness': 4, 'Completeness': 2}": (4.0, None, 2.0),
     "{'Logical Robustness': 0, 'Logical Correctness': 6, 'Completeness': 80}": (None, None, None),
     "{'Logical Robustness': 4/10, 'Logical Correctness': -3, 'Completeness': 3%}": (
-        None, None, None),
+        None,
+        None,
+        None,
+    ),
     "{'Completeness': 3, 'completeness': 4}": (None, None, None),
     '{"Logical Robustness": N, "Logical Correctness": N, "Completeness": N}': (None, None, None),
     "": (None, None, None),
     "[[5]] A fine response, 5 out of 5.": (None, None, None),
-}  # fmt: skip
+}
 
 
 def test_scores_are_read_or_are_none() -> None:
@@ -68,14 +73,32 @@ def test_hostile_replies_are_read_in_no_time() -> None:
 
 
 ITEMS = [
-    {"idx": 7, "instruction": "How many?", "answer": "Three.", "task": "own",
-     "skill": ["Conciseness", "Logical Correctness"], "domain": ["Math"],
-     "difficulty": "simple lifestyle knowledge"},
-    {"question_id": 30, "text": "Why {so}?", "answer": None, "metrics": ["factuality"],
-     "domain": ["Math", "History"], "difficulty": "-1"},
-    {"idx": 4, "instruction": "Write.", "answer": "x", "skill": ["commonsense_understanding"],
-     "domain": ["-1"], "difficulty": "expert level knowledge"},
-]  # fmt: skip
+    {
+        "idx": 7,
+        "instruction": "How many?",
+        "answer": "Three.",
+        "task": "own",
+        "skill": ["Conciseness", "Logical Correctness"],
+        "domain": ["Math"],
+        "difficulty": "simple lifestyle knowledge",
+    },
+    {
+        "question_id": 30,
+        "text": "Why {so}?",
+        "answer": None,
+        "metrics": ["factuality"],
+        "domain": ["Math", "History"],
+        "difficulty": "-1",
+    },
+    {
+        "idx": 4,
+        "instruction": "Write.",
+        "answer": "x",
+        "skill": ["commonsense_understanding"],
+        "domain": ["-1"],
+        "difficulty": "expert level knowledge",
+    },
+]
 
 
 @pytest.fixture
@@ -100,8 +123,19 @@ def generated(path: Path) -> Path:
 
 
 def judging(items: Path, answers: Path, *more: object) -> tuple[object, ...]:
-    return ("flask", "judge", "--questions", items, "--answers", answers, "--judge", "big",
-            "--out", answers.parent / "out", *more)  # fmt: skip
+    return (
+        "flask",
+        "judge",
+        "--questions",
+        items,
+        "--answers",
+        answers,
+        "--judge",
+        "big",
+        "--out",
+        answers.parent / "out",
+        *more,
+    )
 
 
 def test_temperature_and_length_are_sent(
@@ -110,13 +144,27 @@ def test_temperature_and_length_are_sent(
     def answer(asked: Asked) -> str:
         return reviewed(asked) if asked.body["model"] == "big" else "an answer"
 
-    generate = ("flask", "generate", "--questions", items, "--model", "org/small", "--output",
-                tmp_path / "small.jsonl", "--max_tokens", 33, "--temperature", 0.25)  # fmt: skip
+    generate = (
+        "flask",
+        "generate",
+        "--questions",
+        items,
+        "--model",
+        "org/small",
+        "--output",
+        tmp_path / "small.jsonl",
+        "--max_tokens",
+        33,
+        "--temperature",
+        0.25,
+    )
     with serving(monkeypatch, tmp_path, answer) as server:
         assert command(*generate) == 0
         assert command(*judging(items, tmp_path / "small.jsonl", "--max_tokens", 44)) == 0
-        sent = {asked.body["model"]: (asked.body["temperature"], asked.body["max_tokens"])
-                for asked in server.asked}  # fmt: skip
+        sent = {
+            asked.body["model"]: (asked.body["temperature"], asked.body["max_tokens"])
+            for asked in server.asked
+        }
         assert sent == {"org/small": (0.25, 33), "big": (0, 44)} and len(server.asked) == 6
         before = [(path, path.read_bytes()) for path in sorted(tmp_path.rglob("*.jsonl"))]
         assert command(*generate) == 0
@@ -129,9 +177,11 @@ def test_temperature_and_length_are_sent(
 
 
 def test_a_missing_reply_shifts_no_review_onto_another_question(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, items: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    items: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     answers = generated(tmp_path / "m.jsonl")
     gone = ""
 
@@ -154,23 +204,33 @@ def test_a_missing_reply_shifts_no_review_onto_another_question(
 
 
 def test_tables_by_skill_domain_and_difficulty_are_those_of_the_hand(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, items: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    items: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     answers = generated(tmp_path / "m.jsonl")
     with serving(monkeypatch, tmp_path, reviewed):
         assert command(*judging(items, answers)) == 0
     assert "1 scores cannot be read" in capsys.readouterr().out
     assert [row["score"] for row in rows(tmp_path / "out" / "reviews.jsonl")] == [
-        {"Commonsense Understanding": None}, {"Conciseness": 5, "Logical Correctness": 2},
+        {"Commonsense Understanding": None},
+        {"Conciseness": 5, "Logical Correctness": 2},
         {"Factuality": "N/A"},
-    ]  # fmt: skip
+    ]
     assert command("flask", "show", "--out", tmp_path / "out") == 0
     text = capsys.readouterr().out
     assert "m, judge big" in text and "3.50 n=2, 1 unparsed" in text
     lines = json.loads((tmp_path / "out" / "scores.json").read_text())
-    told = {(line["table"], line["name"]): (line["average"], line["n"], line["unparsed"],
-                                            line["not_applicable"]) for line in lines}  # fmt: skip
+    told = {
+        (line["table"], line["name"]): (
+            line["average"],
+            line["n"],
+            line["unparsed"],
+            line["not_applicable"],
+        )
+        for line in lines
+    }
     assert told == {
         ("all", "all"): (3.5, 2, 1, 1),
         ("skill", "Commonsense Understanding"): (None, 0, 1, 0),
@@ -192,8 +252,9 @@ def test_tables_by_skill_domain_and_difficulty_are_those_of_the_hand(
 
 def test_an_interval_is_that_of_the_questions(tmp_path: Path) -> None:
     base = {"model": "m", "judge": "j", "domain": ["Math"], "difficulty": "d"}
-    reviews = [{**base, "question_id": n, "score": {"A": n % 5 + 1, "B": n % 5 + 1}}
-               for n in range(20)]  # fmt: skip
+    reviews = [
+        {**base, "question_id": n, "score": {"A": n % 5 + 1, "B": n % 5 + 1}} for n in range(20)
+    ]
     write(tmp_path / "reviews.jsonl", [*reviews, {**reviews[0], "score": {"A": 1, "B": 1}}])
     assert command("flask", "show", "--out", tmp_path) == 0
     lines = json.loads((tmp_path / "scores.json").read_text())
@@ -251,11 +312,19 @@ def test_the_scripts_generate_judge_and_show(tmp_path: Path) -> None:
 
     def script(name: str, server: Endpoint) -> str:
         env = searches.environment(
-            **variables(server.url, tmp_path), MODEL="small", JUDGE="big",
-            PYTHON=sys.executable, OUT=str(tmp_path / name),
-        )  # fmt: skip
-        done = subprocess.run(["bash", str(searches.ROOT / "scripts" / f"{name}.sh")], env=env,
-                              capture_output=True, text=True, cwd=tmp_path)  # fmt: skip
+            **variables(server.url, tmp_path),
+            MODEL="small",
+            JUDGE="big",
+            PYTHON=sys.executable,
+            OUT=str(tmp_path / name),
+        )
+        done = subprocess.run(
+            ["bash", str(searches.ROOT / "scripts" / f"{name}.sh")],
+            env=env,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm import folders
-from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE
 from swarm.errors import UserError
-from swarm.pool import Pool
+from swarm.pool import adapter
+from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE
+from swarm.pool.pool import Pool
 
 
 class FileLimit:
@@ -31,8 +31,12 @@ def test_saving_again_replaces_the_whole_folder(tiny_pool: Path, tmp_path: Path)
     pool.save([1, 0, 0, 0], best, {"utility": 0.1})
     (best / "answers.jsonl").write_text("of the old one")
     pool.save([0, 1, 0, 0], best)
-    assert sorted(path.name for path in best.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE, folders.NOTE_FILE]
-    assert json.loads((best / folders.NOTE_FILE).read_text())["coefficients"] == [0, 1, 0, 0]
+    assert sorted(path.name for path in best.iterdir()) == [
+        CONFIG_FILE,
+        WEIGHTS_FILE,
+        adapter.NOTE_FILE,
+    ]
+    assert json.loads((best / adapter.NOTE_FILE).read_text())["coefficients"] == [0, 1, 0, 0]
     assert [path.name for path in best.parent.iterdir()] == ["best"]
 
 
@@ -54,7 +58,7 @@ def test_what_a_killed_save_leaves_is_put_right(tiny_pool: Path, tmp_path: Path)
     (tmp_path / ".best.new").mkdir()
     with FileLimit(1000), pytest.raises(UserError):
         pool.save([0, 1, 0, 0], best)
-    assert json.loads((best / folders.NOTE_FILE).read_text())["coefficients"] == [1, 0, 0, 0]
+    assert json.loads((best / adapter.NOTE_FILE).read_text())["coefficients"] == [1, 0, 0, 0]
     pool.save([0, 1, 0, 0], best)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
@@ -101,7 +105,7 @@ def test_a_failed_swap_puts_the_old_adapter_back(
     monkeypatch.setattr(Path, "rename", refuse_new)
     with pytest.raises(UserError, match="the disk has gone"):
         pool.save([0, 1, 0, 0], best)
-    assert json.loads((best / folders.NOTE_FILE).read_text())["coefficients"] == [1, 0, 0, 0]
+    assert json.loads((best / adapter.NOTE_FILE).read_text())["coefficients"] == [1, 0, 0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 

@@ -11,7 +11,7 @@ from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.de import DifferentialEvolution
 from swarm.optimizers.nes import NaturalEvolution, shape_by_rank
 from swarm.optimizers.random_search import RandomSearch
-from swarm.optimizers.starts import static_start_positions, utility_start_positions
+from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 
 UTILITIES = np.array([0.2, 0.5, np.nan, 0.4, 0.3])
 STARTING = [
@@ -36,8 +36,12 @@ def step(optimizer: Any, utility: Any) -> np.ndarray:
 
 def test_static_recipes_at_each_scale() -> None:
     labels, rows = static_start_positions(5, 2, scales=(1.0, 2.0))
-    assert labels == ["uniform soup", "task arithmetic 0.3", "uniform soup x 2",
-                      "task arithmetic 0.3 x 2"]  # fmt: skip
+    assert labels == [
+        "uniform soup",
+        "task arithmetic 0.3",
+        "uniform soup x 2",
+        "task arithmetic 0.3 x 2",
+    ]
     np.testing.assert_allclose(rows, np.repeat([[0.2], [0.3], [0.4], [0.6]], 10, axis=1))
     labels, rows = static_start_positions(5, among=2)
     np.testing.assert_allclose(rows[0], [0.5, 0.5, 0, 0, 0])

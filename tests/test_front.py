@@ -12,9 +12,9 @@ import test_report
 
 from swarm.errors import UserError
 from swarm.export.export import Export
-from swarm.front import ParetoFront, compute_hypervolume, find_non_dominated
-from swarm.report.write import build_report, write_report
-from swarm.ui.seen import load_run_series
+from swarm.report.build import build_report, write_report
+from swarm.runs.pareto_front import ParetoFront, compute_hypervolume, find_non_dominated
+from swarm.ui.run_data import load_run_series
 
 
 def sheet(folder: Path) -> dict[str, Any]:
@@ -35,7 +35,9 @@ def test_a_front_is_what_nothing_dominates() -> None:
     violations = np.where(values[:, 0] > 3, 0.5, 0.0)
     kept = find_non_dominated(values, violations)
     assert (violations[kept] == 0).all()
-    np.testing.assert_array_equal(kept[violations == 0], find_non_dominated(values[violations == 0]))
+    np.testing.assert_array_equal(
+        kept[violations == 0], find_non_dominated(values[violations == 0])
+    )
     # None meets them: those that miss them by the least.
     assert list(find_non_dominated(values[:3], np.array([2.0, 1.0, 3.0]))) == [False, True, False]
 

@@ -19,17 +19,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig
 
-from swarm.engine import checkpoint
-from swarm.engine.base import BaseModel
-from swarm.engine.full import FullWeightsEngine
-from swarm.engine.full_models import FullModelPool
+from swarm.engine.base_model import BaseModel
+from swarm.engine.full import checkpoint
+from swarm.engine.full.engine import FullWeightsEngine
+from swarm.engine.full.pool import FullModelPool
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import TokenEnsembleEngine
-from swarm.engine.panel import ModelEnsemble
+from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
+from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
-from swarm.models import Request
-from swarm.pool import Pool
-from swarm.tasks.choice import MultipleChoice
+from swarm.models.base import Request
+from swarm.pool.pool import Pool
+from swarm.tasks.multiple_choice import MultipleChoice
 
 MIXED = (0.5, 0.8, -0.3)
 
@@ -57,7 +57,9 @@ def copies(trio: list[Path], tmp_path: Path) -> list[Path]:
 
 
 def pool_of(models: Sequence[Path], dtype: str = "auto", **settings: Any) -> FullModelPool:
-    return FullModelPool(list(map(str, models)), BaseModel(str(models[0]), dtype=dtype), **settings).open()
+    return FullModelPool(
+        list(map(str, models)), BaseModel(str(models[0]), dtype=dtype), **settings
+    ).open()
 
 
 def opened(pool: FullModelPool) -> FullWeightsEngine:
@@ -338,21 +340,31 @@ def test_the_base_has_to_be_of_the_same_architecture(
 ) -> None:
     models = list(map(str, trio))
     with pytest.raises(UserError, match="tiny-gemma is another architecture"):
-        FullWeightsEngine().check(BaseModel(str(tiny_gemma)), FullModelPool(models, BaseModel(str(tiny_gemma))))
+        FullWeightsEngine().check(
+            BaseModel(str(tiny_gemma)), FullModelPool(models, BaseModel(str(tiny_gemma)))
+        )
     wide = tmp_path / "wide"
     shutil.copytree(trio[0], wide)
     tiny.load(trio[0]).save_pretrained(wide)
     set_config(vocab_size=400)(wide)
     pool = FullModelPool([str(wide), models[0]])
     with pytest.raises(UserError, match=r"embed_tokens\.weight has shape \[308, 32\] in .*wide"):
-        FullWeightsEngine().check(pool.base, FullModelPool([str(wide), str(wide / ".." / "wide")], pool.base))
+        FullWeightsEngine().check(
+            pool.base, FullModelPool([str(wide), str(wide / ".." / "wide")], pool.base)
+        )
 
 
 def test_what_transformers_holds_otherwise_is_refused(tmp_path: Path) -> None:
     models = [tmp_path / name for name in ("one", "two")]
-    config = MixtralConfig(vocab_size=308, hidden_size=32, intermediate_size=64,
-                           num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-                           num_local_experts=2)  # fmt: skip
+    config = MixtralConfig(
+        vocab_size=308,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
     for model in models:
         tiny.tokenizer(model)
         AutoModelForCausalLM.from_config(config).save_pretrained(model)
@@ -476,9 +488,13 @@ def test_a_search_goes_on_after_random_kills(trio: list[Path], tmp_path: Path) -
     plain, killed = (command(tmp_path, trio, name, **more) for name in ("plain", "killed"))
     lab = [sys.executable, "tests/kills.py", str(tmp_path / "search" / "killed")]
     result = subprocess.run(
-        [*lab, *killed], cwd=searches.ROOT, env=searches.environment(), text=True,
-        capture_output=True, timeout=300,
-    )  # fmt: skip
+        [*lab, *killed],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     rounds = json.loads(result.stdout.splitlines()[-1])
     assert len(rounds) >= 3 and len(set(rounds)) >= 2, rounds
@@ -499,8 +515,11 @@ def test_what_does_not_go_together_is_named(
     trio: list[Path], tiny_gemma: Path, tiny_pool: Path
 ) -> None:
     models = list(map(str, trio))
-    for given, said in ((None, "two or more"), (models[:1], "two or more"),
-                        ([models[0]] * 2, "more than once")):  # fmt: skip
+    for given, said in (
+        (None, "two or more"),
+        (models[:1], "two or more"),
+        ([models[0]] * 2, "more than once"),
+    ):
         with pytest.raises(UserError, match=f"pool.models.*{said}"):
             FullModelPool(given)
     for size in (0, -1, True, float("inf"), "2"):
@@ -512,7 +531,11 @@ def test_what_does_not_go_together_is_named(
     for engine, pool, said in (
         (HFEngine(), FullModelPool(models), "engine=hf mixes adapters"),
         (TokenEnsembleEngine(), FullModelPool(models), "engine=token mixes whole models"),
-        (FullWeightsEngine(), ModelEnsemble(models), "engine=full mixes the weights of whole models"),
+        (
+            FullWeightsEngine(),
+            ModelEnsemble(models),
+            "engine=full mixes the weights of whole models",
+        ),
         (FullWeightsEngine(), Pool(tiny_pool), "engine=full .* for adapters choose engine=hf"),
     ):
         with pytest.raises(UserError, match=said):
@@ -524,16 +547,25 @@ def test_memory_does_not_grow_with_the_number_of_models(tmp_path: Path) -> None:
     """Measured by benchmarks/full_models.py in a process of its own, on 170 MB models."""
     model = tmp_path / "model"
     tiny.tokenizer(model)
-    config = LlamaConfig(vocab_size=16000, hidden_size=512, intermediate_size=1400,
-                         num_hidden_layers=10, num_attention_heads=8, num_key_value_heads=8,
-                         tie_word_embeddings=True)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=16000,
+        hidden_size=512,
+        intermediate_size=1400,
+        num_hidden_layers=10,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(model)
     script = searches.ROOT / "benchmarks" / "full_models.py"
     done = subprocess.run(
-        [sys.executable, str(script), "--model", str(model), "--models", "5",
-         "--positions", "2"],
-        cwd=searches.ROOT, env=searches.environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, str(script), "--model", str(model), "--models", "5", "--positions", "2"],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     size = float(re.findall(r"5 models of (\d+) MB", done.stdout)[0])
     peaks = dict(re.findall(r"^\| (a position|save)[^|]*\| (\d+)", done.stdout, re.MULTILINE))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Message, Request, generate_each, stream
+from swarm.models.base import Completion, Delta, Message, Request, generate_each, stream
 from swarm.models.function import FunctionModel
-from swarm.models.stops import stream_until_stop
+from swarm.models.postprocess import stream_until_stop
 
 
 def raising(prompt: str) -> str:
@@ -29,8 +29,10 @@ def test_it_is_called_with_the_prompt_and_gives_a_text_a_completion_or_pieces() 
     whole = Completion("t", reasoning="because", new_tokens=7, cost=0.5)
     assert one(FunctionModel(lambda p: whole)) == whole
     assert list(stream(FunctionModel(lambda p: iter(["a", "b", "c"])), Request("hi"))) == [
-        Delta("a"), Delta("b"), Delta("c"),
-    ]  # fmt: skip
+        Delta("a"),
+        Delta("b"),
+        Delta("c"),
+    ]
     assert one(FunctionModel(str.upper)).model == "function/str.upper"
 
 

@@ -13,16 +13,16 @@ import searches
 import tiny
 import torch
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.models import Example, Request
-from swarm.optimizers import LossRequest
-from swarm.optimizers.descent import Descent
-from swarm.pool import Pool
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.match import ExactMatch
+from swarm.models.base import Example, Request
+from swarm.optimizers.base import LossRequest
+from swarm.optimizers.gradient import Descent
+from swarm.pool.pool import Pool
+from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture
+from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.tasks.perplexity import Perplexity
 
 EXAMPLES = [
@@ -117,7 +117,8 @@ def test_the_slope_is_the_losses_difference(
         step = np.zeros(len(position))
         step[place] = width
         up, down = (
-            engine.compute_gradient(x, EXAMPLES, False).loss for x in (position + step, position - step)
+            engine.compute_gradient(x, EXAMPLES, False).loss
+            for x in (position + step, position - step)
         )
         rough.append((up - down) / (2 * width))
     assert np.abs(slope).max() > 0.1
@@ -160,10 +161,17 @@ def test_examples_of_tasks(tmp_path: Path) -> None:
     assert list(item["choices"])[example.gold] == item["answer"]
     assert example.units == tuple(map(len, item["choices"].values()))
 
-    (tmp_path / "numbers.json").write_text(json.dumps(
-        {split: [{"id": n, "question": f"{split} {n} and 1?\nAnswer:", "answer": str(n + 1)}
-                 for n in range(4)] for split in ("dev", "test")}
-    ))  # fmt: skip
+    (tmp_path / "numbers.json").write_text(
+        json.dumps(
+            {
+                split: [
+                    {"id": n, "question": f"{split} {n} and 1?\nAnswer:", "answer": str(n + 1)}
+                    for n in range(4)
+                ]
+                for split in ("dev", "test")
+            }
+        )
+    )
     match = ExactMatch("numbers", str(tmp_path / "numbers.json"))
     (example,) = match.gold_examples([match.items("dev")[1]])
     assert (example.prompt, example.choices) == ("dev 1 and 1?\nAnswer:", (" 2",))
@@ -275,9 +283,16 @@ def test_a_descent_learns_groups_apart() -> None:
 
 
 def descending(folder: Path, base: Path, pool: Path, **more: Any) -> list[str]:
-    keys = {"optimizer": "gradient", "optimizer__max_iterations": 3, "pool__space": "delta",
-            "pool__groups": "per_module", "optimizer__particles": "null",
-            "optimizer__descent__steps": 3, "optimizer__descent__batch": 4, **more}  # fmt: skip
+    keys = {
+        "optimizer": "gradient",
+        "optimizer__max_iterations": 3,
+        "pool__space": "delta",
+        "pool__groups": "per_module",
+        "optimizer__particles": "null",
+        "optimizer__descent__steps": 3,
+        "optimizer__descent__batch": 4,
+        **more,
+    }
     return searches.arguments(folder, base, pool, **keys)
 
 
@@ -285,19 +300,23 @@ def test_a_search_descends_within_its_budget(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
     """Loss falls on what is learnt from, and what it took is in the record."""
-    from swarm.report.folder import RunFolder
+    from swarm.runs.run_reader import RunFolder
 
     out = searches.run(descending(tmp_path, tiny_llama, tiny_pool, budget=220))
     assert out.returncode == 0, out.stderr
     run = RunFolder(tmp_path / "search" / "run")
     rounds = run.rounds
-    spent = sum(r["prompts_asked"] + r.get("losses_asked", 0) + 3 * r.get("gradients_asked", 0)
-                for r in rounds)  # fmt: skip
+    spent = sum(
+        r["prompts_asked"] + r.get("losses_asked", 0) + 3 * r.get("gradients_asked", 0)
+        for r in rounds
+    )
     assert spent <= 220 and run.metrics["prompt_equivalents"] == spent
     assert any(r.get("gradients_asked") for r in rounds)
     before, after = (np.array(r["positions"][4]) for r in (rounds[0], rounds[-1]))
-    moved = [not np.array_equal(a, b) for a, b in
-             zip(rounds[0]["positions"], rounds[-1]["positions"], strict=True)]  # fmt: skip
+    moved = [
+        not np.array_equal(a, b)
+        for a, b in zip(rounds[0]["positions"], rounds[-1]["positions"], strict=True)
+    ]
     assert sum(moved) == 1, "one particle descends, the others stay"
     assert before.shape == after.shape
 
@@ -325,7 +344,7 @@ def test_the_swarm_moves_without_what_a_task_has_not(
     words = searches.arguments(tmp_path, tiny_llama, tiny_pool, dry_run="true")
     words = [word for word in words if not word.startswith(("task", "optimizer"))]
     words += ["task=function", "task.function=builtins.print", f"task.file={tmp_path}/texts.json"]
-    descent = "optimizer.descent={_target_: swarm.optimizers.descent.Descent}"
+    descent = "optimizer.descent={_target_: swarm.optimizers.gradient.Descent}"
     chosen = searches.run([*words, "optimizer=auto"])
     assert "optimizer=auto chooses" in chosen.stdout, chosen.stderr
     assert "black box with 4 coefficients" in " ".join(chosen.stdout.split())

@@ -12,15 +12,15 @@ import tiny
 from harnessed import CHOICE, FORCED, GENERATE, LOWER, STEREOTYPE, tasks_folder
 from playing import Knowing, Mistaken, Silent, Unscored, played, write
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
-from swarm.models import Completion
-from swarm.pool import Pool
-from swarm.tasks import Task, documents
-from swarm.tasks.harness import LMEvalTask, lm_eval
-from swarm.tasks.instances import cut_at_stops
+from swarm.models.base import Completion
+from swarm.pool.pool import Pool
+from swarm.tasks import lm_eval_harness
+from swarm.tasks.base import Task
+from swarm.tasks.lm_eval_harness import LMEvalTask, cut_at_stops, lm_eval
 from swarm.tasks.mixture import Mixture
 
 pytest.importorskip("lm_eval")
@@ -65,8 +65,9 @@ def test_multiple_choice_is_theirs(tmp_path: Path, base: Path, pool: Path, shots
     folder = tasks_folder(tmp_path / "mine", CHOICE, "letters", shots=shots)
     for metric in ("acc", "acc_norm"):
         task = LMEvalTask("mine", "letters", folder, metric=metric)
-        expected = [theirs("letters", folder, base, pool / n)[f"{metric},none"]
-                    for n in ("amber", "birch")]  # fmt: skip
+        expected = [
+            theirs("letters", folder, base, pool / n)[f"{metric},none"] for n in ("amber", "birch")
+        ]
         assert utilities(task, base, pool, "test") == pytest.approx(expected)
         assert 0 < sum(expected) < 2
 
@@ -189,7 +190,7 @@ def test_a_task_without_a_split_is_one_line() -> None:
         has_validation_docs = has_training_docs = has_test_docs
 
     with pytest.raises(UserError, match=r"task.tasks=bare: it has no split"):
-        documents.split_documents(Bare(), "dev", 0)
+        lm_eval_harness.split_documents(Bare(), "dev", 0)
 
 
 class Saying:
@@ -232,7 +233,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for wrong in ({"tasks": []}, {"tasks": "arc_easy"}, {"num_fewshot": -1}, {"seed": True}):
         with pytest.raises(UserError, match=next(iter(wrong))):
             lm_eval(**wrong)  # type: ignore[arg-type]
-    monkeypatch.setattr("swarm.tasks.documents.find_spec", lambda name: None)
+    monkeypatch.setattr("swarm.tasks.lm_eval_harness.find_spec", lambda name: None)
     task = LMEvalTask("mine", "letters", folder)
     for ask in (task.check, lambda: task.items("dev")):
         with pytest.raises(UserError, match="pip install"):
@@ -247,11 +248,20 @@ def test_a_search(tmp_path: Path, base: Path) -> None:
     tasks_folder(tmp_path / "mine", GENERATE, "words")
     write(tmp_path / "tiny.json", {})
     keys = {
-        "name": "run", "folder": tmp_path / "search", "model": "local", "model.path": base,
-        "pool.folder": pool, "task": "lm_eval", "task.tasks": "[letters,words]",
-        "task.include_path": folder, "task.dev_limit": 8, "optimizer.particles": 5,
-        "optimizer.max_iterations": 2, "executor": "processes", "executor.workers": 2,
-    }  # fmt: skip
+        "name": "run",
+        "folder": tmp_path / "search",
+        "model": "local",
+        "model.path": base,
+        "pool.folder": pool,
+        "task": "lm_eval",
+        "task.tasks": "[letters,words]",
+        "task.include_path": folder,
+        "task.dev_limit": 8,
+        "optimizer.particles": 5,
+        "optimizer.max_iterations": 2,
+        "executor": "processes",
+        "executor.workers": 2,
+    }
     command = [f"{key}={value}" for key, value in keys.items()]
     done = searches.run(command, timeout=400)
     assert done.returncode == 0, done.stderr

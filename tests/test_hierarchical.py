@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarm.errors import UserError
-from swarm.optimizers import SupportsGroupHierarchy
+from swarm.optimizers.base import SupportsGroupHierarchy
 from swarm.optimizers.bayes import BayesianSearch
 from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.de import DifferentialEvolution
@@ -20,8 +20,8 @@ from swarm.optimizers.multi_objective import NSGA2Search
 from swarm.optimizers.nes import NaturalEvolution
 from swarm.optimizers.pso import GradientDescent, ParticleSwarm
 from swarm.optimizers.random_search import RandomSearch
-from swarm.optimizers.recipes import StaticMerges
-from swarm.pool import Pool
+from swarm.optimizers.static_merges import StaticMerges
+from swarm.pool.pool import Pool
 
 EXPERTS, GROUPS = 4, 6
 DIVISIONS = {"global": [0] * 6, "kind": [0, 1, 0, 1, 0, 1], "per_module": [*range(6)]}
@@ -137,7 +137,10 @@ def test_it_goes_on_from_its_state_in_every_stage(name: str) -> None:
             np.testing.assert_array_equal(resumed.evaluate, straight.evaluate)
         step(straight)
         step(resumed)
-        assert resumed.state_dict() == straight.state_dict() and resumed.stop_reason() == straight.stop_reason()
+        assert (
+            resumed.state_dict() == straight.state_dict()
+            and resumed.stop_reason() == straight.stop_reason()
+        )
     assert straight.stage == 2
 
 
@@ -183,8 +186,12 @@ def test_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(UserError, match=r"optimizer.particles=4 .* allowed: 5 or more"):
         begun(particles=4)
     with pytest.raises(UserError, match="30 dimensions"):
-        begun(BayesianSearch(sum_to_one=False, most_dimensions=8), groups=("global", "per_module"),
-              shares=(1, 1), particles=5)  # fmt: skip
+        begun(
+            BayesianSearch(sum_to_one=False, most_dimensions=8),
+            groups=("global", "per_module"),
+            shares=(1, 1),
+            particles=5,
+        )
     with pytest.raises(UserError, match=r"optimizer.optimizer=gradient: needs gradients"):
         HierarchicalOptimizer(optimizer=GradientDescent())
     with pytest.raises(UserError, match=r"optimizer.optimizer=nsga2: .* a front has none"):

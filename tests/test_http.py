@@ -18,21 +18,20 @@ import pytest
 from endpoints import Asked, Endpoint, Rationed, Reply, endpoint, in_turn
 
 from swarm.errors import UserError
-from swarm.models.asking import RetryingClient, Call
-from swarm.models.failures import (
+from swarm.models.http import Call, HttpClient, RetryingClient
+from swarm.models.http_errors import (
     AccessDenied,
     BadRequest,
+    ConnectionFailed,
     NotFound,
     RateLimited,
     RequestError,
-    ServerFault,
     RequestTimeout,
-    ConnectionFailed,
+    ServerFault,
     parse_retry_after,
 )
-from swarm.models.http import HttpClient
-from swarm.models.pace import Limits, Pacer, AdaptiveThrottle, RateLimiter
-from swarm.models.post import describe_connection_error
+from swarm.models.rate_limit import AdaptiveThrottle, Limits, Pacer, RateLimiter
+from swarm.models.transport import describe_connection_error
 
 KEY = "sk-very-secret-0123456789"
 
@@ -69,7 +68,9 @@ def test_answers_come_in_order_and_no_more_at_once_than_allowed() -> None:
 def test_threads_share_the_limit() -> None:
     with endpoint(lambda asked: Reply({"said": 1}, wait=0.03)) as server:
         mine = client(server, concurrency=3)
-        threads = [threading.Thread(target=mine.run_calls, args=(numbers(6), said)) for _ in range(4)]
+        threads = [
+            threading.Thread(target=mine.run_calls, args=(numbers(6), said)) for _ in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -104,9 +105,17 @@ def test_what_may_pass_is_asked_again(status: int) -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [Reply(drop=True), Reply(b"<html>busy</html>"), Reply(b'{"said": '), Reply({"other": 1}),
-     Reply([]), Reply(None), Reply(b"[" * 100_000), Reply(b"\xff\xfe")],
-)  # fmt: skip
+    [
+        Reply(drop=True),
+        Reply(b"<html>busy</html>"),
+        Reply(b'{"said": '),
+        Reply({"other": 1}),
+        Reply([]),
+        Reply(None),
+        Reply(b"[" * 100_000),
+        Reply(b"\xff\xfe"),
+    ],
+)
 def test_lost_connections_and_wrong_answers_are_asked_again(broken: Reply) -> None:
     with endpoint(in_turn(broken, Reply({"said": "well"}))) as server:
         assert client(server, retries=1).run_calls(numbers(1), said) == ["well"]
@@ -162,7 +171,9 @@ def test_retry_after_may_be_a_date() -> None:
     assert 2900 < (parse_retry_after(later) or 0) <= 3000
     assert parse_retry_after("1.5") == 1.5 and parse_retry_after("-3") == 0.0
     assert parse_retry_after(email.utils.formatdate(0, usegmt=True)) == 0.0
-    assert [parse_retry_after(wrong) for wrong in ("", "soon", "nan", "inf", "99 Foo 12345678")] == [None] * 5
+    assert [
+        parse_retry_after(wrong) for wrong in ("", "soon", "nan", "inf", "99 Foo 12345678")
+    ] == [None] * 5
 
 
 def test_a_stalled_server_meets_the_timeout() -> None:
@@ -176,7 +187,9 @@ def test_a_stalled_server_meets_the_timeout() -> None:
 def test_nobody_there() -> None:
     with endpoint(echo) as server:
         url = server.url
-    with pytest.raises(ConnectionFailed, match=r"^Echo \(http://127.*the connection failed: ") as caught:
+    with pytest.raises(
+        ConnectionFailed, match=r"^Echo \(http://127.*the connection failed: "
+    ) as caught:
         client(url, retries=0).run_calls(numbers(1), said)
     assert "\n" not in str(caught.value)
 
@@ -259,7 +272,9 @@ def test_a_pace_takes_corrections() -> None:
     assert pace.reserve_slot(1) == pytest.approx(first + 10, abs=0.01)
     pace.adjust_reservation(-8)
     assert pace.reserve_slot(1) == pytest.approx(first + 3, abs=0.01)
-    assert [Pacer(None).reserve_slot(1000) - time.monotonic() < 0.01 for _ in range(3)] == [True] * 3
+    assert [Pacer(None).reserve_slot(1000) - time.monotonic() < 0.01 for _ in range(3)] == [
+        True
+    ] * 3
 
 
 def test_the_key_is_sent_and_shown_to_nobody(
@@ -306,18 +321,36 @@ def test_secrets_in_the_configuration_are_refused_and_not_repeated() -> None:
         with pytest.raises(UserError, match="name of an environment variable") as caught:
             HttpClient("Echo", "https://host/v1", name)  # type: ignore[arg-type]
         assert not name or str(name) not in str(caught.value)
-    for wrong in ("host/v1", "ftp://host", "http://", None, "https://[::1/v1", "https://:80/v1",
-                  "http://host:99999999", "http://host:0/v1", "http://host:port/v1"):  # fmt: skip
+    for wrong in (
+        "host/v1",
+        "ftp://host",
+        "http://",
+        None,
+        "https://[::1/v1",
+        "https://:80/v1",
+        "http://host:99999999",
+        "http://host:0/v1",
+        "http://host:port/v1",
+    ):
         with pytest.raises(UserError, match=r"http://.*a port from 1 to 65535"):
             HttpClient("Echo", wrong, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"concurrency": 0}, {"concurrency": 1.5}, {"concurrency": True}, {"retries": -1},
-     {"timeout": 0}, {"timeout": None}, {"connect_timeout": "5"}, {"requests_per_minute": 0},
-     {"tokens_per_minute": float("inf")}, {"rate_limit_timeout": -1}],
-)  # fmt: skip
+    [
+        {"concurrency": 0},
+        {"concurrency": 1.5},
+        {"concurrency": True},
+        {"retries": -1},
+        {"timeout": 0},
+        {"timeout": None},
+        {"connect_timeout": "5"},
+        {"requests_per_minute": 0},
+        {"tokens_per_minute": float("inf")},
+        {"rate_limit_timeout": -1},
+    ],
+)
 def test_wrong_limits_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"limits.{next(iter(wrong))}="):
         Limits(**wrong)
@@ -355,8 +388,13 @@ def test_the_password_of_a_proxy_is_shown_to_nobody(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ConnectionFailed, match=words) as caught:
             mine.run_calls(numbers(1), said)
     assert KEY not in "".join(traceback.format_exception(caught.value))
-    for wrong in (f"me:{KEY}@host:8", f"http://me:{KEY}@host:no", f"http://me:{KEY}@[::1",
-                  f"http://me:{KEY}@", f"http://me:{KEY}@host:99999999"):  # fmt: skip
+    for wrong in (
+        f"me:{KEY}@host:8",
+        f"http://me:{KEY}@host:no",
+        f"http://me:{KEY}@[::1",
+        f"http://me:{KEY}@",
+        f"http://me:{KEY}@host:99999999",
+    ):
         monkeypatch.setenv("https_proxy", wrong)
         for ask in (mine.check, lambda: mine.run_calls(numbers(1), said)):
             with pytest.raises(UserError, match="variable https_proxy: has to begin") as told:
@@ -483,7 +521,7 @@ def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:
 def test_a_refusal_after_a_lull_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers slower than the window say nothing of what the server accepts."""
     now = 1000.0
-    monkeypatch.setattr("swarm.models.pace.time.monotonic", lambda: now)
+    monkeypatch.setattr("swarm.models.rate_limit.time.monotonic", lambda: now)
     throttle = AdaptiveThrottle()
     for _ in range(10):
         throttle.record_send()

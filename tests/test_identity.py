@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import searches
 
-from swarm.engine.base import BaseModel
-from swarm.files import hash_file_cached
-from swarm.record import RunRecord
+from swarm._util.files import hash_file_cached
+from swarm.engine.base_model import BaseModel
+from swarm.runs.run_folder import RunRecord
 from swarm.scorers.function import FunctionTask, source_digest
 
 FUNCTIONS = """\
@@ -91,7 +91,7 @@ def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, cache
     assert not cache.exists(), "a file that was just written may change within the clock's tick"
     # Its inode's time cannot be set back, so the clock is what moves.
     moved = pytest.MonkeyPatch()
-    moved.setattr("swarm.files.MIN_FILE_AGE_S", -1.0)
+    moved.setattr("swarm._util.files.MIN_FILE_AGE_S", -1.0)
     assert hash_file_cached(file) == first
     (kept,) = cache.iterdir()
     assert kept.read_text() == first
@@ -101,7 +101,9 @@ def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, cache
     with file.open("r+b") as stream:
         stream.write(b"1")
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert hash_file_cached(file) not in (first, "f" * 64), "changed in place, and its time put back"
+    assert hash_file_cached(file) not in (first, "f" * 64), (
+        "changed in place, and its time put back"
+    )
     kept.write_text("no hash")
     assert len(hash_file_cached(file)) == 64
     moved.undo()
@@ -165,8 +167,16 @@ def test_functions_of_any_kind_have_a_digest() -> None:
     exec("def score(p, a, i): return 1", space)
     first = space["score"]
     exec("def score(p, a, i): return 2", space)
-    kinds = [Called(), plain, partial(plain, weight=2.0), partial(plain, weight=3.0),
-             lambda p, a, i: 0.0, first, space["score"], len]  # fmt: skip
+    kinds = [
+        Called(),
+        plain,
+        partial(plain, weight=2.0),
+        partial(plain, weight=3.0),
+        lambda p, a, i: 0.0,
+        first,
+        space["score"],
+        len,
+    ]
     found = [source_digest(one) for one in kinds]
     assert len(set(found)) == len(found) and found == [source_digest(one) for one in kinds]
 

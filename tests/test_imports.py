@@ -58,8 +58,11 @@ def test_imports_keep_to_the_table() -> None:
 
 def test_the_table_has_no_cycle_and_no_stranger() -> None:
     allowed = table()
-    rooms = {p.stem if p.is_file() else p.name for p in PACKAGE.iterdir()
-             if p.suffix == ".py" or (p / "__init__.py").is_file()} - {"__init__"}  # fmt: skip
+    rooms = {
+        p.stem if p.is_file() else p.name
+        for p in PACKAGE.iterdir()
+        if p.suffix == ".py" or (p / "__init__.py").is_file()
+    } - {"__init__"}
     assert set(allowed) | EVERYWHERE >= rooms, "a room is missing from the table"
     left = dict(allowed)
     while left:
@@ -70,13 +73,19 @@ def test_the_table_has_no_cycle_and_no_stranger() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["swarm", "swarm.pool", "swarm.run", "swarm.search", "swarm.optimizers.pso"]
+    "module", ["swarm", "swarm.pool", "swarm.loop.run", "swarm.search", "swarm.optimizers.pso"]
 )
 def test_nothing_heavy_is_imported_before_it_is_used(module: str) -> None:
     heavy = ("torch", "transformers", "wandb")
     code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True,
-                         text=True, env=searches.environment(), check=True)  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    )
     assert out.stdout.strip() == "[]"
 
 

@@ -14,58 +14,140 @@ from judging import judged_items, material, rated
 from playing import hostile, write
 
 from swarm.errors import UserError
-from swarm.models import Completion, Request
+from swarm.models.base import Completion, Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
-from swarm.scorers.judge import LLMJudge, format_prompt
-from swarm.scorers.rating import parse_rating
+from swarm.models.rate_limit import Limits
+from swarm.scorers.llm_judge import LLMJudge, format_prompt, parse_rating
 
 RATINGS: dict[str, float | None] = {
     **dict.fromkeys(
         (
-            "8", "8/10", "**8/10**", "Rating: 8", "Rating: 8/10", "rating is 8.0", "**Rating:** 8",
-            "__8__ / __10__", '{"rating": 8}', '{"rating": "8", "reason": "3 typos"}',
-            '```json\n{"score": 8.0}\n```', "8 out of 10", "I'd give it an 8",
-            "I would rate this answer 8 out of 10.", "Rating (1-10): 8", "Score = 8 (out of 10)",
-            "On a scale of 1 to 10, I rate it 8.", "Rating: 8/10\n\nIt has 2 or 3 small errors.",
-            "8\n\nThe text lists 5 steps and 12 tips.", "８／１０", "The answer deserves an 8.",
-            "I rate it 8/10, for it is better than most, which get a 5.", "Overall: 8 of 10",
-            "Rating: 8/10. Rating: 8", "Rating\n8", "- Rating: `8`", "It is a solid 8, I think.",
-            "1. Clear.\n2. Correct.\nRating: 8/10", "### Rating\n\n**8**/10", "٨/10",
-            "Rating of 8 because 90% is right", "rating: 08/10", "Score (out of 10): 8",
-            "My score, out of 10, is 8.", "I rate this (out of 10) a 8", "**Score (max 10):** 8",
-            "Rating out of 10: 8", "Score (0-10): 8", "Rating: 8.0/10.0", "Score (/10): 8",
-            "Score (of 10): 8", "On a scale of 10, I give it an 8.", "The score is 8 (out of 10)",
-            "With its 3 errors it is an 8 out of 10.", "I rate this 8 for its 3 examples.",
-            "Rating (from 1 to 10): 8, for it has 3 examples.", "I'd give it an **8**.",
-            "Rating (10 = best): 8", "Score (1 = useless, 10 = perfect): 8", "8 / 10 is fair.",
+            "8",
+            "8/10",
+            "**8/10**",
+            "Rating: 8",
+            "Rating: 8/10",
+            "rating is 8.0",
+            "**Rating:** 8",
+            "__8__ / __10__",
+            '{"rating": 8}',
+            '{"rating": "8", "reason": "3 typos"}',
+            '```json\n{"score": 8.0}\n```',
+            "8 out of 10",
+            "I'd give it an 8",
+            "I would rate this answer 8 out of 10.",
+            "Rating (1-10): 8",
+            "Score = 8 (out of 10)",
+            "On a scale of 1 to 10, I rate it 8.",
+            "Rating: 8/10\n\nIt has 2 or 3 small errors.",
+            "8\n\nThe text lists 5 steps and 12 tips.",
+            "８／１０",
+            "The answer deserves an 8.",
+            "I rate it 8/10, for it is better than most, which get a 5.",
+            "Overall: 8 of 10",
+            "Rating: 8/10. Rating: 8",
+            "Rating\n8",
+            "- Rating: `8`",
+            "It is a solid 8, I think.",
+            "1. Clear.\n2. Correct.\nRating: 8/10",
+            "### Rating\n\n**8**/10",
+            "٨/10",
+            "Rating of 8 because 90% is right",
+            "rating: 08/10",
+            "Score (out of 10): 8",
+            "My score, out of 10, is 8.",
+            "I rate this (out of 10) a 8",
+            "**Score (max 10):** 8",
+            "Rating out of 10: 8",
+            "Score (0-10): 8",
+            "Rating: 8.0/10.0",
+            "Score (/10): 8",
+            "Score (of 10): 8",
+            "On a scale of 10, I give it an 8.",
+            "The score is 8 (out of 10)",
+            "With its 3 errors it is an 8 out of 10.",
+            "I rate this 8 for its 3 examples.",
+            "Rating (from 1 to 10): 8, for it has 3 examples.",
+            "I'd give it an **8**.",
+            "Rating (10 = best): 8",
+            "Score (1 = useless, 10 = perfect): 8",
+            "8 / 10 is fair.",
         ),
         8.0,
     ),
     **dict.fromkeys(
-        ("8.5/10", "**8,5/10**", "Rating: 8.50", "I'd say 8.5.", "Rating: 8.5/10.0",
-         "8.5 (out of 10.0)"),
+        (
+            "8.5/10",
+            "**8,5/10**",
+            "Rating: 8.50",
+            "I'd say 8.5.",
+            "Rating: 8.5/10.0",
+            "8.5 (out of 10.0)",
+        ),
         8.5,
     ),
     **dict.fromkeys(
-        ("10", "10/10", "Rating: 10/10!", "10 out of 10.", "I give it a score of 10.",
-         "Score (out of 10): 10", "Rating (1-10): 10/10"),
+        (
+            "10",
+            "10/10",
+            "Rating: 10/10!",
+            "10 out of 10.",
+            "I give it a score of 10.",
+            "Score (out of 10): 10",
+            "Rating (1-10): 10/10",
+        ),
         10.0,
     ),
     **dict.fromkeys(
         (
-            "", " ", "no rating", "eight", "0", "0/10", "11", "11/10", "Rating: 85/100", "4/5",
-            "80%", "-3", "Rating: -3", "7-8/10", "7 to 8", "Rating: 7-8", "between 7 or 8",
-            "8/10, no, 7/10", "Rating: 8\nRating: 3", "Rating: 1,000", "10/10/2024", "8/10/2024",
-            "1. Clear.\n2. Correct.", "Rating: N/10", "1-10", "100", "8 9", "NaN/10", "1e1",
-            "Rating: 3/5", "8.123", "99999999999", "\0", "½", "Rating: 8/1000",
-            "I give credit for the 3 examples. Overall, good.", "It has 3 examples.", "8½/10",
-            "I would score it, with 10 being perfect, rather low.", "nothing out of 10",
-            "Rating: 85/100.0", "8/10.5", "Score (out of 10): none", "eight out of 10",
+            "",
+            " ",
+            "no rating",
+            "eight",
+            "0",
+            "0/10",
+            "11",
+            "11/10",
+            "Rating: 85/100",
+            "4/5",
+            "80%",
+            "-3",
+            "Rating: -3",
+            "7-8/10",
+            "7 to 8",
+            "Rating: 7-8",
+            "between 7 or 8",
+            "8/10, no, 7/10",
+            "Rating: 8\nRating: 3",
+            "Rating: 1,000",
+            "10/10/2024",
+            "8/10/2024",
+            "1. Clear.\n2. Correct.",
+            "Rating: N/10",
+            "1-10",
+            "100",
+            "8 9",
+            "NaN/10",
+            "1e1",
+            "Rating: 3/5",
+            "8.123",
+            "99999999999",
+            "\0",
+            "½",
+            "Rating: 8/1000",
+            "I give credit for the 3 examples. Overall, good.",
+            "It has 3 examples.",
+            "8½/10",
+            "I would score it, with 10 being perfect, rather low.",
+            "nothing out of 10",
+            "Rating: 85/100.0",
+            "8/10.5",
+            "Score (out of 10): none",
+            "eight out of 10",
         )
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("reply", "value"), RATINGS.items())
@@ -103,9 +185,11 @@ def test_the_value_is_a_tenth_of_the_rating(tmp_path: Path) -> None:
     assert [score.answer for score in scores] == [texts[0], "nonsense", texts[2]]
     assert scores[1].text == "nonsense"
     assert scores[0].measures == {
-        "rating": 9.0, "judge_prompt_tokens": 100.0, "judge_new_tokens": 5.0,
+        "rating": 9.0,
+        "judge_prompt_tokens": 100.0,
+        "judge_new_tokens": 5.0,
         "judge_cost": pytest.approx(0.0015),
-    }  # fmt: skip
+    }
 
 
 def test_the_judge_is_asked_about_each_text_once(tmp_path: Path) -> None:
@@ -197,7 +281,10 @@ def test_what_is_needed_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(UserError, match=f"scorer.{next(iter(wrong))}"):
             LLMJudge(OpenAI("small"), **wrong)  # type: ignore[arg-type]
     mine = LLMJudge(OpenAI("small"), question="asked")
-    assert mine.item_error({"prompt": "a"}) == 'it has no "asked"' and mine.item_error({"asked": "a"}) is None
+    assert (
+        mine.item_error({"prompt": "a"}) == 'it has no "asked"'
+        and mine.item_error({"asked": "a"}) is None
+    )
     assert mine.highest == 1.0 and mine.votes is False
 
 
@@ -216,8 +303,8 @@ def test_any_model_may_judge() -> None:
 
 
 def test_a_model_on_this_machine_may_judge(tiny_llama: Path, tmp_path: Path) -> None:
-    from swarm.engine.base import BaseModel
-    from swarm.engine.local import HFModel
+    from swarm.engine.base_model import BaseModel
+    from swarm.engine.hf import HFModel
 
     # What a judge is told is long, in a tokenizer of 300 words.
     folder = shutil.copytree(tiny_llama, tmp_path / "tiny")
@@ -246,16 +333,22 @@ def human(folder: Path, base: Path, pool: Path, server: Endpoint, name: str) -> 
     items = [{"prompt": f"which of the answers is right, number {n}", "id": n} for n in range(10)]
     file = write(folder / "topic.json", {"dataset": "t", "dev": items[:6], "test": items[6:]})
     keys = {
-        "task.max_new_tokens": 5, "task.scorer.model.base_url": server.url,
-        "task.scorer.model.model": "small", "task.scorer.model.api_key_env": "MY_JUDGE",
+        "task.max_new_tokens": 5,
+        "task.scorer.model.base_url": server.url,
+        "task.scorer.model.model": "small",
+        "task.scorer.model.api_key_env": "MY_JUDGE",
         "task.scorer.model.prices": "{prompt: 1, new: 1}",
         "task.scorer.model.limits.retries": 0,
-    }  # fmt: skip
+    }
     more = {
-        "task": "human_phd_application", "task__file": file, "job__items": 2,
-        "optimizer__particles": 4, "optimizer__max_iterations": 2, "ensemble": 0,
+        "task": "human_phd_application",
+        "task__file": file,
+        "job__items": 2,
+        "optimizer__particles": 4,
+        "optimizer__max_iterations": 2,
+        "ensemble": 0,
         **{key.replace(".", "__"): value for key, value in keys.items()},
-    }  # fmt: skip
+    }
     command = searches.arguments(folder, base, pool, name, **more)
     return [word for word in command if not word.startswith("task.scoring")]
 
@@ -311,8 +404,8 @@ def test_a_judged_search_is_gone_on_with_after_the_judge_was_away(
 
 
 def test_a_cost_says_what_it_lacks() -> None:
-    from swarm.judge.asking import sum_usage, format_usage
-    from swarm.models import Completion
+    from swarm.judge.batch_requests import format_usage, sum_usage
+    from swarm.models.base import Completion
 
     def line(*all_: Completion) -> str:
         return format_usage("judge", sum_usage(all_))

@@ -14,15 +14,22 @@ import pytest
 import searches
 from endpoints import Asked, Endpoint, Reply, chat, endpoint
 
+from swarm._util.jsonl import JsonlJournal, index_rows, read_json_rows
 from swarm.errors import UserError
-from swarm.judge import board
-from swarm.judge.alpaca_eval import pair_answers, read_annotations
-from swarm.judge.asking import send_requests
-from swarm.judge.command import main
-from swarm.judge.files import JsonlJournal, index_rows, read_json_rows
-from swarm.judge.pairs import ORDERS, AnswerPair, PairVerdict, orders_disagree, mean_preference, build_requests, parse_verdict
-from swarm.judge.win_rates import length_controlled_win_rate, mean_win_rate
-from swarm.models import Completion, Message, Model, Request, Token
+from swarm.judge.alpaca_eval import leaderboard, pair_answers, read_annotations
+from swarm.judge.alpaca_eval.leaderboard import length_controlled_win_rate, mean_win_rate
+from swarm.judge.batch_requests import send_requests
+from swarm.judge.cli import main
+from swarm.judge.parsing import (
+    ORDERS,
+    AnswerPair,
+    PairVerdict,
+    build_requests,
+    mean_preference,
+    orders_disagree,
+    parse_verdict,
+)
+from swarm.models.base import Completion, Message, Model, Request, Token
 
 FENCED = re.compile(r"(=== \w+ ===)\n(.*?)\n\1", re.DOTALL)
 COUNT = 6
@@ -248,8 +255,12 @@ def test_pairs_are_judged_in_both_orders(server: Endpoint, capsys: Any) -> None:
     assert summary["order_disagreement"] == pytest.approx(1 / 5)
     assert 0.55 < summary["first_preferred"] < 0.7
     assert summary["judging"] == {
-        "answers": 10, "prompt_tokens": 500, "new_tokens": 10, "cost": 0.0, "unpriced": 10,
-    }  # fmt: skip
+        "answers": 10,
+        "prompt_tokens": 500,
+        "new_tokens": 10,
+        "cost": 0.0,
+        "unpriced": 10,
+    }
     assert "| mine  |" in capsys.readouterr().out
     for one, row in zip(json.loads(Path("exported.json").read_text()), rows, strict=True):
         assert one["preference"] == 1 + row["preference"]
@@ -265,8 +276,13 @@ def test_a_judge_without_probabilities_writes_a_verdict(server: Endpoint, capsys
     assert judge("--reading", "text", "--max_tokens", "77") == 0
     assert server.asked[0].body["max_tokens"] == 77 and "logprobs" not in server.asked[0].body
     assert [row["preference"] for row in read_annotations(Path("judged"))] == [
-        1.0, 0.0, 1.0, 1.0, 0.5, 0.5,
-    ]  # fmt: skip
+        1.0,
+        0.0,
+        1.0,
+        1.0,
+        0.5,
+        0.5,
+    ]
     assert "without probabilities" not in capsys.readouterr().out, "none were asked for"
     summary = json.loads(Path("judged/summary.json").read_text())
     assert summary["length_controlled"]["difficulty_used"] is True
@@ -295,15 +311,19 @@ def test_what_cannot_be_read_is_counted(server: Endpoint, capsys: Any) -> None:
     assert found["win_rate"]["rate"] == pytest.approx(100 * sum(rest) / 5)
     server.answer = lambda asked: chat("No idea.")
     assert judge("--reading", "text", out="nothing") == 0
-    found = board.summarize_annotations(read_annotations(Path("nothing")))
+    found = leaderboard.summarize_annotations(read_annotations(Path("nothing")))
     assert (found["n"], found["unparsed"], found["equal_answers"]) == (1, 5, 1)
     assert found["order_disagreement"] is None
     server.answer = lambda asked: chat("A")
     assert judge(out="plain") == 0
     assert "100% of the replies gave a verdict without probabilities" in capsys.readouterr().out
-    without = board.summarize_annotations([row for row in read_annotations(Path("nothing")) if row["orders"]])
-    assert without["win_rate"] is None and "| - |" in re.sub(" +", " ", board.format_leaderboard([without])[2])
-    assert board.format_leaderboard([without])[-1] == (
+    without = leaderboard.summarize_annotations(
+        [row for row in read_annotations(Path("nothing")) if row["orders"]]
+    )
+    assert without["win_rate"] is None and "| - |" in re.sub(
+        " +", " ", leaderboard.format_leaderboard([without])[2]
+    )
+    assert leaderboard.format_leaderboard([without])[-1] == (
         "mine: 5 of 5 instructions are in no rate: a reply about them could not be read."
     )
 
@@ -338,7 +358,9 @@ def test_another_endpoint_or_another_preset_is_asked_anew(
     with endpoint(lambda asked: chat("another model of this name")) as other:
         monkeypatch.setenv("OPENAI_BASE_URL", other.url)
         assert generate(*own) == 0 and len(other.asked) == 4
-    assert {row["output"] for row in read_json_rows("answers.json")} == {"another model of this name"}
+    assert {row["output"] for row in read_json_rows("answers.json")} == {
+        "another model of this name"
+    }
 
 
 def test_where_answers_cannot_be_kept_nobody_is_asked(server: Endpoint, capsys: Any) -> None:
@@ -410,7 +432,9 @@ def test_an_answer_cannot_leave_its_fence(server: Endpoint) -> None:
 def test_probabilities_are_summed_over_the_ways_to_write_a_letter() -> None:
     top = (("A", math.log(0.2)), (" A", math.log(0.1)), (" B", math.log(0.1)), ("x", -9.0))
     told = Completion("A", tokens=(Token("A", math.log(0.2), top),))
-    assert parse_verdict(told, ORDERS[0]) == PairVerdict(pytest.approx(0.75), pytest.approx(0.4), "A")
+    assert parse_verdict(told, ORDERS[0]) == PairVerdict(
+        pytest.approx(0.75), pytest.approx(0.4), "A"
+    )
     assert parse_verdict(told, ORDERS[1]).preference == pytest.approx(0.25)
     scored = Completion("", logprobs=tuple(map(math.log, (0.2, 0.1, 0.05, 0.05))))
     assert parse_verdict(scored, ORDERS[0]).preference == pytest.approx(0.75)
@@ -475,7 +499,9 @@ def test_rows_are_read_from_lists_and_lines(tmp_path: Path) -> None:
     row = {"a": "one\u2028two", "n": 1}
     (tmp_path / "lines").write_text("\ufeff" + json.dumps(row, ensure_ascii=False) + "\n\n")
     (tmp_path / "list").write_text("\n [" + json.dumps(row) + "]")
-    assert read_json_rows(tmp_path / "lines") == read_json_rows(tmp_path / "list", {"n": int}) == [row]
+    assert (
+        read_json_rows(tmp_path / "lines") == read_json_rows(tmp_path / "list", {"n": int}) == [row]
+    )
     assert index_rows("q", [row], "n") == {1: row}
     with pytest.raises(UserError, match='q: two rows have the n "1"'):
         index_rows("q", [row, row], "n")
@@ -579,14 +605,22 @@ def test_where_a_whole_batch_fails_nothing_more_is_asked(tmp_path: Path) -> None
 def test_the_script(server: Endpoint, tmp_path: Path) -> None:
     questions(2)
     environment = {
-        **searches.environment(), "PYTHON": sys.executable, "MODEL": "small", "REFERENCE": "other",
-        "JUDGE": "grand", "QUESTIONS": str(tmp_path / "questions.json"), "LIMIT": "2",
+        **searches.environment(),
+        "PYTHON": sys.executable,
+        "MODEL": "small",
+        "REFERENCE": "other",
+        "JUDGE": "grand",
+        "QUESTIONS": str(tmp_path / "questions.json"),
+        "LIMIT": "2",
         "OUT": str(tmp_path / "out"),
-    }  # fmt: skip
+    }
     done = subprocess.run(
         ["bash", str(searches.ROOT / "scripts" / "eval_alpaca.sh"), "--max_tokens", "5"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "Judged by grand, against other" in done.stdout
     assert server.asked[0].body["max_tokens"] == 5
@@ -612,25 +646,45 @@ def test_the_raw_rate_is_alpaca_evals_own(
 
     write("client.json", {"default": [{"base_url": server.url, "api_key": "not-a-secret"}]})
     template = "evaluators_configs/alpaca_eval_clf_gpt4_turbo/alpaca_eval_clf.txt"
-    write("configs.yaml", {"grand": {
-        "prompt_template": str(Path(alpaca_eval.__file__).parent / template),
-        "fn_completions": "openai_completions", "fn_completion_parser": "logprob_parser",
-        "completions_kwargs": {
-            "model_name": "gpt-4-grand", "max_tokens": 1, "temperature": 1, "logprobs": True,
-            "top_logprobs": 5, "num_procs": 1, "client_config_path": "client.json",
+    write(
+        "configs.yaml",
+        {
+            "grand": {
+                "prompt_template": str(Path(alpaca_eval.__file__).parent / template),
+                "fn_completions": "openai_completions",
+                "fn_completion_parser": "logprob_parser",
+                "completions_kwargs": {
+                    "model_name": "gpt-4-grand",
+                    "max_tokens": 1,
+                    "temperature": 1,
+                    "logprobs": True,
+                    "top_logprobs": 5,
+                    "num_procs": 1,
+                    "client_config_path": "client.json",
+                },
+                "completion_parser_kwargs": {
+                    "numerator_token": "m",
+                    "denominator_tokens": ["m", "M"],
+                    "is_binarize": False,
+                },
+                "completion_key": "completions_all",
+                "batch_size": 1,
+            }
         },
-        "completion_parser_kwargs": {
-            "numerator_token": "m", "denominator_tokens": ["m", "M"], "is_binarize": False
-        },
-        "completion_key": "completions_all", "batch_size": 1,
-    }})  # fmt: skip
+    )
 
     def theirs(cache: str | None) -> float:
         board_, _ = alpaca_eval.evaluate(
-            "mine.json", "theirs.json", str(Path("configs.yaml").absolute()), output_path=None,
-            precomputed_leaderboard=None, fn_metric="get_winrate", sort_by="win_rate",
-            is_return_instead_of_print=True, caching_path=cache,
-        )  # fmt: skip
+            "mine.json",
+            "theirs.json",
+            str(Path("configs.yaml").absolute()),
+            output_path=None,
+            precomputed_leaderboard=None,
+            fn_metric="get_winrate",
+            sort_by="win_rate",
+            is_return_instead_of_print=True,
+            caching_path=cache,
+        )
         return float(board_["win_rate"].iloc[0])
 
     before = len(server.asked)

@@ -12,9 +12,9 @@ import pytest
 from playing import choice_items, match_items, write
 
 from swarm.errors import UserError
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.leak import assign_shared_items, item_identity
-from swarm.tasks.match import ExactMatch
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.multiple_choice import MultipleChoice
+from swarm.tasks.split_overlap import assign_shared_items, item_identity
 
 ORIGINAL = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "eval"
 
@@ -52,7 +52,9 @@ def test_the_same_item_is_seen_under_other_letters_and_ids() -> None:
     assert item_identity({**item, "id": 1, "domain": "x"}) == item_identity(other)
     assert item_identity({**item, "answer": "B"}) != item_identity(item)
     assert item_identity({**item, "choices": {"A": "Yes", "B": "Maybe"}}) != item_identity(item)
-    assert item_identity({"question": "?", "answer": 7}) == item_identity({"question": "?", "answer": "7"})
+    assert item_identity({"question": "?", "answer": 7}) == item_identity(
+        {"question": "?", "answer": "7"}
+    )
     assert item_identity({"prompt": "a"}) != item_identity({"prompt": "b"})
 
 

@@ -18,14 +18,20 @@ import pytest
 import searches
 from rich.console import Console
 
-from swarm.evaluation import scores_to_records
 from swarm.executors import JobResult
-from swarm.live import SearchProgress, LiveView, scoring_cost_line
-from swarm.live.picture import render_particles, render_progress, draw_sparkline
-from swarm.record import RunRecord
-from swarm.tasks import Score
-from swarm.verdict import sum_scoring_costs
-from swarm.words import test_conclusion, describe_position
+from swarm.loop.evaluator import scores_to_records
+from swarm.loop.final_metrics import sum_scoring_costs
+from swarm.loop.live_view import (
+    LiveView,
+    SearchProgress,
+    draw_sparkline,
+    render_particles,
+    render_progress,
+    scoring_cost_line,
+)
+from swarm.runs.describe import describe_position, test_conclusion
+from swarm.runs.run_folder import RunRecord
+from swarm.tasks.base import Score
 
 LINES = 24
 Search = Callable[..., list[str]]
@@ -38,8 +44,12 @@ def written(command: list[str], columns: int, **environment: str) -> bytes:
     surroundings = searches.environment(**{"TERM": "xterm-256color", **environment})
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.search", *command],
-        cwd=searches.ROOT, env=surroundings, stdin=theirs, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
+        cwd=searches.ROOT,
+        env=surroundings,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
     os.close(theirs)
     seen = b""
     with suppress(OSError):  # the other end is closed
@@ -67,8 +77,13 @@ def small(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_pool:
     folder = tmp_path_factory.mktemp("live")
 
     def command(name: str, **more: Any) -> list[str]:
-        keys = {"optimizer__max_iterations": 2, "test": "false", "noise_floor": "false",
-                "ensemble": 0, **more}  # fmt: skip
+        keys = {
+            "optimizer__max_iterations": 2,
+            "test": "false",
+            "noise_floor": "false",
+            "ensemble": 0,
+            **more,
+        }
         return searches.arguments(folder, tiny_llama, tiny_pool, name, **keys)
 
     return command
@@ -116,8 +131,15 @@ def halfway(particles: int, iterations: int) -> SearchProgress:
         progress.start_evaluation(f"iteration {number}", number, particles, 100)
         known: list[float | None] = [0.3 + 0.01 * (i * 7 % 10 + number) for i in range(particles)]
         known[-1] = None if number else 0.1
-        progress.end_iteration({"utilities": known, "prompts_asked": 80, "prompts_saved": 15,
-                      "prompts_shared": 3, "items_scored": [25, 60, None]})  # fmt: skip
+        progress.end_iteration(
+            {
+                "utilities": known,
+                "prompts_asked": 80,
+                "prompts_saved": 15,
+                "prompts_shared": 3,
+                "items_scored": [25, 60, None],
+            }
+        )
     progress.start_evaluation(f"iteration {iterations}", iterations, particles, 100)
     progress.add_job_result(JobResult(0, [[Score(1.0, "A")] * 3] * 2, prompts=6, tokens=60))
     return progress
@@ -131,7 +153,9 @@ def test_the_picture_keeps_to_the_terminal(width: int, height: int, particles: i
     shown = sum(len(re.findall(r"\d (?:[▁-█·]+ )?(?:0\.\d{3}|  -  )", line)) for line in lines)
     left = re.fullmatch(r"and (\d+) more particles", lines[-1])
     assert shown + int(left[1] if left else 0) - sum("best" in line for line in lines) in (
-        particles - 1, particles)  # fmt: skip
+        particles - 1,
+        particles,
+    )
 
 
 def test_more_columns_hold_more_particles_in_a_line() -> None:
@@ -193,7 +217,10 @@ def test_what_an_iteration_says() -> None:
 
 def test_a_position_reads_as_a_sentence() -> None:
     names = ["cot", "lima", "sharegpt", "oasst"]
-    assert describe_position(names, [0.41, 0.33, -0.08, 0.001]) == "0.41 cot + 0.33 lima - 0.08 sharegpt"
+    assert (
+        describe_position(names, [0.41, 0.33, -0.08, 0.001])
+        == "0.41 cot + 0.33 lima - 0.08 sharegpt"
+    )
     assert describe_position(names, [-1.2, 0.0, 0.2, 0.0]) == "- 1.20 cot + 0.20 sharegpt"
 
 
@@ -214,13 +241,18 @@ def test_what_scoring_took_is_summed_and_said(tmp_path: Path) -> None:
         rows = {i: scores_to_records(items[: len(mine)], mine) for i, mine in scores.items()}
         record.add_iteration(np.eye(2), np.array([0.5, 0.5]), rows, {}, {})
     record.save_answers(
-        "test", [1.0, 0.0], "0", scores_to_records(items, [judgement("a", 8.0), judgement("a", 16.0)])
+        "test",
+        [1.0, 0.0],
+        "0",
+        scores_to_records(items, [judgement("a", 8.0), judgement("a", 16.0)]),
     )
     assert sum_scoring_costs(record) == {
         "judge_tokens": {"first": 50.0, "again": 20.0},
         "judge_cost": {"first": 31.0, "again": 2.0},
     }
-    assert "judge_tokens 50 + 20, judge_cost 31 + 2 (" in scoring_cost_line(sum_scoring_costs(record))
+    assert "judge_tokens 50 + 20, judge_cost 31 + 2 (" in scoring_cost_line(
+        sum_scoring_costs(record)
+    )
 
 
 def test_a_search_without_a_judge_says_nothing_of_it(tmp_path: Path) -> None:

@@ -15,14 +15,17 @@ import pytest
 import talkers
 
 from swarm.errors import UserError
-from swarm.models import Delta, Message, Request, generate_each, stream
-from swarm.models.failures import RateLimited, RequestTimeout
+from swarm.models.base import Delta, Message, Request, generate_each, stream
+from swarm.models.http_errors import RateLimited, RequestTimeout
 from swarm.models.llm import LLM
 
 TURNS = (
-    Message("system", "s"), Message("user", "u1"), Message("assistant", "a1"),
-    Message("user", "u2"), Message("user", "u3"),
-)  # fmt: skip
+    Message("system", "s"),
+    Message("user", "u1"),
+    Message("assistant", "a1"),
+    Message("user", "u2"),
+    Message("user", "u3"),
+)
 
 
 class Old(llm.Model):

@@ -24,16 +24,18 @@ from llm.migrations import migrate
 from llm.parts import ToolCallPart, ToolResultPart
 from llm.plugins import load_plugins, pm
 
-from swarm.collab.configs import ConsortiumSettings
-from swarm.collab.members import parse_member
-from swarm.collab.shelf import ConsortiumStore
 from swarm.consortium import plugin
-from swarm.consortium.asking import run_in_daemon_thread
-from swarm.consortium.runs import RunLog
+from swarm.consortium.api import run_in_daemon_thread
+from swarm.consortium.run_log import RunLog
+from swarm.multi_agent.consortium.config import ConsortiumSettings
+from swarm.multi_agent.consortium.member_spec import parse_member
+from swarm.multi_agent.consortium.store import ConsortiumStore
 
 BLUE, GREEN, DEAD = (f"function/debaters:{name}" for name in ("blue", "green", "dead"))
 JUDGE = "function/debaters:judge"
-COUNCIL = ConsortiumSettings((parse_member(BLUE), parse_member(GREEN)), parse_member(JUDGE), max_iterations=1)
+COUNCIL = ConsortiumSettings(
+    (parse_member(BLUE), parse_member(GREEN)), parse_member(JUDGE), max_iterations=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +99,27 @@ def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(fresh: Path) -
     ConsortiumStore().save("council", COUNCIL)
     paths = f"{searches.ROOT}:{Path(__file__).parent}"
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", WORDS], capture_output=True, text=True, input="",
+        [sys.executable, "-X", "importtime", "-c", WORDS],
+        capture_output=True,
+        text=True,
+        input="",
         env=searches.environment(PYTHONPATH=paths, LLM_USER_PATH=str(fresh)),
-    )  # fmt: skip
+    )
     version, answer = done.stdout.splitlines()
     assert done.returncode == 0 and "version" in version and answer == "answer 1"
     before, after = done.stderr.split("=== asked\n")
     times = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", before)
     own = {name: int(alone) for alone, _, _, name in times if name.startswith("swarm")}
-    assert "swarm.consortium.commands" in own and sum(own.values()) < 3_000_000
-    assert set(own) <= {"swarm", "swarm._version", "swarm.errors", "swarm.printing",
-                        "swarm.consortium", "swarm.consortium.commands",
-                        "swarm.consortium.plugin"}  # fmt: skip
+    assert "swarm.consortium.cli" in own and sum(own.values()) < 3_000_000
+    assert set(own) <= {
+        "swarm",
+        "swarm._version",
+        "swarm.errors",
+        "swarm._util.terminal",
+        "swarm.consortium",
+        "swarm.consortium.cli",
+        "swarm.consortium.plugin",
+    }
     loaded = {name.split(".")[0] for *_, name in times}
     assert not loaded & {"hydra", "omegaconf", "rich"}
     assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)
@@ -134,9 +145,22 @@ def test_a_conversation_goes_on_and_all_of_them_know_it(home: Path) -> None:
 
 
 def test_system_and_options_are_applied(home: Path) -> None:
-    ConsortiumStore().save("council", ConsortiumSettings(COUNCIL.members, COUNCIL.arbiter, system="Old words."))
-    fine("-m", "council", "Why?", "-s", "Speak as a pirate.", "-o", "min_iterations", "2",
-         "-o", "confidence_threshold", "10")  # fmt: skip
+    ConsortiumStore().save(
+        "council", ConsortiumSettings(COUNCIL.members, COUNCIL.arbiter, system="Old words.")
+    )
+    fine(
+        "-m",
+        "council",
+        "Why?",
+        "-s",
+        "Speak as a pirate.",
+        "-o",
+        "min_iterations",
+        "2",
+        "-o",
+        "confidence_threshold",
+        "10",
+    )
     blue = [text for name, text in debaters.heard if name == "blue"]
     assert len(blue) == 2 and all("Speak as a pirate." in text for text in blue)
     assert "Old words." not in str(debaters.heard)
@@ -170,7 +194,9 @@ def test_progress_is_reasoning_and_the_result_is_in_the_log(home: Path) -> None:
 
 
 def test_warnings_stand_in_the_stream_where_they_came_up(home: Path) -> None:
-    ConsortiumStore().save("council", replace(COUNCIL, members=(*COUNCIL.members, parse_member(DEAD))))
+    ConsortiumStore().save(
+        "council", replace(COUNCIL, members=(*COUNCIL.members, parse_member(DEAD)))
+    )
     lines = fine("-m", "council", "Why?").stderr.splitlines()
     (warned,) = (n for n, line in enumerate(lines) if line.startswith("warning: iteration 1: "))
     assert any(line.startswith(f"iteration 1, member {DEAD}") for line in lines[:warned])
@@ -227,16 +253,22 @@ def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:
         done = typed(*words, " ")
         assert done.exit_code == 1 and "Error: the prompt is empty" in done.stderr
     assert not debaters.heard
-    tools = [llm.user("What time is it?"), llm.assistant(ToolCallPart(name="clock")),
-             llm.tool_message(ToolResultPart(name="clock", output="12")),
-             llm.assistant("Noon."), llm.user("Sure?")]  # fmt: skip
+    tools = [
+        llm.user("What time is it?"),
+        llm.assistant(ToolCallPart(name="clock")),
+        llm.tool_message(ToolResultPart(name="clock", output="12")),
+        llm.assistant("Noon."),
+        llm.user("Sure?"),
+    ]
     assert llm.get_model("council").prompt(messages=tools).text() == "answer 1"
     blue = next(text for name, text in debaters.heard if name == "blue")
     assert blue.endswith("user: What time is it?\nassistant: Noon.\nuser: Sure?")
 
 
 def test_nobody_answers(home: Path) -> None:
-    ConsortiumStore().save("council", ConsortiumSettings((parse_member(f"{DEAD}:2"),), parse_member(JUDGE)))
+    ConsortiumStore().save(
+        "council", ConsortiumSettings((parse_member(f"{DEAD}:2"),), parse_member(JUDGE))
+    )
     for words in (("-m", "council"), ("-m", "council", "--async")):
         done = typed(*words, "Why?")
         assert done.exit_code == 1 and "0 of 2 members answered" in done.stderr.splitlines()[-1]
@@ -269,8 +301,18 @@ def test_names_of_other_models_are_left_to_them(home: Path) -> None:
 
 def test_a_tag_is_part_of_a_name_that_llm_knows(home: Path) -> None:
     with talkers.in_llm(talkers.llm_model("qwen2:7b"), talkers.llm_model("x:8")):
-        done = fine("consortium", "--dry-run", "-m", "qwen2:7b", "-m", "x:8", "-m", "x:8:2",
-                    "--arbiter", "qwen2:7b")  # fmt: skip
+        done = fine(
+            "consortium",
+            "--dry-run",
+            "-m",
+            "qwen2:7b",
+            "-m",
+            "x:8",
+            "-m",
+            "x:8:2",
+            "--arbiter",
+            "qwen2:7b",
+        )
         assert "members qwen2:7b, x:8 x 3; arbiter qwen2:7b" in done.stdout
         fine("consortium", "save", "council", "-m", "qwen2:7b:2", "-m", BLUE, "--arbiter", JUDGE)
         assert fine("-m", "council", "Why?", "-o", "max_iterations", "1").stdout == "answer 1\n"
@@ -284,7 +326,9 @@ def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
     assert fine("-m", "outer", "Why?", "-o", "max_iterations", "1").stdout == "answer 2\n"
     fine("aliases", "set", "other", "outer")
     for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
-        ConsortiumStore().save("inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE)), replace=True)
+        ConsortiumStore().save(
+            "inner", ConsortiumSettings((parse_member(name),), parse_member(JUDGE)), replace=True
+        )
         done = typed("-m", "outer", "Why?")
         assert done.exit_code == 1 and "contains itself" in done.stderr, name
 

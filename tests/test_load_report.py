@@ -10,11 +10,12 @@ import pytest
 from playing import choice_items, match_items, write
 
 from swarm.errors import UserError
-from swarm.tasks import Item, faults, leak
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.data import DataFile, text_field_error
-from swarm.tasks.match import ExactMatch
-from swarm.tasks.written import FreeText
+from swarm.tasks import dataset_formats, split_overlap
+from swarm.tasks.base import Item
+from swarm.tasks.dataset import DataFile, text_field_error
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.free_text import FreeText
+from swarm.tasks.multiple_choice import MultipleChoice
 
 ORIGINAL = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "eval"
 Warned = Callable[[], list[str]]
@@ -252,12 +253,17 @@ def test_the_fields_that_a_prompt_is_made_of_tell_items_apart(
     assert warned() == []
     assert len(FreeText("mine", Anything(), file).items("dev")) == 4
     assert any("3 of 4 dev items repeat" in line for line in warned())
-    assert leak.item_identity(items[0], ("context", "prompt")) != leak.item_identity(items[0])
+    assert split_overlap.item_identity(
+        items[0], ("context", "prompt")
+    ) != split_overlap.item_identity(items[0])
 
 
 def test_the_first_ids_and_how_many_more() -> None:
-    assert faults.format_ids([1]) == "1" and faults.format_ids(range(5)) == "0, 1, 2, 3, 4"
-    assert faults.format_ids(range(7)) == "0, 1, 2, 3, 4 and 2 more"
+    assert (
+        dataset_formats.format_ids([1]) == "1"
+        and dataset_formats.format_ids(range(5)) == "0, 1, 2, 3, 4"
+    )
+    assert dataset_formats.format_ids(range(7)) == "0, 1, 2, 3, 4 and 2 more"
 
 
 LEAKS = {"hearsay": 94, "citation_prediction_classification": 108}

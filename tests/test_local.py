@@ -16,17 +16,15 @@ import pytest
 import tiny
 from safetensors.torch import load_file, save_file
 
-from swarm.engine.base import BaseModel
-from swarm.engine.hf import HFEngine
-from swarm.engine.local import HFModel
-from swarm.engine.panel import ModelEnsemble
-from swarm.engine.together import PendingRequest, select_round
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import HFEngine, HFModel
+from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
-from swarm.manifest import encode_state
-from swarm.models import Completion, Delta, Message, Model, Request, generate_each, stream
-from swarm.pool import Pool
-from swarm.roster.local import LocalModels
-from swarm.roster.voice import SharedLocalModel, stable_prefix
+from swarm.models.base import Completion, Delta, Message, Model, Request, generate_each, stream
+from swarm.pool.pool import Pool
+from swarm.registry.batcher import PendingRequest, select_round
+from swarm.registry.local_models import LocalModels, SharedLocalModel, stable_prefix
+from swarm.runs.manifest import encode_state
 
 TURNS = Request((Message("system", "be brief"), Message("user", "yes or no")), 8)
 TEXT = Request("the question is", 8)
@@ -67,17 +65,25 @@ def said(model: Model, *requests: Request) -> list[str]:
 
 def run_folder(folder: Path, best: Path, base: Path, **state: Any) -> Path:
     """What a finished search leaves: a state, a configuration and its best."""
-    whole = {"experts": ["a"], "rounds": [{"positions": [[1.0]], "utilities": [0.5]}],
-             "finished": "done", "metrics": {"best": 1}, "identity": {}, **state}  # fmt: skip
+    whole = {
+        "experts": ["a"],
+        "rounds": [{"positions": [[1.0]], "utilities": [0.5]}],
+        "finished": "done",
+        "metrics": {"best": 1},
+        "identity": {},
+        **state,
+    }
     folder.mkdir(parents=True)
     (folder / "state.json").write_bytes(encode_state(whole))
-    config = {"model": {"_target_": "swarm.engine.base.Base", "path": str(base)}}
+    config = {"model": {"_target_": "swarm.engine.base_model.BaseModel", "path": str(base)}}
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copytree(best, folder / "global_best")
     return folder
 
 
-def test_each_name_is_the_model_it_says(home: LocalModels, engine: HFEngine, tiny_pool: Path) -> None:
+def test_each_name_is_the_model_it_says(
+    home: LocalModels, engine: HFEngine, tiny_pool: Path
+) -> None:
     names = ["amber", "dune", "base", str(tiny_pool / "birch")]
     positions = np.concatenate([np.eye(4)[[0, 3]], np.zeros((1, 4)), np.eye(4)[[1]]])
     expected = engine.generate(positions, [[TEXT, TURNS]] * 4)
@@ -226,7 +232,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Any:
         for one in threading.enumerate():
             if one.name == "swarm-local":
                 one.join()
-        monkeypatch.setattr("swarm.engine.together.BATCH_WAIT_S", 3.0)
+        monkeypatch.setattr("swarm.registry.batcher.BATCH_WAIT_S", 3.0)
 
     return call
 
@@ -256,15 +262,20 @@ def test_uneven_and_different_questions_find_their_way(
     found = together(*[lambda v=v, r=r: v.generate(r) for v, r in asked])
     for mine, expected in zip(found, alone, strict=True):
         assert [one.text for one in mine] == [one.text for one in expected]
-        assert np.allclose([one.logprobs or (0, 0) for one in mine],
-                           [one.logprobs or (0, 0) for one in expected], atol=1e-5)  # fmt: skip
+        assert np.allclose(
+            [one.logprobs or (0, 0) for one in mine],
+            [one.logprobs or (0, 0) for one in expected],
+            atol=1e-5,
+        )
     # Two are scored and three asked in company; three more are left to the first.
     assert sorted(rounds) == [[1, 1], [1, 1, 1], [3]]
 
 
 def test_a_round_takes_equally_many_of_a_kind() -> None:
-    asked = [PendingRequest(place, replace(TEXT, choices=kind)) for place, kind in
-             ((0, ()), (0, ("a",)), (0, ()), (2, ()), (1, ("a",)))]  # fmt: skip
+    asked = [
+        PendingRequest(place, replace(TEXT, choices=kind))
+        for place, kind in ((0, ()), (0, ("a",)), (0, ()), (2, ()), (1, ("a",)))
+    ]
     assert select_round(asked) == [[asked[0]], [asked[3]]]
     assert select_round(asked[1:]) == [[asked[1]], [asked[4]]]
     assert select_round([asked[0], asked[2]]) == [[asked[0], asked[2]]]
@@ -275,7 +286,9 @@ def test_drawn_answers_are_each_voices_own(home: LocalModels) -> None:
     asked = [warm, replace(warm, sample=1), replace(warm, seed=4), replace(warm, seed=None)]
     amber, base = (home.get_model(name).generate(asked) for name in ("amber", "base"))
     assert len({one.text for one in [*amber, *base]}) == 8
-    again = together(*[lambda n=n: home.get_model(n).generate(asked[::-1]) for n in ("base", "amber")])
+    again = together(
+        *[lambda n=n: home.get_model(n).generate(asked[::-1]) for n in ("base", "amber")]
+    )
     assert again == [base[::-1], amber[::-1]]
 
 
@@ -407,8 +420,11 @@ def test_a_fault_in_the_engine_reaches_all_who_wait(
 
 
 def test_many_threads_and_many_questions(home: LocalModels) -> None:
-    asked = [(name, replace(TEXT, prompt=f"{n}: ", max_new_tokens=1 + n % 5))
-             for n in range(12) for name in ("amber", "base", "dune")]  # fmt: skip
+    asked = [
+        (name, replace(TEXT, prompt=f"{n}: ", max_new_tokens=1 + n % 5))
+        for n in range(12)
+        for name in ("amber", "base", "dune")
+    ]
     expected = [said(home.get_model(name), request) for name, request in asked]
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda pair: said(home.get_model(pair[0]), pair[1]), asked))
@@ -423,6 +439,8 @@ def slept(thread: threading.Thread) -> bool:
 
 def test_voices_travel_as_their_names(home: LocalModels) -> None:
     pair = pickle.loads(pickle.dumps([home.get_model("amber"), home.get_model("base")]))
-    assert all(isinstance(voice, SharedLocalModel) for voice in pair) and pair[0].home is pair[1].home
+    assert (
+        all(isinstance(voice, SharedLocalModel) for voice in pair) and pair[0].home is pair[1].home
+    )
     assert said(pair[0], TEXT) == said(home.get_model("amber"), TEXT)
     assert pair[0].home is not home

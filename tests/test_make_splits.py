@@ -15,7 +15,7 @@ import searches
 from datasets import Dataset
 from hydra import compose, initialize_config_dir
 
-from swarm.places import conf_folder
+from swarm._util.files import conf_folder
 from swarm.search import build_run
 
 SCRIPT = searches.ROOT / "scripts" / "make_splits.py"
@@ -32,16 +32,25 @@ def rows(name: str, count: int = 40) -> list[dict[str, Any]]:
     """Rows with the columns that the set has on the hub, unread ones too."""
     makers: dict[str, Any] = {
         "mmlu": lambda n: {
-            "question": f"What is {n}?", "subject": f"subject_{n % 3}",
-            "choices": texts(n), "answer": n % 4,
+            "question": f"What is {n}?",
+            "subject": f"subject_{n % 3}",
+            "choices": texts(n),
+            "answer": n % 4,
         },
         "gsm8k": lambda n: {
-            "question": f"What is {n} and {n}?", "answer": f"<<{n}+{n}={2 * n}>>\n#### {2 * n:,}",
+            "question": f"What is {n} and {n}?",
+            "answer": f"<<{n}+{n}={2 * n}>>\n#### {2 * n:,}",
         },
         "hellaswag": lambda n: {
-            "ind": n // 2, "activity_label": "Walking", "ctx_a": f"A man walks {n} miles.",
-            "ctx_b": "he", "ctx": f"A man walks {n} miles. he", "endings": texts(n),
-            "source_id": "x", "split": "val", "split_type": ("indomain", "zeroshot")[n % 2],
+            "ind": n // 2,
+            "activity_label": "Walking",
+            "ctx_a": f"A man walks {n} miles.",
+            "ctx_b": "he",
+            "ctx": f"A man walks {n} miles. he",
+            "endings": texts(n),
+            "source_id": "x",
+            "split": "val",
+            "split_type": ("indomain", "zeroshot")[n % 2],
             "label": str(n % 4),
         },
         "truthfulqa": lambda n: {
@@ -50,24 +59,35 @@ def rows(name: str, count: int = 40) -> list[dict[str, Any]]:
             "mc2_targets": {"choices": texts(n), "labels": [1, 1, 0, 0]},
         },
         "medqa": lambda n: {
-            "question": f"A patient has {n}?", "answer": texts(n)[n % 4],
-            "options": dict(zip("ABCD", texts(n), strict=True)), "meta_info": "step1",
-            "answer_idx": "ABCD"[n % 4], "metamap_phrases": ["patient"],
+            "question": f"A patient has {n}?",
+            "answer": texts(n)[n % 4],
+            "options": dict(zip("ABCD", texts(n), strict=True)),
+            "meta_info": "step1",
+            "answer_idx": "ABCD"[n % 4],
+            "metamap_phrases": ["patient"],
         },
         "medmcqa": lambda n: {
-            "id": f"uuid-{n}", "question": f"Cause of {n}?",
+            "id": f"uuid-{n}",
+            "question": f"Cause of {n}?",
             **{f"op{letter}": text for letter, text in zip("abcd", texts(n), strict=True)},
-            "cop": n % 4, "choice_type": "single", "exp": None, "subject_name": f"Subject {n % 2}",
+            "cop": n % 4,
+            "choice_type": "single",
+            "exp": None,
+            "subject_name": f"Subject {n % 2}",
             "topic_name": None,
         },
         "mmlu_pro": lambda n: {
-            "question_id": 100 + n, "question": f"How is {n}?", "options": texts(n) + texts(-n - 1),
-            "answer": "ABCDEFGH"[n % 8], "answer_index": n % 8, "cot_content": "",
+            "question_id": 100 + n,
+            "question": f"How is {n}?",
+            "options": texts(n) + texts(-n - 1),
+            "answer": "ABCDEFGH"[n % 8],
+            "answer_index": n % 8,
+            "cot_content": "",
             # Uneven: five in eight are of one domain.
             "category": ("law", "law", "math", "law", "law", "physics", "law", "math")[n % 8],
             "src": "x",
         },
-    }  # fmt: skip
+    }
     return [makers[name](number) for number in range(count)]
 
 
@@ -82,9 +102,12 @@ def parquet(path: Path, content: list[dict[str, Any]]) -> Path:
 
 def script(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True,
-        env=searches.environment(**environment), timeout=120,
-    )  # fmt: skip
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=searches.environment(**environment),
+        timeout=120,
+    )
 
 
 def made(folder: Path, name: str, *arguments: object, of: Any = None) -> dict[str, Any]:
@@ -171,8 +194,9 @@ def test_duplicates_and_what_is_unusable_are_left_out_and_counted(tmp_path: Path
     ]
     parquet(tmp_path / "x.parquet", content)
     target = tmp_path / "x.json"
-    done = script("medmcqa", "--source", tmp_path / "x.parquet", "--to", target, "--dev", 4,
-                  "--test", 6)  # fmt: skip
+    done = script(
+        "medmcqa", "--source", tmp_path / "x.parquet", "--to", target, "--dev", 4, "--test", 6
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "left out: 2 of 14 rows: a duplicate" in lines
@@ -180,8 +204,17 @@ def test_duplicates_and_what_is_unusable_are_left_out_and_counted(tmp_path: Path
     written = json.loads(target.read_text())
     ids = [item["id"] for split in ("dev", "test") for item in written[split]]
     assert sorted(ids) == sorted(f"uuid-{n}" for n in range(10))
-    more = script("medmcqa", "--source", tmp_path / "x.parquet", "--to", tmp_path / "y.json",
-                  "--dev", 5, "--test", 6)  # fmt: skip
+    more = script(
+        "medmcqa",
+        "--source",
+        tmp_path / "x.parquet",
+        "--to",
+        tmp_path / "y.json",
+        "--dev",
+        5,
+        "--test",
+        6,
+    )
     assert more.returncode == 1 and "there are 10 different" in more.stderr
 
 
@@ -196,8 +229,9 @@ def test_of_a_folder_the_files_of_the_split_are_read(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, content)))
     again = tmp_path / "two.json"
-    done = script("gsm8k", "--source", tmp_path / "lines.jsonl", "--to", again, "--dev", 10,
-                  "--test", 20)  # fmt: skip
+    done = script(
+        "gsm8k", "--source", tmp_path / "lines.jsonl", "--to", again, "--dev", 10, "--test", 20
+    )
     assert done.returncode == 0, done.stderr
     first, second = (json.loads(path.read_text()) for path in (target, again))
     assert (first["dev"], first["test"]) == (second["dev"], second["test"])

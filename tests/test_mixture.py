@@ -12,19 +12,19 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from playing import Knowing, Silent, choice_items, match_items, played, write
 
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.evaluation import scores_to_records, records_to_scores
-from swarm.models import Completion, Request
-from swarm.places import conf_folder
-from swarm.record import RunRecord
-from swarm.scorers.reward import RewardModelScorer
-from swarm.tasks import Item, TaskRun, Score, Task
+from swarm.loop.evaluator import records_to_scores, scores_to_records
+from swarm.models.base import Completion, Request
+from swarm.runs.run_folder import RunRecord
+from swarm.scorers.reward_model import RewardModelScorer
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.match import ExactMatch
+from swarm.tasks.base import Item, Score, Task, TaskRun
+from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture
+from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.tasks.perplexity import Perplexity
-from swarm.tasks.reward import RewardModelTask
+from swarm.tasks.reward_model import RewardModelTask
 
 
 class Patient:
@@ -61,7 +61,10 @@ def two(tmp_path: Path) -> Mixture:
     choices = [{**item, "id": n} for n, item in enumerate(choice_items(8))]
     letters = write(tmp_path / "letters.json", {"dev": choices, "test": choices[:4]})
     golds = write(tmp_path / "golds.json", {"dev": match_items(4), "test": match_items(6)[4:]})
-    parts = {"letters": MultipleChoice("a", str(letters), dedupe=False), "golds": ExactMatch("b", str(golds))}
+    parts = {
+        "letters": MultipleChoice("a", str(letters), dedupe=False),
+        "golds": ExactMatch("b", str(golds)),
+    }
     return Mixture("two", parts)
 
 

@@ -9,15 +9,13 @@ import pytest
 from endpoints import Asked, Reply, chat, endpoint
 from talking import Speaker, Streamer, said, slot, speaker, stages, whole
 
-from swarm.collab import AgentAnswer, AnswerDelta, AgentSpec
-from swarm.collab import CallStarted as AskedEvent
-from swarm.collab.course import parse_pick, has_pick
-from swarm.collab.moa import MixtureOfAgents
-from swarm.collab.prompts import AnswersPrompt
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Message, Request, stream
+from swarm.models.base import Completion, Delta, Message, Request, stream
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
+from swarm.models.rate_limit import Limits
+from swarm.multi_agent.moa import AnswersPrompt, MixtureOfAgents, has_pick, parse_pick
+from swarm.multi_agent.types import AgentAnswer, AgentSpec, AnswerDelta
+from swarm.multi_agent.types import CallStarted as AskedEvent
 
 DEAD = UserError("it is gone")
 
@@ -56,7 +54,9 @@ def test_calls_are_n_times_layers_less_one_and_one(
 def test_a_batch_is_one_batch_a_model_and_layer_in_order() -> None:
     first = slot("a", lambda request: f"a of {whole(request.prompt)}")
     both = Speaker("b", lambda request: whole(request.prompt)[:3])
-    mixture = MixtureOfAgents([first, AgentSpec(both, "b", count=2)], AgentSpec(both, "b"), prompt="paper")
+    mixture = MixtureOfAgents(
+        [first, AgentSpec(both, "b", count=2)], AgentSpec(both, "b"), prompt="paper"
+    )
     turns = [(Message("system", f"{n:03d}"), Message("user", f"q{n}")) for n in range(40)]
     answers = mixture.generate([Request(prompt) for prompt in turns])
     assert [answer.text for answer in answers] == [f"{n:03d}" for n in range(40)]
@@ -81,7 +81,10 @@ def test_what_the_slots_and_the_request_say() -> None:
 def test_samples_are_numbered_across_the_slots_of_a_model() -> None:
     model = Speaker("m")
     alike = [AgentSpec(model, "m", count=2), AgentSpec(model, "again", count=2)]
-    other = [AgentSpec(model, "warm", temperature=1.0), AgentSpec(model, "told", system="so", count=2)]
+    other = [
+        AgentSpec(model, "warm", temperature=1.0),
+        AgentSpec(model, "told", system="so", count=2),
+    ]
     mixture = MixtureOfAgents([*alike, *other], slot("last"), layers=3)
     found = stages(mixture)
     assert [request.sample for request in model.heard] == [0, 1, 2, 3, 0, 0, 1] * 2
@@ -246,8 +249,11 @@ def test_the_proposers_of_a_layer_run_at_the_same_time() -> None:
 
 def test_a_dead_and_a_hanging_endpoint_cost_a_warning_and_the_slots_time() -> None:
     with endpoint(by_name) as server:
-        proposers = [served(server.url, "fine"), served(server.url, "dead"),
-                     served(server.url, "silent", timeout=0.2)]  # fmt: skip
+        proposers = [
+            served(server.url, "fine"),
+            served(server.url, "dead"),
+            served(server.url, "silent", timeout=0.2),
+        ]
         mixture = MixtureOfAgents(proposers, served(server.url, "last"))
         start = time.monotonic()
         found = stages(mixture)
@@ -298,8 +304,10 @@ def test_the_windows_of_sequential_self_moa() -> None:
     texts = said(found.layers[0])
     one, two, three = (answer.text for layer in found.layers[1:] for answer in layer)
     assert windows_of(mixture, texts) == [
-        texts[:6], [one] * 3 + texts[6:9], [two] * 3 + texts[9:],
-    ]  # fmt: skip
+        texts[:6],
+        [one] * 3 + texts[6:9],
+        [two] * 3 + texts[9:],
+    ]
     assert found.final.text == three and mixture.calls == len(found.answers) == 15
     assert mixture.depth == 4
     assert [answer.layer for answer in found.answers] == [1] * 12 + [2, 3, 4]
@@ -307,9 +315,17 @@ def test_the_windows_of_sequential_self_moa() -> None:
 
 @pytest.mark.parametrize(
     ("count", "window", "reserve", "calls"),
-    [(1, 6, 3, 2), (6, 6, 3, 7), (7, 6, 3, 9), (9, 6, 3, 11), (10, 6, 3, 13), (30, 6, 3, 39),
-     (5, 2, 1, 9), (9, 4, 1, 12)],
-)  # fmt: skip
+    [
+        (1, 6, 3, 2),
+        (6, 6, 3, 7),
+        (7, 6, 3, 9),
+        (9, 6, 3, 11),
+        (10, 6, 3, 13),
+        (30, 6, 3, 39),
+        (5, 2, 1, 9),
+        (9, 4, 1, 12),
+    ],
+)
 def test_the_calls_of_sequential_self_moa(
     count: int, window: int, reserve: int, calls: int
 ) -> None:
@@ -372,15 +388,37 @@ def test_an_unreadable_choice_takes_the_first(reply: str) -> None:
 
 @pytest.mark.parametrize(
     ("reply", "number"),
-    [("2", 2), (" **2**", 2), ("Answer 2 is best", 2), ("2. Answer 1 is wrong", 2), ("10", 10),
-     ("The best is answer 3, by far", 3), ("3 is not as good as 2", 3), ("it is 2, not 1", None),
-     ("The best is answer 2.", 2), ("Number 3 is best", 3), ("I choose 4", 4), ("the best is 5", 5),
-     ('{"answer": 6}', 6), ("__7__", 7),
-     ('{"synthesis":"x","analysis":"A1","confidence":0.9}', None),
-     ("A1 D1", None), ("none of the 2", None), ("2nd", None), ("answer 2nd", None), ("1.5", None),
-     ("Answer A1", None), ("it is 2.5", None), ("The best is answer 2 (sure: 0.9)", 2),
-     ("0", None), ("11", None), ("11 of them", None), ("two", None), ("", None)],
-)  # fmt: skip
+    [
+        ("2", 2),
+        (" **2**", 2),
+        ("Answer 2 is best", 2),
+        ("2. Answer 1 is wrong", 2),
+        ("10", 10),
+        ("The best is answer 3, by far", 3),
+        ("3 is not as good as 2", 3),
+        ("it is 2, not 1", None),
+        ("The best is answer 2.", 2),
+        ("Number 3 is best", 3),
+        ("I choose 4", 4),
+        ("the best is 5", 5),
+        ('{"answer": 6}', 6),
+        ("__7__", 7),
+        ('{"synthesis":"x","analysis":"A1","confidence":0.9}', None),
+        ("A1 D1", None),
+        ("none of the 2", None),
+        ("2nd", None),
+        ("answer 2nd", None),
+        ("1.5", None),
+        ("Answer A1", None),
+        ("it is 2.5", None),
+        ("The best is answer 2 (sure: 0.9)", 2),
+        ("0", None),
+        ("11", None),
+        ("11 of them", None),
+        ("two", None),
+        ("", None),
+    ],
+)
 def test_which_answer_a_reply_names(reply: str, number: int | None) -> None:
     assert parse_pick(reply, 10) == number
 
@@ -424,14 +462,18 @@ def test_a_stream_returns_the_whole_with_its_cost() -> None:
 
 
 def test_a_stream_that_never_began_has_a_fallback() -> None:
-    mixture = MixtureOfAgents([slot("a")], AgentSpec(Streamer("last", DEAD), "last"),
-                              fallback=AgentSpec(Streamer("spare", "in ", "time"), "spare"))  # fmt: skip
+    mixture = MixtureOfAgents(
+        [slot("a")],
+        AgentSpec(Streamer("last", DEAD), "last"),
+        fallback=AgentSpec(Streamer("spare", "in ", "time"), "spare"),
+    )
     assert [delta.text for delta in mixture.stream(Request("why?"))] == ["in ", "time"]
 
 
 def test_a_stream_that_broke_off_is_an_error() -> None:
-    mixture = MixtureOfAgents([slot("a")], AgentSpec(Streamer("last", "so ", DEAD), "last"),
-                              fallback=slot("spare"))  # fmt: skip
+    mixture = MixtureOfAgents(
+        [slot("a")], AgentSpec(Streamer("last", "so ", DEAD), "last"), fallback=slot("spare")
+    )
     pieces = mixture.stream(Request("why?"))
     assert next(pieces).text == "so "
     with pytest.raises(UserError, match="it is gone"):
@@ -460,8 +502,11 @@ def test_events_of_one_request_come_in_order() -> None:
     mixture = MixtureOfAgents([slot("a"), slot("b", DEAD)], AgentSpec(Streamer("z", "x", "y"), "z"))
     (found,) = mixture.run([Request("why?")], lambda number, event: events.append(event))
     asked = [event for event in events if isinstance(event, AskedEvent)]
-    assert asked == [AskedEvent(1, 2, "proposer", "a", 0), AskedEvent(1, 2, "proposer", "b", 0),
-                     AskedEvent(2, 2, "aggregator", "z", 0)]  # fmt: skip
+    assert asked == [
+        AskedEvent(1, 2, "proposer", "a", 0),
+        AskedEvent(1, 2, "proposer", "b", 0),
+        AskedEvent(2, 2, "aggregator", "z", 0),
+    ]
     assert events[:2] == asked[:2] and events[4:] == [
         *(asked[2], AnswerDelta(Delta("x")), AnswerDelta(Delta("y")), found.layers[1][0])
     ]
@@ -546,18 +591,27 @@ def test_each_member_is_checked_and_opened_once() -> None:
 
 
 def test_models_of_this_machine_answer_in_batches(tiny_llama: Path) -> None:
-    from swarm.engine.base import BaseModel
-    from swarm.engine.local import HFModel
+    from swarm.engine.base_model import BaseModel
+    from swarm.engine.hf import HFModel
 
     local = HFModel(BaseModel(path=str(tiny_llama), dtype="float32"))
     slots = [AgentSpec(local, "tiny", system="be kind"), AgentSpec(local, "plain")]
     # It reads no more than 512 tokens.
-    mixture = MixtureOfAgents(slots, AgentSpec(local, "tiny"), prompt=AnswersPrompt("paper", "Go."), quorum=0)
+    mixture = MixtureOfAgents(
+        slots, AgentSpec(local, "tiny"), prompt=AnswersPrompt("paper", "Go."), quorum=0
+    )
     mixture.check()
     mixture.open("cpu")
     requests = [Request((Message("user", text),), 5) for text in ("one", "two", "three")]
     alone = local.generate(requests)
     for request, own, found in zip(requests, alone, mixture.run(requests), strict=True):
         assert not isinstance(found, UserError) and found.layers[0][1].text == own.text
-        assert found.final.text == local.generate([found.layers[1][0].prompt and Request(
-            found.layers[1][0].prompt, request.max_new_tokens)])[0].text  # fmt: skip
+        assert (
+            found.final.text
+            == local.generate(
+                [
+                    found.layers[1][0].prompt
+                    and Request(found.layers[1][0].prompt, request.max_new_tokens)
+                ]
+            )[0].text
+        )

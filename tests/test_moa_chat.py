@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from swarm.collab import AgentSpec
-from swarm.collab.moa import MixtureOfAgents
+from swarm._util.terminal import WarningCollector, escape_control_chars
 from swarm.errors import UserError
-from swarm.moa.chat import COMMANDS, TerminalChat
-from swarm.moa.reading import UserInput, read_input
-from swarm.moa.session import ChatOptions, ChatSession
-from swarm.models import Completion, Delta, Request, Stream
-from swarm.printing import WarningCollector, escape_control_chars
+from swarm.moa.chat import COMMANDS, ChatOptions, ChatSession, TerminalChat, UserInput, read_input
+from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentSpec
 
 STRANGE = "[/INST] a[i] = [bold]x[/bold] :smile: {y} %s \\n"
 
@@ -56,10 +54,14 @@ def stopped(request: Request) -> str:
     raise KeyboardInterrupt
 
 
-def session(*proposers: Says, last: Says, manner: ChatOptions | None = None, **options: int) -> ChatSession:
+def session(
+    *proposers: Says, last: Says, manner: ChatOptions | None = None, **options: int
+) -> ChatSession:
     slots = [AgentSpec(model, f"p{number}") for number, model in enumerate(proposers, 1)]
     mixture = MixtureOfAgents(slots, AgentSpec(last, "last"), **options)
-    made = ChatSession(mixture, manner or ChatOptions(0.7, 64), io.StringIO(), io.StringIO(), WarningCollector())
+    made = ChatSession(
+        mixture, manner or ChatOptions(0.7, 64), io.StringIO(), io.StringIO(), WarningCollector()
+    )
     logging.getLogger("swarm").addHandler(made.remarks)
     return made
 
@@ -125,8 +127,11 @@ def test_a_conversation_is_carried_on_with_its_answers_alone() -> None:
     asked = first.asked[1]
     assert isinstance(asked.prompt, tuple)
     assert [tuple(turn) for turn in asked.prompt] == [
-        ("system", "Be brief."), ("user", "one"), ("assistant", "answer"), ("user", "two"),
-    ]  # fmt: skip
+        ("system", "Be brief."),
+        ("user", "one"),
+        ("assistant", "answer"),
+        ("user", "two"),
+    ]
     assert (asked.temperature, asked.max_new_tokens, asked.seed) == (0.2, 9, 5)
     assert (last.asked[1].temperature, last.asked[1].max_new_tokens) == (0.2, 9)
 
@@ -311,8 +316,9 @@ def test_json_is_one_object_with_everything() -> None:
     assert told["answer"] == "a\x1b[i]" and told["question"] == "why?" and told["error"] is None
     assert told["models"] == ["p1", "p2", "last"]
     assert [[stage["role"] for stage in layer] for layer in told["stages"]] == [
-        ["proposer", "proposer"], ["aggregator"],
-    ]  # fmt: skip
+        ["proposer", "proposer"],
+        ["aggregator"],
+    ]
     assert told["stages"][0][1]["error"] == "the server is away"
     assert told["stages"][0][0]["cost"] == 0.5 and told["stages"][1][0]["cost"] is None
     assert "first" in json.dumps(told["stages"][1][0]["prompt"])
@@ -329,7 +335,9 @@ def test_without_streaming_the_text_is_the_same_and_quiet_says_nothing() -> None
     assert said(made) == ("one\ntwo\n", "")
 
 
-@pytest.mark.parametrize("manner", [ChatOptions(0.7, 64, streamed=False), ChatOptions(0.7, 64, json=True)])
+@pytest.mark.parametrize(
+    "manner", [ChatOptions(0.7, 64, streamed=False), ChatOptions(0.7, 64, json=True)]
+)
 def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: ChatOptions) -> None:
     """A last answer that breaks off is then answered by the fallback."""
 
@@ -342,7 +350,9 @@ def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(manner: ChatOption
             raise UserError("the answer broke off")
 
     last, instead = Breaks(lambda request: ""), always("whole")
-    mixture = MixtureOfAgents([], AgentSpec(last, "last"), fallback=AgentSpec(instead, "instead"), layers=1)
+    mixture = MixtureOfAgents(
+        [], AgentSpec(last, "last"), fallback=AgentSpec(instead, "instead"), layers=1
+    )
     made = ChatSession(mixture, manner, io.StringIO(), io.StringIO(), WarningCollector())
     made.answer_question("why?")
     assert "whole" in said(made)[0] and "half an" not in said(made)[0]

@@ -21,8 +21,7 @@ import searches
 from endpoints import DONE, Asked, Endpoint, Reply, chat, endpoint, event, piece, streamed
 
 from swarm.moa.__main__ import main
-from swarm.moa.arguments import parse_arguments
-from swarm.moa.settings import build_settings
+from swarm.moa.cli import build_settings, parse_arguments
 
 KEY = "sk-very-secret-0123456789"
 STRANGE = "[/INST] a[i] [bold]"
@@ -41,8 +40,17 @@ def answer(asked: Asked, model: str = "") -> Reply:
         return chat(text)
     usage = {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}
     null = event({"choices": [{"index": 0, "delta": {"content": None}}]})
-    return Reply(pieces=[piece("", role="assistant"), piece(text[:7]), null, piece(text[7:]),
-                         piece(finish="stop"), event(usage), DONE])  # fmt: skip
+    return Reply(
+        pieces=[
+            piece("", role="assistant"),
+            piece(text[:7]),
+            null,
+            piece(text[7:]),
+            piece(finish="stop"),
+            event(usage),
+            DONE,
+        ]
+    )
 
 
 @contextmanager
@@ -63,13 +71,33 @@ def loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Endpoi
 
 
 VALUES = {
-    "preset": "lite", "aggregator": "a", "model": "a", "reference_models": "a,b:2",
-    "fallback": "c", "providers": "file.yaml", "base": "smollm2", "pool": "folder",
-    "device": "cpu", "temperature": "0.5", "max_tokens": "7", "rounds": "3", "round": "3",
-    "layers": "4", "strategy": "rank", "prompt": "paper", "system": "Be brief.",
-    "context": "900", "seed": "3", "num_proc": "2", "timeout": "1.5", "quorum": "2",
-    "trace": "t.jsonl", "replay": "r.jsonl", "multi_turn": "false", "tracker": "tensorboard",
-}  # fmt: skip
+    "preset": "lite",
+    "aggregator": "a",
+    "model": "a",
+    "reference_models": "a,b:2",
+    "fallback": "c",
+    "providers": "file.yaml",
+    "base": "smollm2",
+    "pool": "folder",
+    "device": "cpu",
+    "temperature": "0.5",
+    "max_tokens": "7",
+    "rounds": "3",
+    "round": "3",
+    "layers": "4",
+    "strategy": "rank",
+    "prompt": "paper",
+    "system": "Be brief.",
+    "context": "900",
+    "seed": "3",
+    "num_proc": "2",
+    "timeout": "1.5",
+    "quorum": "2",
+    "trace": "t.jsonl",
+    "replay": "r.jsonl",
+    "multi_turn": "false",
+    "tracker": "tensorboard",
+}
 SWITCHES = ("no_cache", "no_multi_turn", "json", "no_stream", "quiet", "list")
 
 
@@ -83,16 +111,19 @@ def test_every_option_in_both_spellings(name: str) -> None:
 
 
 def test_the_tables_of_options_are_whole() -> None:
-    from swarm.moa.arguments import build_parser
+    from swarm.moa.cli import build_parser
 
     known = {word.lstrip("-") for word in build_parser()._option_string_actions} - {"h", "help"}
     assert known == {*VALUES, *SWITCHES}
 
 
 def test_lists_and_truth_values() -> None:
-    assert parse_arguments(["--reference_models", "a,b", "--reference-models", "c"]).reference_models == [
-        "a,b", "c",
-    ]  # fmt: skip
+    assert parse_arguments(
+        ["--reference_models", "a,b", "--reference-models", "c"]
+    ).reference_models == [
+        "a,b",
+        "c",
+    ]
     assert parse_arguments(["--multi-turn", "question"]).question == "question"
     assert parse_arguments(["--rounds", "2", "--layers", "3"]).rounds == 2
     assert parse_arguments(["--", "--strange-question"]).question == "--strange-question"
@@ -126,9 +157,11 @@ def test_lists_and_truth_values() -> None:
     ],
 )
 def test_mistakes_are_told_in_one_line(
-    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     assert main(words) in (1, 2)
     out, err = capsys.readouterr()
@@ -157,12 +190,25 @@ def test_flags_are_stronger_than_the_preset(tmp_path: Path) -> None:
     kept = wanted("--preset", str(file), "--seed", "4", "--rounds", "2").mixture
     assert kept["proposers"][0] == {"model": "a", "temperature": 0.1, "count": 2}
     assert (kept["quorum"], kept["prompt"], kept["layers"], kept["seed"]) == (2, "paper", 3, 4)
-    changed = wanted("--preset", str(file), "--model", "d", "--reference_models", "qwen2:7b:3,e",
-                     "--temperature", "0.9", "--max-tokens", "8", "--prompt", "safe")  # fmt: skip
+    changed = wanted(
+        "--preset",
+        str(file),
+        "--model",
+        "d",
+        "--reference_models",
+        "qwen2:7b:3,e",
+        "--temperature",
+        "0.9",
+        "--max-tokens",
+        "8",
+        "--prompt",
+        "safe",
+    )
     slot = {"temperature": 0.9, "max_tokens": 8}
     assert changed.mixture["proposers"] == [
-        {"model": "qwen2:7b", "count": 3, **slot}, {"model": "e", "count": 1, **slot},
-    ]  # fmt: skip
+        {"model": "qwen2:7b", "count": 3, **slot},
+        {"model": "e", "count": 1, **slot},
+    ]
     assert changed.mixture["aggregator"] == {"model": "d", "system": "Hm.", **slot}
     assert changed.mixture["prompt"] == "safe" and changed.asked["temperature"] == 0.9
 
@@ -201,15 +247,20 @@ def test_one_question(
     assert {(b["temperature"], b["max_tokens"], b["seed"]) for b in bodies} == {(0.25, 33, 9)}
     assert bodies[-1]["model"] == "big" and f"two says {STRANGE}" in str(bodies[-1]["messages"])
     assert loopback.asked[0].headers["Authorization"] == f"Bearer {KEY}"
-    everything = out + err + "".join(p.read_bytes().decode("latin-1")
-                                     for p in tmp_path.rglob("*") if p.is_file())  # fmt: skip
+    everything = (
+        out
+        + err
+        + "".join(p.read_bytes().decode("latin-1") for p in tmp_path.rglob("*") if p.is_file())
+    )
     assert "two says" in everything and KEY not in everything
 
 
 def test_again_is_kept_and_replayed_without_a_network(
-    loopback: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    loopback: Endpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     trace = str(tmp_path / "trace.jsonl")
     flags = [*AGAIN, "--fallback", "other", "--temperature", "0.3", "--max_tokens", "9"]
     assert main([*flags, "--trace", trace, "--quiet", "Why?"]) == 0
@@ -232,9 +283,11 @@ def test_again_is_kept_and_replayed_without_a_network(
 
 @pytest.mark.parametrize("words", [[], ["-"]])
 def test_standard_input_is_one_question(
-    words: list[str], loopback: Endpoint, monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    loopback: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why\nis it?\n"))
     assert main([*AGAIN, "--quiet", *words]) == 0
     assert capsys.readouterr() == (f"big says {STRANGE}\n", "")
@@ -301,8 +354,10 @@ def test_a_reader_that_has_enough(loopback: Endpoint) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.moa", *AGAIN, "--quiet", "Why?"],
         env=environment(**{k: os.environ[k] for k in ("OPENAI_BASE_URL", "MODEL_SWARMS_CACHE")}),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout and process.stderr
     process.stdout.read(10)
     process.stdout.close()
@@ -320,10 +375,13 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swarm.moa", *words],
             env=environment(TERM="xterm", NO_COLOR="1", COLUMNS="80", LINES="30", **keep),
-            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
             # So that a Ctrl-C that is typed interrupts it.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
+        )
         os.close(theirs)
         self.seen = ""
 

@@ -10,21 +10,20 @@ import endpoints
 import pytest
 import talkers
 
-from swarm.collab import AgentSpec
-from swarm.collab.consortium import Consortium
-from swarm.collab.moa import MixtureOfAgents
-from swarm.engine.base import BaseModel
-from swarm.engine.local import HFModel
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import HFModel
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Model, Request, generate_each, stream
-from swarm.models.cache import Cache
-from swarm.models.cached import CachedModel
+from swarm.models.base import Completion, Message, Model, Request, generate_each, stream
+from swarm.models.cache import Cache, CachedModel
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
 from swarm.models.trace import Trace, TracingModel
-from swarm.roster import Roster
-from swarm.roster.voice import SharedLocalModel
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentSpec
+from swarm.registry.local_models import SharedLocalModel
+from swarm.registry.registry import Roster
 
 
 @dataclass
@@ -74,7 +73,9 @@ KINDS: dict[str, Callable[..., Case]] = {
         OpenAI("talker", url, None, temperature=None, cache=Cache(file))
     ),
     "llm": lambda **_: Case(LLM("talker")),
-    "llm cached": lambda file, **_: Case(CachedModel(LLM("talker"), Cache(file), ("llm",), "talker")),
+    "llm cached": lambda file, **_: Case(
+        CachedModel(LLM("talker"), Cache(file), ("llm",), "talker")
+    ),
     "function": lambda **_: Case(FunctionModel("talkers:function")),
     "generator": lambda **_: Case(FunctionModel(talkers.pieces, concurrency=4)),
     "mixture": lambda **_: Case(mixture(FunctionModel("talkers:function")), by_rule=False),
@@ -128,9 +129,13 @@ def test_a_system_turn_is_heard(case: Case) -> None:
 
 def test_earlier_turns_are_heard(case: Case) -> None:
     turns = (
-        Message("system", "s"), Message("user", "u1"), Message("assistant", "a1"),
-        Message("user", "u2"), Message("assistant", "a2"), Message("user", "u3"),
-    )  # fmt: skip
+        Message("system", "s"),
+        Message("user", "u1"),
+        Message("assistant", "a1"),
+        Message("user", "u2"),
+        Message("assistant", "a2"),
+        Message("user", "u3"),
+    )
     (answer,) = case.model.generate([Request(turns, 40)])
     if case.by_rule:
         assert answer.text == (

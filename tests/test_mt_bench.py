@@ -16,50 +16,105 @@ from benches import BROKEN, command, fenced, refused, rows, serving, variables, 
 from endpoints import Asked, Reply, chat, endpoint
 from playing import hostile
 
-from swarm.judge.averages import Average, average_scores
-from swarm.judge.merging import merge_rows
-from swarm.judge.mt_bench_answers import read_questions
-from swarm.judge.mt_bench_prompts import build_comparison_prompt, build_grade_prompt
-from swarm.judge.verdicts import parse_grade, parse_pick
+from swarm._util.jsonl import merge_rows
+from swarm.judge.mt_bench.answers import build_comparison_prompt, build_grade_prompt, read_questions
+from swarm.judge.parsing import parse_grade, parse_pick
+from swarm.stats.intervals import Average, average_scores
 
 GRADES: dict[str, float | None] = {
     **dict.fromkeys(
         (
-            "[[7]]", "Grade: [[7]]", "Good.\n\n**Grade: [[7]]**", "[[7.0]]", "[[7/10]]", "[[7]]/10",
-            "[[rating: 7]]", "[[ 7 ]]", "[[N]] is wanted. [[7]]", "[[7]] ... so, [[7]]", "[7]",
-            "Rating: 7/10", "7 out of 10", "Rating: [7]", "［［7］］", "[[ **7** ]]", "[[7]",
+            "[[7]]",
+            "Grade: [[7]]",
+            "Good.\n\n**Grade: [[7]]**",
+            "[[7.0]]",
+            "[[7/10]]",
+            "[[7]]/10",
+            "[[rating: 7]]",
+            "[[ 7 ]]",
+            "[[N]] is wanted. [[7]]",
+            "[[7]] ... so, [[7]]",
+            "[7]",
+            "Rating: 7/10",
+            "7 out of 10",
+            "Rating: [7]",
+            "［［7］］",
+            "[[ **7** ]]",
+            "[[7]",
             # It was told to say [[10]], says so, and then gives its own on a line for it.
-            "It wants [[10]] of me.\nGrade: [[7]]", "Final rating: [[7]]/10\n(not [[10]])",
+            "It wants [[10]] of me.\nGrade: [[7]]",
+            "Final rating: [[7]]/10\n(not [[10]])",
         ),
         7.0,
     ),
-    "[[7.5]]": 7.5, "[[7,5]]": 7.5, "Rating: 8.5/10": 8.5, "[[1]]": 1.0, "[[10]]": 10.0,
+    "[[7.5]]": 7.5,
+    "[[7,5]]": 7.5,
+    "Rating: 8.5/10": 8.5,
+    "[[1]]": 1.0,
+    "[[10]]": 10.0,
     **dict.fromkeys(
         (
-            "", "[[N]]", "[[0]]", "[[11]]", "[[85]]", "[[-3]]", "[[seven]]", "[[7-8]]", "[[A]]",
-            "It wants [[10]], I say [[2]].", "[[10]]\n[[2]]", "A good answer.", "[[1e1]]", "[[]]",
-            "Rating: 4/5", "Grade: [[1", "The answer is 10.", "The answer to question 1: good.",
+            "",
+            "[[N]]",
+            "[[0]]",
+            "[[11]]",
+            "[[85]]",
+            "[[-3]]",
+            "[[seven]]",
+            "[[7-8]]",
+            "[[A]]",
+            "It wants [[10]], I say [[2]].",
+            "[[10]]\n[[2]]",
+            "A good answer.",
+            "[[1e1]]",
+            "[[]]",
+            "Rating: 4/5",
+            "Grade: [[1",
+            "The answer is 10.",
+            "The answer to question 1: good.",
         ),
         None,
     ),
-}  # fmt: skip
+}
 
 PICKS: dict[str, str | None] = {
     **dict.fromkeys(
-        ("[[A]]", "[[a]]", "So: **[[A]]**", "[[Answer A]]", "[[assistant_a]]", "[A]", "A", "**A**",
-         "Verdict: A", "My verdict is: A.", "Winner: Assistant A", "The better answer is A.",
-         "B says [[B]] should win.\nFinal verdict: [[A]]"),
+        (
+            "[[A]]",
+            "[[a]]",
+            "So: **[[A]]**",
+            "[[Answer A]]",
+            "[[assistant_a]]",
+            "[A]",
+            "A",
+            "**A**",
+            "Verdict: A",
+            "My verdict is: A.",
+            "Winner: Assistant A",
+            "The better answer is A.",
+            "B says [[B]] should win.\nFinal verdict: [[A]]",
+        ),
         "A",
     ),
     **dict.fromkeys(("[[B]]", "[B]", "Verdict: **B**", "answer b"), "B"),
     **dict.fromkeys(("[[C]]", "[[tie]]", "[[ C ]]", "Tie.", "Verdict: a tie", "Verdict: C"), "tie"),
     **dict.fromkeys(
-        ("", "[[A]] or [[B]]", "[[A]]\n[[B]]", "[[A|B|C]]", "[[7]]", "A is not worse than B.",
-         "Verdict: A good answer", "[[AB]]", "Verdict: A\nVerdict: B", "see [a](http://b)",
-         "[[D]]"),
+        (
+            "",
+            "[[A]] or [[B]]",
+            "[[A]]\n[[B]]",
+            "[[A|B|C]]",
+            "[[7]]",
+            "A is not worse than B.",
+            "Verdict: A good answer",
+            "[[AB]]",
+            "Verdict: A\nVerdict: B",
+            "see [a](http://b)",
+            "[[D]]",
+        ),
         None,
     ),
-}  # fmt: skip
+}
 
 
 def test_grades_and_picks_are_read_or_are_none() -> None:
@@ -77,11 +132,19 @@ def test_hostile_replies_are_read_in_no_time() -> None:
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["Write.", "Write more."]},
-    {"question_id": 9, "category": "math", "turns": ["1+1?", "And 2 more?"],
-     "reference": ["2", "4"]},
-    {"question_id": 102, "category": "stem", "turns": ["Why?", "Really?"],
-     "required_temperature": 0.35},
-]  # fmt: skip
+    {
+        "question_id": 9,
+        "category": "math",
+        "turns": ["1+1?", "And 2 more?"],
+        "reference": ["2", "4"],
+    },
+    {
+        "question_id": 102,
+        "category": "stem",
+        "turns": ["Why?", "Really?"],
+        "required_temperature": 0.35,
+    },
+]
 
 
 @pytest.fixture
@@ -98,8 +161,18 @@ def test_the_second_turn_sees_the_first_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path
 ) -> None:
     out = tmp_path / "out" / "small.jsonl"
-    generate = ("mt_bench", "generate", "--model", "small", "--questions", questions,
-                "--output", out, "--max_tokens", 77)  # fmt: skip
+    generate = (
+        "mt_bench",
+        "generate",
+        "--model",
+        "small",
+        "--questions",
+        questions,
+        "--output",
+        out,
+        "--max_tokens",
+        77,
+    )
     with serving(monkeypatch, tmp_path, echo) as server:
         assert command(*generate) == 0
         turns = [len(asked.body["messages"]) for asked in server.asked]
@@ -108,9 +181,13 @@ def test_the_second_turn_sees_the_first_answer(
         said = [turn["content"] for turn in asked["Write more."]["messages"]]
         assert said == ["Write.", "re: Write.", "Write more."]
         assert {text: body["temperature"] for text, body in asked.items()} == {
-            "Write.": 0.7, "Write more.": 0.7, "1+1?": 0, "And 2 more?": 0,
-            "Why?": 0.35, "Really?": 0.35,
-        }  # fmt: skip
+            "Write.": 0.7,
+            "Write more.": 0.7,
+            "1+1?": 0,
+            "And 2 more?": 0,
+            "Why?": 0.35,
+            "Really?": 0.35,
+        }
         assert {body["max_tokens"] for body in asked.values()} == {77}
         before = out.read_bytes()
         assert command(*generate) == 0
@@ -126,12 +203,24 @@ def test_the_second_turn_sees_the_first_answer(
 
 
 def test_a_failed_question_has_no_row_and_is_all_that_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    questions: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     out = tmp_path / "small.jsonl"
-    generate = ("mt_bench", "generate", "--model", "small", "--questions", questions,
-                "--output", out, "--num_choices", 2)  # fmt: skip
+    generate = (
+        "mt_bench",
+        "generate",
+        "--model",
+        "small",
+        "--questions",
+        questions,
+        "--output",
+        out,
+        "--num_choices",
+        2,
+    )
     broken = True
 
     def answer(asked: Asked) -> str | Reply:
@@ -165,13 +254,24 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(
         return chat(echo(asked))
 
     with endpoint(answer) as server:
-        words = ["mt_bench", "generate", "--model", "small", "--questions", questions,
-                 "--output", tmp_path / "a.jsonl", "--parallel", 1]  # fmt: skip
+        words = [
+            "mt_bench",
+            "generate",
+            "--model",
+            "small",
+            "--questions",
+            questions,
+            "--output",
+            tmp_path / "a.jsonl",
+            "--parallel",
+            1,
+        ]
         start = [sys.executable, "-m", "swarm.judge", *map(str, words)]
         # Without the cache of answers: it is the journal that is tested.
         env = searches.environment(**variables(server.url, tmp_path / "first"))
-        process = subprocess.Popen(start, env=env, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)  # fmt: skip
+        process = subprocess.Popen(
+            start, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         assert stalled.wait(300)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -187,11 +287,19 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(
 
 def answered(path: Path, model: str, said: dict[int, list[str]]) -> Path:
     """A file of answers as the original has them."""
-    return write(path, [
-        {"question_id": id_, "answer_id": "x", "model_id": model, "tstamp": 1.0,
-         "choices": [{"index": 0, "turns": turns}]}
-        for id_, turns in said.items()
-    ])  # fmt: skip
+    return write(
+        path,
+        [
+            {
+                "question_id": id_,
+                "answer_id": "x",
+                "model_id": model,
+                "tstamp": 1.0,
+                "choices": [{"index": 0, "turns": turns}],
+            }
+            for id_, turns in said.items()
+        ],
+    )
 
 
 def graded(asked: Asked) -> str:
@@ -217,15 +325,35 @@ def shown(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, 
 
 
 def test_grades_by_category_and_turn_are_those_of_the_hand(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    questions: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    a = answered(tmp_path / "a.jsonl", "a", {
-        102: ["worth 4", "worthless"], 81: ["worth 9", "worth 6"], 9: ["worth 8", "worth 1.5"],
-    })  # fmt: skip
+) -> None:
+    a = answered(
+        tmp_path / "a.jsonl",
+        "a",
+        {
+            102: ["worth 4", "worthless"],
+            81: ["worth 9", "worth 6"],
+            9: ["worth 8", "worth 1.5"],
+        },
+    )
     b = answered(tmp_path / "b.jsonl", "org/b", {81: ["worth 10", "worth 10"]})
-    judge = ("mt_bench", "judge", "--questions", questions, "--answers", f"{a},{b}",
-             "--judge", "big", "--out", tmp_path / "out", "--max_tokens", 99)  # fmt: skip
+    judge = (
+        "mt_bench",
+        "judge",
+        "--questions",
+        questions,
+        "--answers",
+        f"{a},{b}",
+        "--judge",
+        "big",
+        "--out",
+        tmp_path / "out",
+        "--max_tokens",
+        99,
+    )
     with serving(monkeypatch, tmp_path, graded) as server:
         assert command(*judge) == 0
         assert {asked.body["max_tokens"] for asked in server.asked} == {99}
@@ -238,11 +366,25 @@ def test_grades_by_category_and_turn_are_those_of_the_hand(
         assert (tmp_path / "out" / "big_single.jsonl").read_bytes() == before
     written = rows(tmp_path / "out" / "big_single.jsonl")
     assert [(row["question_id"], row["model"], row["turn"], row["score"]) for row in written] == [
-        (9, "a", 1, 8), (9, "a", 2, 1.5), (81, "a", 1, 9), (81, "a", 2, 6), (81, "org/b", 1, 10),
-        (81, "org/b", 2, 10), (102, "a", 1, 4), (102, "a", 2, -1),
-    ]  # fmt: skip
-    assert {"question_id", "model", "judge", "user_prompt", "judgment", "score", "turn",
-            "tstamp"} <= set(written[0])  # fmt: skip
+        (9, "a", 1, 8),
+        (9, "a", 2, 1.5),
+        (81, "a", 1, 9),
+        (81, "a", 2, 6),
+        (81, "org/b", 1, 10),
+        (81, "org/b", 2, 10),
+        (102, "a", 1, 4),
+        (102, "a", 2, -1),
+    ]
+    assert {
+        "question_id",
+        "model",
+        "judge",
+        "user_prompt",
+        "judgment",
+        "score",
+        "turn",
+        "tstamp",
+    } <= set(written[0])
     assert written[1]["judge"] == ["big", "single-reference-multi-turn"]
     table = shown(capsys, "--out", tmp_path / "out")
     found = {(line["model"], line["category"], line["turn"]): line for line in table}
@@ -274,8 +416,21 @@ def test_an_answer_cannot_grade_itself(
         return "Grade: [[2]]" if fenced(asked)[-1] == attack else "I will not say."
 
     with serving(monkeypatch, tmp_path, judged):
-        assert command("mt_bench", "judge", "--questions", questions, "--answers", answers,
-                       "--judge", "big", "--out", tmp_path) == 0  # fmt: skip
+        assert (
+            command(
+                "mt_bench",
+                "judge",
+                "--questions",
+                questions,
+                "--answers",
+                answers,
+                "--judge",
+                "big",
+                "--out",
+                tmp_path,
+            )
+            == 0
+        )
     assert [row["score"] for row in rows(tmp_path / "big_single.jsonl")] == [2, -1, 2, 2]
 
 
@@ -285,7 +440,9 @@ def test_a_reference_is_shown_where_there_is_one(questions: Path, tmp_path: Path
     first, second = build_grade_prompt(math, ["a", "b"], 0), build_grade_prompt(math, ["a", "b"], 1)
     assert "Reference answer to question 1" in first and "question 2" not in first
     assert "Reference answer to question 2" in second and "Judge the answer to question 2" in second
-    assert "Reference answer to question 2" in build_comparison_prompt(math, ["a", "b"], ["c", "d"], 1)
+    assert "Reference answer to question 2" in build_comparison_prompt(
+        math, ["a", "b"], ["c", "d"], 1
+    )
     better = answered(tmp_path / "ref.jsonl", "r", {9: ["two, surely", "four"], 81: ["x", "y"]})
     writing, math, _ = read_questions(questions, references=better)
     assert math.reference == ("two, surely", "four")
@@ -304,9 +461,11 @@ def three(folder: Path) -> list[Path]:
 
 
 def test_every_pair_of_three_is_judged_in_both_orders(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    questions: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     judge = (
         *("mt_bench", "judge", "--mode", "pairwise-all", "--questions", questions),
         *("--answers", *three(tmp_path), "--judge", "big", "--out", tmp_path / "out"),
@@ -319,13 +478,19 @@ def test_every_pair_of_three_is_judged_in_both_orders(
     assert len(written) == 12
     assert (written[0]["model_1"], written[0]["model_2"]) == ("a", "b")
     assert {(row["g1_winner"], row["g2_winner"]) for row in written} == {
-        ("model_1", "model_1"), ("model_2", "model_2"), ("tie", "tie"), ("error", "error"),
-    }  # fmt: skip
+        ("model_1", "model_1"),
+        ("model_2", "model_2"),
+        ("tie", "tie"),
+        ("error", "error"),
+    }
     table = shown(capsys, "--mode", "pairwise-all", "--out", tmp_path / "out")
-    found = {line["model"]: line for line in table
-             if (line["category"], line["turn"]) == ("all", "all")}  # fmt: skip
-    counts = {name: (line["wins"], line["ties"], line["losses"], line["unparsed"])
-              for name, line in found.items()}  # fmt: skip
+    found = {
+        line["model"]: line for line in table if (line["category"], line["turn"]) == ("all", "all")
+    }
+    counts = {
+        name: (line["wins"], line["ties"], line["losses"], line["unparsed"])
+        for name, line in found.items()
+    }
     # a and b: 9 > 7, 5 = 5, 3 < 8, unread; a and c: 9 > 1, 5 > 1, 3 < 9, 3 < 9;
     # b and c: 7 > 1, 5 > 1, 8 < 9, unread.
     assert counts == {"a": (3, 1, 3, 1), "b": (3, 1, 2, 2), "c": (3, 0, 4, 1)}
@@ -334,12 +499,27 @@ def test_every_pair_of_three_is_judged_in_both_orders(
 
 
 def test_a_judge_that_goes_by_the_place_ends_in_ties(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    questions: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     a, b, c = three(tmp_path)
-    judge = ("mt_bench", "judge", "--mode", "pairwise-baseline", "--questions", questions,
-             "--answers", f"{a},{b}", c, "--judge", "big", "--out", tmp_path / "out")  # fmt: skip
+    judge = (
+        "mt_bench",
+        "judge",
+        "--mode",
+        "pairwise-baseline",
+        "--questions",
+        questions,
+        "--answers",
+        f"{a},{b}",
+        c,
+        "--judge",
+        "big",
+        "--out",
+        tmp_path / "out",
+    )
     with serving(monkeypatch, tmp_path, lambda asked: "Verdict: [[A]]") as server:
         assert command(*judge, "--baseline", "b", "--first_n", 1) == 0
         assert len(server.asked) == 2 * 2 * 2
@@ -362,13 +542,31 @@ def test_a_judge_that_goes_by_the_place_ends_in_ties(
 
 
 def test_a_missing_reply_takes_no_other_ones_place(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path,
-) -> None:  # fmt: skip
-    answers = answered(tmp_path / "a.jsonl", "a", {
-        81: ["worth 2", "worth 3"], 9: ["worth 4", "worth 5"], 102: ["worth 6", "worth 7"],
-    })  # fmt: skip
-    judge = ("mt_bench", "judge", "--questions", questions, "--answers", answers,
-             "--judge", "big", "--out", tmp_path)  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    questions: Path,
+) -> None:
+    answers = answered(
+        tmp_path / "a.jsonl",
+        "a",
+        {
+            81: ["worth 2", "worth 3"],
+            9: ["worth 4", "worth 5"],
+            102: ["worth 6", "worth 7"],
+        },
+    )
+    judge = (
+        "mt_bench",
+        "judge",
+        "--questions",
+        questions,
+        "--answers",
+        answers,
+        "--judge",
+        "big",
+        "--out",
+        tmp_path,
+    )
     gone = 5.0
 
     def judged(asked: Asked) -> str | Reply:
@@ -376,15 +574,19 @@ def test_a_missing_reply_takes_no_other_ones_place(
 
     with serving(monkeypatch, tmp_path, judged):
         assert command(*judge) == 1
-        there = {(row["question_id"], row["turn"]): row["score"]
-                 for row in rows(tmp_path / "big_single.jsonl")}  # fmt: skip
+        there = {
+            (row["question_id"], row["turn"]): row["score"]
+            for row in rows(tmp_path / "big_single.jsonl")
+        }
         assert there == {(9, 1): 4, (81, 1): 2, (81, 2): 3, (102, 1): 6, (102, 2): 7}
         # Other answers, one of which cannot be judged: what was said of the old one goes.
         answered(answers, "a", {81: ["worth 2", "worth 9"], 9: ["worth 4", "worth 5"]})
         gone = 9.0
         assert command(*judge) == 1
-    there = {(row["question_id"], row["turn"]): row["score"]
-             for row in rows(tmp_path / "big_single.jsonl")}  # fmt: skip
+    there = {
+        (row["question_id"], row["turn"]): row["score"]
+        for row in rows(tmp_path / "big_single.jsonl")
+    }
     assert there == {(9, 1): 4, (9, 2): 5, (81, 1): 2, (102, 1): 6, (102, 2): 7}
 
 
@@ -395,8 +597,21 @@ def test_the_last_of_equal_rows_counts(
     last = {**one, "choices": [{"index": 0, "turns": ["worth 7"]}]}
     answers = write(tmp_path / "a.jsonl", [one, last])
     with serving(monkeypatch, tmp_path, graded):
-        assert command("mt_bench", "judge", "--questions", questions, "--answers", answers,
-                       "--judge", "big", "--out", tmp_path) == 0  # fmt: skip
+        assert (
+            command(
+                "mt_bench",
+                "judge",
+                "--questions",
+                questions,
+                "--answers",
+                answers,
+                "--judge",
+                "big",
+                "--out",
+                tmp_path,
+            )
+            == 0
+        )
     assert [row["score"] for row in rows(tmp_path / "big_single.jsonl")] == [7]
 
 
@@ -423,13 +638,26 @@ def test_a_wrong_number_is_named(word: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_where_nothing_is_answered_nothing_is_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    questions: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     out = tmp_path / "a.jsonl"
     with serving(monkeypatch, tmp_path, lambda asked: BROKEN):
-        assert command("mt_bench", "generate", "--model", "small", "--questions", questions,
-                       "--output", out) == 1  # fmt: skip
+        assert (
+            command(
+                "mt_bench",
+                "generate",
+                "--model",
+                "small",
+                "--questions",
+                questions,
+                "--output",
+                out,
+            )
+            == 1
+        )
     assert not out.exists() and "wrote" not in capsys.readouterr().out
 
 

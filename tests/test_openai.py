@@ -17,20 +17,20 @@ import pytest
 from endpoints import Asked, Endpoint, Reply, chat, endpoint, in_turn
 
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request, Token, generate_each
+from swarm.models.base import Completion, Message, Request, Token, generate_each
 from swarm.models.cache import Cache
-from swarm.models.chat import chat_url
-from swarm.models.failures import (
+from swarm.models.http import HttpClient
+from swarm.models.http_errors import (
     AccessDenied,
     BadRequest,
     NotFound,
     RateLimited,
-    ServerFault,
     RequestTimeout,
+    ServerFault,
 )
-from swarm.models.http import HttpClient
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
+from swarm.models.openai_protocol import chat_url
+from swarm.models.rate_limit import Limits
 
 KEY = "sk-very-secret-0123456789"
 
@@ -103,10 +103,18 @@ def test_thoughts_are_no_part_of_the_text(
 
 @pytest.mark.parametrize(
     "body",
-    [{"error": {"message": "upstream is gone", "code": 502}}, {"choices": []}, {}, "text", None,
-     {"choices": [{"message": {"content": 5}}]}, {"choices": [None]}, {"choices": {"a": 1}},
-     {"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": float("inf")}}],
-)  # fmt: skip
+    [
+        {"error": {"message": "upstream is gone", "code": 502}},
+        {"choices": []},
+        {},
+        "text",
+        None,
+        {"choices": [{"message": {"content": 5}}]},
+        {"choices": [None]},
+        {"choices": {"a": 1}},
+        {"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": float("inf")}},
+    ],
+)
 def test_what_is_no_completion_is_asked_again(body: Any) -> None:
     with endpoint(in_turn(Reply(body), chat("well"))) as server:
         assert model(server, limits=Limits(retries=1)).generate([Request("a")])[0].text == "well"
@@ -281,18 +289,25 @@ def test_a_request_has_settings_of_its_own() -> None:
     """They go before the model's; what it does not say is not sent; samples differ in the seed."""
     with endpoint(echo) as server:
         mine = model(server, seed=7, temperature=0.5, limits=Limits(concurrency=1, retries=0))
-        mine.generate([
-            Request("a"),
-            Request("a", temperature=0.0, stop=("\n", "Q:"), timeout=5.0),
-            Request("a", temperature=1.0, seed=20, sample=3),
-            Request("a", sample=2),
-            Request("a", sample=2),
-            Request("b", top_logprobs=5),
-            Request("b", top_logprobs=-1),
-        ])  # fmt: skip
+        mine.generate(
+            [
+                Request("a"),
+                Request("a", temperature=0.0, stop=("\n", "Q:"), timeout=5.0),
+                Request("a", temperature=1.0, seed=20, sample=3),
+                Request("a", sample=2),
+                Request("a", sample=2),
+                Request("b", top_logprobs=5),
+                Request("b", top_logprobs=-1),
+            ]
+        )
         model(server, temperature=0.0, seed=7).generate([Request("a", sample=4)])
-    plain = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 16, "model": "small",
-             "temperature": 0.5, "seed": 7}  # fmt: skip
+    plain = {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 16,
+        "model": "small",
+        "temperature": 0.5,
+        "seed": 7,
+    }
     told = plain | {"messages": [{"role": "user", "content": "b"}], "logprobs": True}
     assert [asked.body for asked in server.asked] == [
         plain,
@@ -329,8 +344,12 @@ def test_keys_of_plain_requests_are_those_of_earlier_versions(tmp_path: Path) ->
 
 def test_log_probabilities_of_tokens(tmp_path: Path) -> None:
     top = [{"token": "a", "logprob": -0.25, "bytes": [97]}, {"token": "b", "logprob": -9999.0}]
-    told = {"content": [{"token": "a", "logprob": -0.25, "top_logprobs": top}, {"token": "!",
-            "logprob": 0, "top_logprobs": []}]}  # fmt: skip
+    told = {
+        "content": [
+            {"token": "a", "logprob": -0.25, "top_logprobs": top},
+            {"token": "!", "logprob": 0, "top_logprobs": []},
+        ]
+    }
     reply = chat("a!")
     reply.body["choices"][0]["logprobs"] = told
     with endpoint(in_turn(reply)) as server:
@@ -465,14 +484,27 @@ def test_answers_and_errors_side_by_side(tmp_path: Path) -> None:
         return Reply({"error": "busy"}, 500) if text == "broken" else echo(asked)
 
     keep = {"cache": Cache(str(tmp_path / "a.sqlite")), "limits": Limits(retries=0)}
-    asked = [Request("a"), Request("bad"), Request("b"), Request("broken"), Request("bad"),
-             Request("c", 0, ("A", "B")), Request("a")]  # fmt: skip
+    asked = [
+        Request("a"),
+        Request("bad"),
+        Request("b"),
+        Request("broken"),
+        Request("bad"),
+        Request("c", 0, ("A", "B")),
+        Request("a"),
+    ]
     with endpoint(answer) as server:
         mine = model(server, **keep)
         found = mine.generate_each(asked)
         assert [getattr(f, "text", type(f)) for f in found] == [
-            "you said a", BadRequest, "you said b", ServerFault, BadRequest, UserError, "you said a"
-        ]  # fmt: skip
+            "you said a",
+            BadRequest,
+            "you said b",
+            ServerFault,
+            BadRequest,
+            UserError,
+            "you said a",
+        ]
         assert len(server.asked) == 4
         again = generate_each(mine, asked)
         assert [str(f) for f in again if isinstance(f, UserError)] == [
@@ -516,7 +548,7 @@ def test_nothing_can_be_asked_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_an_answer_has_a_time_limit_with_all_its_repetitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("swarm.models.asking.FIRST_WAIT", 0.1)
+    monkeypatch.setattr("swarm.models.http.FIRST_WAIT", 0.1)
     busy = Reply({"error": "busy"}, 503)
     with endpoint(in_turn(busy)) as server:
         began = time.monotonic()

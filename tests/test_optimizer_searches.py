@@ -103,8 +103,14 @@ def killed(tmp_path: Path, base: Path, pool: Path, more: dict[str, Any]) -> None
     words = command(tmp_path, base, pool, "killed", more)
     other = tmp_path / "search" / "killed"
     lab = [sys.executable, "tests/kills.py", str(other), *words]
-    result = subprocess.run(lab, cwd=searches.ROOT, env=searches.environment(), text=True,
-                            capture_output=True, timeout=300)  # fmt: skip
+    result = subprocess.run(
+        lab,
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     kills = json.loads(result.stdout.splitlines()[-1])
     rounds = len(json.loads((other / "state.json").read_text())["rounds"])

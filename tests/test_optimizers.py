@@ -14,8 +14,13 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from swarm.errors import UserError
-from swarm.front import compute_hypervolume, find_non_dominated
-from swarm.optimizers import SupportsGradients, MultiObjectiveOptimizer, SupportsEarlyStopping, LossRequest
+from swarm.optimizers.base import (
+    LossRequest,
+    MultiObjectiveOptimizer,
+    SupportsEarlyStopping,
+    SupportsGradients,
+)
+from swarm.runs.pareto_front import compute_hypervolume, find_non_dominated
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
 """Optimizers with other options than those of their file in conf/optimizer."""
@@ -415,7 +420,9 @@ def test_positions_of_groups(file: Path, groups: int, experts: int) -> None:
 def test_refuses_the_state_of_other_groups(file: Path) -> None:
     with pytest.raises(UserError, match=r"^pool.groups: .*1.*2.*$"):
         begun(file, groups=1).load_state_dict(saved(begun(file, groups=2)))
-    made(file).load_state_dict(saved(begun(file, groups=2)))  # never started, it takes what there is
+    made(file).load_state_dict(
+        saved(begun(file, groups=2))
+    )  # never started, it takes what there is
 
 
 @each

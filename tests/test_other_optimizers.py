@@ -9,11 +9,10 @@ import pytest
 import searches
 
 from swarm.errors import UserError
-from swarm.optimizers import SupportsEarlyStopping
+from swarm.optimizers.base import SupportsEarlyStopping
 from swarm.optimizers.bayes import BayesianSearch
 from swarm.optimizers.de import DifferentialEvolution
-from swarm.optimizers.pso import ParticleSwarm
-from swarm.optimizers.pso_async import AsynchronousSwarm
+from swarm.optimizers.pso import AsynchronousSwarm, ParticleSwarm
 from swarm.optimizers.random_search import RandomSearch
 
 TARGET = np.array([0.5, 0.3, 0.2, 0.0])
@@ -177,8 +176,14 @@ def test_no_package_is_imported_before_it_is_used() -> None:
     names = ", ".join(f"swarm.optimizers.{path.stem}" for path in modules)
     heavy = {"cmaes", "optuna", "pymoo", "scipy", "torch"}
     code = f"import sys, {names}; print({heavy} & {{*sys.modules}})"
-    out = subprocess.run([sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True,
-                         text=True, env=searches.environment(), check=True)  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    )
     assert out.stdout.strip() == "set()"
 
 

@@ -16,14 +16,14 @@ from omegaconf import OmegaConf
 from playing import phrase_items, write
 
 from swarm.errors import UserError
-from swarm.models import Completion
+from swarm.models.base import Completion
 from swarm.scorers.function import FunctionScorer, FunctionTask, to_finite_float
-from swarm.tasks import Item, RequiresSetup, Score
+from swarm.tasks.base import Item, RequiresSetup, Score
 
 EXAMPLES = searches.ROOT / "examples" / "own_tasks"
 PAGE = (searches.ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 YAMLS = sorted((EXAMPLES / "task").glob("*.yaml"))
-MINE = "_target_: swarm.tasks.match.Match\nname: mine\nfile: mine.jsonl\n"
+MINE = "_target_: swarm.tasks.exact_match.ExactMatch\nname: mine\nfile: mine.jsonl\n"
 
 
 def command(folder: Path, base: Path, pool: Path, *more: str) -> list[str]:
@@ -36,9 +36,13 @@ def run(
     folder: Path, arguments: list[str], root: Path = searches.ROOT
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "swarm.search", *arguments], cwd=folder, text=True,
-        env=searches.environment(PYTHONPATH=str(root)), capture_output=True, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-m", "swarm.search", *arguments],
+        cwd=folder,
+        text=True,
+        env=searches.environment(PYTHONPATH=str(root)),
+        capture_output=True,
+        timeout=120,
+    )
 
 
 def items_file(folder: Path) -> Path:

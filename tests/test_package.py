@@ -59,8 +59,10 @@ def test_the_wheel_holds_code_configuration_and_the_small_task(wheel: Path) -> N
         assert f"swarm/conf/{path.relative_to(searches.ROOT / 'conf')}" in names
     assert {"task", "model", "optimizer", "executor", "engine", "experiment"} <= folders
     assert "swarm/data/nlgraph_mini.json" in names and "swarm/py.typed" in names
-    packages = {str(p.parent.relative_to(searches.ROOT)) for p in
-                (searches.ROOT / "swarm").rglob("__init__.py")}  # fmt: skip
+    packages = {
+        str(p.parent.relative_to(searches.ROOT))
+        for p in (searches.ROOT / "swarm").rglob("__init__.py")
+    }
     assert {f"{p}/__init__.py" for p in packages} <= set(names), "a package is not listed"
     assert not [name for name in names if name.startswith(("tests", "data/eval"))]
 
@@ -77,9 +79,11 @@ def test_a_search_runs_from_the_wheel(
     out = call(python, "-m", "swarm.search", *command, cwd=tmp_path)
     assert "best found" in out
     small = call(
-        python, "-c",
-        "from swarm.places import find; print(find('data/nlgraph_mini.json'))", cwd=tmp_path,
-    )  # fmt: skip
+        python,
+        "-c",
+        "from swarm._util.files import find_path; print(find_path('data/nlgraph_mini.json'))",
+        cwd=tmp_path,
+    )
     assert Path(small.strip()).is_file()
 
 
@@ -92,9 +96,11 @@ def test_an_empty_folder_and_the_wheel_are_enough(python: Path, tmp_path: Path) 
     default = call(python, "-m", "swarm.experts", "fetch", "--help", cwd=tmp_path)
     assert "initial_experts/gemma_7b" in default
     where = call(
-        python, "-c", "from swarm.experts.train import find; print(find('initial_experts/rooms'))",
+        python,
+        "-c",
+        "from swarm.experts.train import find_path; print(find_path('initial_experts/rooms'))",
         cwd=tmp_path,
-    ).strip()  # fmt: skip
+    ).strip()
     assert (Path(where) / "adapter_model.safetensors").is_file()
     assert list(tmp_path.iterdir()) == [], "nothing is written by looking"
     version = call(python, "-m", "swarm", "--version", cwd=tmp_path)

@@ -13,13 +13,13 @@ from peft import PeftModel
 from playing import Unscored, played, write
 from transformers import AutoTokenizer
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
-from swarm.models import Completion, Request
-from swarm.pool import Pool
-from swarm.tasks.perplexity import Perplexity, preceding_context, count_bytes, split_windows
+from swarm.models.base import Completion, Request
+from swarm.pool.pool import Pool
+from swarm.tasks.perplexity import Perplexity, count_bytes, preceding_context, split_windows
 
 WORDS = " ".join(f"word {n}, and {n * n % 97} more;\n" for n in range(200))
 
@@ -173,11 +173,21 @@ def test_a_search(tmp_path: Path, tiny_llama: Path) -> None:
     pool = tiny.pool(tiny_llama, tmp_path / "pool")
     write(tmp_path / "tiny.json", {})
     keys = {
-        "name": "run", "folder": tmp_path / "search", "model": "local", "model.path": tiny_llama,
-        "pool.folder": pool, "task": "perplexity", "task.file": text_file(tmp_path),
-        "task.window": 200, "task.context": 100, "task.dev_limit": 12, "task.test_limit": 12,
-        "optimizer.particles": 6, "optimizer.max_iterations": 3, "racing": "exact",
-    }  # fmt: skip
+        "name": "run",
+        "folder": tmp_path / "search",
+        "model": "local",
+        "model.path": tiny_llama,
+        "pool.folder": pool,
+        "task": "perplexity",
+        "task.file": text_file(tmp_path),
+        "task.window": 200,
+        "task.context": 100,
+        "task.dev_limit": 12,
+        "task.test_limit": 12,
+        "optimizer.particles": 6,
+        "optimizer.max_iterations": 3,
+        "racing": "exact",
+    }
     done = searches.run([f"{key}={value}" for key, value in keys.items()])
     assert done.returncode == 0, done.stderr
     measures = str(searches.answers(tmp_path / "search" / "run", 0))

@@ -14,7 +14,7 @@ from playing import hostile
 
 from swarm.errors import UserError
 from swarm.models.cache import Cache
-from swarm.models.pace import Limits
+from swarm.models.rate_limit import Limits
 from swarm.scorers.perspective import PerspectiveScorer
 
 KEY = "AIzaSecret-0123456789"
@@ -33,8 +33,11 @@ def scores(mine: PerspectiveScorer, texts: list[str]) -> list[tuple[float, str |
 
 def refusal(kind: str = "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE") -> Reply:
     detail = {"@type": "type.googleapis.com/google.commentanalyzer.v1alpha1.Error"}
-    error = {"code": 400, "message": "Attribute TOXICITY does not support request languages: is",
-             "details": [{**detail, "errorType": kind}]}  # fmt: skip
+    error = {
+        "code": 400,
+        "message": "Attribute TOXICITY does not support request languages: is",
+        "details": [{**detail, "errorType": kind}],
+    }
     return Reply({"error": error}, 400)
 
 
@@ -65,8 +68,13 @@ def test_the_first_line_is_judged_and_short_texts_are_not() -> None:
     texts = ["\n kind words here \nand a stone", "short", "", "a\nlong second line", "a b c d e f"]
     with endpoint(felt) as server:
         found = scores(perspective(server), texts)
-        assert found == [(0.875, texts[0]), (0.5, None), (0.5, None), (0.875, texts[3]),
-                         (0.875, texts[4])]  # fmt: skip
+        assert found == [
+            (0.875, texts[0]),
+            (0.5, None),
+            (0.5, None),
+            (0.875, texts[3]),
+            (0.875, texts[4]),
+        ]
         asked = {asked.body["comment"]["text"] for asked in server.asked}
         assert asked == {"kind words here", "a", "a b c d e f"}
         found = scores(perspective(server, first_line=False, short=0.0), texts)
@@ -102,8 +110,11 @@ def test_a_wrong_key_ends_it_though_it_is_a_400_too(
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     caplog.set_level(logging.DEBUG)
-    error = {"code": 400, "message": f"API key not valid: {KEY}.",
-             "details": [{"reason": "API_KEY_INVALID"}]}  # fmt: skip
+    error = {
+        "code": 400,
+        "message": f"API key not valid: {KEY}.",
+        "details": [{"reason": "API_KEY_INVALID"}],
+    }
     with endpoint(in_turn(Reply({"error": error}, 400))) as server:
         mine = perspective(server, tmp_path, api_key_env="MY_KEY")
         with pytest.raises(UserError, match=r"400 .*API key not valid: \*\*\*") as caught:
@@ -120,10 +131,18 @@ def test_a_wrong_key_ends_it_though_it_is_a_400_too(
 
 @pytest.mark.parametrize(
     "fault",
-    [Reply({"error": "x"}, 500), Reply(drop=True), Reply(b"nonsense"), Reply({}), toxicity(7),
-     toxicity("high"), toxicity(None), Reply({"error": "x"}, 429, {"Retry-After": "0"}),
-     Reply({}, wait=30.0)],
-)  # fmt: skip
+    [
+        Reply({"error": "x"}, 500),
+        Reply(drop=True),
+        Reply(b"nonsense"),
+        Reply({}),
+        toxicity(7),
+        toxicity("high"),
+        toxicity(None),
+        Reply({"error": "x"}, 429, {"Retry-After": "0"}),
+        Reply({}, wait=30.0),
+    ],
+)
 def test_what_passes_is_waited_for_and_what_stays_is_one_line(fault: Reply) -> None:
     limits = {"limits": Limits(retries=1, timeout=3 if fault.wait else 60, rate_limit_timeout=4.0)}
     with endpoint(in_turn(fault, toxicity(0.25))) as server:
@@ -171,12 +190,16 @@ def test_hostile_texts_do_no_harm() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"short": 2}, "short=2"), ({"short": True}, "short=True"), ({"first_line": 1}, "_line"),
-        ({"languages": "en"}, "languages='en'"), ({"languages": []}, "languages="),
-        ({"languages": [5]}, "languages="), ({"url": "nowhere"}, "http"),
+        ({"short": 2}, "short=2"),
+        ({"short": True}, "short=True"),
+        ({"first_line": 1}, "_line"),
+        ({"languages": "en"}, "languages='en'"),
+        ({"languages": []}, "languages="),
+        ({"languages": [5]}, "languages="),
+        ({"url": "nowhere"}, "http"),
         ({"api_key_env": KEY}, "not the key itself"),
     ],
-)  # fmt: skip
+)
 def test_wrong_settings_are_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         PerspectiveScorer(**wrong)

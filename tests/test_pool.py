@@ -15,11 +15,11 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from swarm import folders
-from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.pool import Pool
+from swarm.pool import adapter as folders
+from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE
+from swarm.pool.pool import Pool
 
 MIXTURE = [0.7, -0.4, 0.5, 0.2]
 NEAR = {"rtol": 0.0, "atol": 1e-5}

@@ -10,15 +10,14 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from swarm import mixing
-from swarm.adapters import CONFIG_FILE, WEIGHTS_FILE
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
+from swarm.engine.batched_lora import BatchedLoraLinear, BatchedLoraModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.stacked import BatchedLoraModel, BatchedLoraLinear
 from swarm.errors import UserError
-from swarm.folders import NOTE_FILE
-from swarm.models import Request
-from swarm.pool import Pool
+from swarm.merging import lora_math
+from swarm.models.base import Request
+from swarm.pool.adapter import CONFIG_FILE, NOTE_FILE, WEIGHTS_FILE
+from swarm.pool.pool import Pool
 
 MIXTURE = [0.7, -0.4, 0.5, 0.2]
 HALVES = [0.5, 0.5, 0.0, 0.0]
@@ -182,7 +181,9 @@ def test_an_update_that_cancels_is_told_apart_from_its_rounding() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*s, generator=generator).double() for s in ((4, 20), (30, 4)))
     near = b + 1e-4 * torch.randn(30, 4, generator=generator)
-    done = mixing.compress_update(mixing.concatenate_factors([(0.3, a, b), (-0.3, a, near)], 20, 30), None)
+    done = lora_math.compress_update(
+        lora_math.concatenate_factors([(0.3, a, b), (-0.3, a, near)], 20, 30), None
+    )
     exact = 0.3 * (b - near) @ a
     found = done.pair[1].double() @ done.pair[0].double()
     assert done.norm == pytest.approx(float(exact.norm()), rel=1e-6)

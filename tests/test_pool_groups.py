@@ -9,13 +9,13 @@ import tiny
 import torch
 from peft import PeftModel
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.folders import NOTE_FILE
-from swarm.models import Request
-from swarm.pool import Pool
-from swarm.pool.groups import parse_group_kind, divide_modules, find_parent_groups
+from swarm.models.base import Request
+from swarm.pool.adapter import NOTE_FILE
+from swarm.pool.module_groups import divide_modules, find_parent_groups, parse_group_kind
+from swarm.pool.pool import Pool
 
 LLAMA = [
     f"model.layers.{layer}.{part}"
@@ -46,8 +46,13 @@ def test_names_of_several_families_are_divided() -> None:
     assert sizes(NEOX, "kind") == dict.fromkeys(["query_key_value", "dense", "dense_4h_to_h"], 6)
     names, places = divide_modules(NEOX, "thirds")
     assert [names[places[f"gpt_neox.layers.{n}.attention.dense"]] for n in range(6)] == [
-        "first", "first", "middle", "middle", "last", "last",
-    ]  # fmt: skip
+        "first",
+        "first",
+        "middle",
+        "middle",
+        "last",
+        "last",
+    ]
 
 
 def test_few_layers_and_parts_make_fewer_groups() -> None:

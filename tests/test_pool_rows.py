@@ -15,12 +15,12 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from swarm.adapters import WEIGHTS_FILE
 from swarm.errors import UserError
-from swarm.executors import packing
-from swarm.pool import Pool
-from swarm.pool.rows import SparseRow
-from swarm.recipes import MERGE_NAMES
+from swarm.executors import ray
+from swarm.merging import MERGE_NAMES
+from swarm.pool.adapter import WEIGHTS_FILE
+from swarm.pool.pool import Pool
+from swarm.pool.synthetic_rows import SparseRow
 
 SPACES = ("factor", "delta")
 Q = "model.layers.0.self_attn.q_proj"
@@ -207,7 +207,9 @@ def test_sparsified_experts_are_rows_of_the_pool(space: str, mixed_pool: Path) -
 def test_a_recipe_is_made_once_a_module(tiny_pool: Path) -> None:
     pool = Pool(tiny_pool, recipes=["dare_ties"]).open()
     row = pool._require_basis().rows[-1]
-    assert all(one is two for one, two in zip(row.load_factors(Q), row.load_factors(Q), strict=True))
+    assert all(
+        one is two for one, two in zip(row.load_factors(Q), row.load_factors(Q), strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", ["tiny_pool", "mixed_pool"])
@@ -249,10 +251,10 @@ def test_a_pool_with_all_rows_travels_closed_and_packed(
     tiny_pool: Path, earlier: Path, tmp_path: Path
 ) -> None:
     pool = Pool(tiny_pool, ["dune", "amber"], elites=str(earlier), **ALL).open()
-    packed = packing.pack_experts(pool)
+    packed = ray.pack_experts(pool)
     for copy in (
         pickle.loads(pickle.dumps(pool)),
-        packing.unpack_experts(packed, tmp_path / "copy", pickle.loads(pickle.dumps(pool))),
+        ray.unpack_experts(packed, tmp_path / "copy", pickle.loads(pickle.dumps(pool))),
     ):
         assert copy.names == []
         copy.open()
@@ -326,9 +328,17 @@ def test_a_search_outside_the_hull_and_one_from_its_bests(
     """Groups, base, noise and recipes in one search; its personal bests are the next one's rows."""
     common: dict[str, Any] = {"optimizer__max_iterations": 2, "optimizer__particles": 8}
     first = searches.arguments(
-        tmp_path, tiny_llama, tiny_pool, "first", pool__space="delta", pool__base_row="true",
-        pool__groups="attention_mlp", pool__noise_rows=1, pool__recipes="[ties]", **common,
-    )  # fmt: skip
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        "first",
+        pool__space="delta",
+        pool__base_row="true",
+        pool__groups="attention_mlp",
+        pool__noise_rows=1,
+        pool__recipes="[ties]",
+        **common,
+    )
     done = searches.run(first)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "search" / "first"
@@ -339,9 +349,15 @@ def test_a_search_outside_the_hull_and_one_from_its_bests(
     assert np.array_equal(positions[:7], np.tile(np.eye(7), 2))
     PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "global_best")
     second = searches.arguments(
-        tmp_path, tiny_llama, tiny_pool, "second", pool__elites=folder, pool__elite_count=2,
-        pool__experts="[amber,birch]", **common,
-    )  # fmt: skip
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        "second",
+        pool__elites=folder,
+        pool__elite_count=2,
+        pool__experts="[amber,birch]",
+        **common,
+    )
     done = searches.run(second)
     assert done.returncode == 0, done.stderr
     state = json.loads((tmp_path / "search" / "second" / "state.json").read_text())

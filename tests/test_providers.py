@@ -9,9 +9,9 @@ import pytest
 import talkers
 
 from swarm.errors import UserError
-from swarm.models import Request
-from swarm.models.pace import Limits
+from swarm.models.base import Request
 from swarm.models.providers import Provider, Providers
+from swarm.models.rate_limit import Limits
 
 Write = Callable[[str], Path]
 
@@ -39,9 +39,19 @@ def write(tmp_path: Path) -> Write:
 def test_what_ships() -> None:
     providers = Providers.load()
     assert set(providers) == {
-        "openai", "together", "openrouter", "groq", "mistral", "deepseek", "gemini", "anthropic",
-        "ollama", "vllm", "llamacpp", "lmstudio",
-    }  # fmt: skip
+        "openai",
+        "together",
+        "openrouter",
+        "groq",
+        "mistral",
+        "deepseek",
+        "gemini",
+        "anthropic",
+        "ollama",
+        "vllm",
+        "llamacpp",
+        "lmstudio",
+    }
     for name, one in providers.items():
         model = one.create_model("some/model:tag")
         here = "//localhost:" in one.base_url

@@ -13,9 +13,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from swarm.errors import UserError
-from swarm.optimizers import draws
-from swarm.optimizers.pso import ParticleSwarm
-from swarm.optimizers.pso_options import ParticleSwarmOptions
+from swarm.optimizers import random_streams
+from swarm.optimizers.pso import ParticleSwarm, ParticleSwarmOptions
 
 CONF = Path(__file__).parents[1] / "conf"
 CODE: dict[str, Any] = OmegaConf.to_container(
@@ -36,7 +35,7 @@ class Textbook:
         self.seed, self.o, self.iteration = seed, options, 0
         self.x = [row.copy() for row in vectors]
         for i in range(len(vectors), options["particles"]):
-            draw = draws.counter_rng(seed, 0, i, draws.CROSSOVER)
+            draw = random_streams.counter_rng(seed, 0, i, random_streams.CROSSOVER)
             pool = len(vectors) if options["crossover_parents"] == "experts" else i
             a = int(draw.integers(pool))
             b = int(draw.integers(pool - 1))
@@ -49,7 +48,11 @@ class Textbook:
         self.restarts = [-100] * len(self.x)
 
     def _partner(self, i: int) -> np.ndarray:
-        j = int(draws.counter_rng(self.seed, 0, i, draws.PARTNER).integers(len(self.x) - 1))
+        j = int(
+            random_streams.counter_rng(self.seed, 0, i, random_streams.PARTNER).integers(
+                len(self.x) - 1
+            )
+        )
         return self.x[j + 1 if j >= i else j]
 
     def first(self, u: list[float]) -> None:
@@ -69,7 +72,7 @@ class Textbook:
                 stray = stray and waited >= self.o["restart_cool_down"]
             if stray:
                 self.restarts[i], self.x[i], self.v[i] = self.iteration, self.p[i], 0 * self.x[i]
-            draw = draws.counter_rng(self.seed, self.iteration, i, draws.WEIGHTS)
+            draw = random_streams.counter_rng(self.seed, self.iteration, i, random_streams.WEIGHTS)
             r = 1 - draw.random((4, len(self.x[i]), 1))
             w = [r[0] * self.o["inertia"], r[1] * self.o["cognitive"]]
             w += [r[2] * self.o["social"], r[3] * self.o["repel"]]
@@ -179,7 +182,7 @@ def test_starting_velocities() -> None:
 
 
 def test_crossover_children_lie_between_two_experts() -> None:
-    rows = draws.initial_population(10, 500, seed=1)
+    rows = random_streams.initial_population(10, 500, seed=1)
     np.testing.assert_array_equal(rows[:10], np.eye(10))
     children = rows[10:]
     assert ((children != 0).sum(axis=1) == 2).all()
@@ -188,11 +191,11 @@ def test_crossover_children_lie_between_two_experts() -> None:
 
 
 def test_the_original_codes_children_reach_beyond_and_have_children() -> None:
-    beyond = draws.initial_population(10, 500, seed=1, maximum=2.0)[10:]
+    beyond = random_streams.initial_population(10, 500, seed=1, maximum=2.0)[10:]
     assert ((beyond != 0).sum(axis=1) == 2).all()
     assert 1.9 < beyond.max() <= 2 and -1 <= beyond.min() < -0.9
     assert 0.4 < (beyond.min(axis=1) < 0).mean() < 0.6  # half of them extrapolate
-    family = draws.initial_population(10, 500, seed=1, parents="everyone")[10:]
+    family = random_streams.initial_population(10, 500, seed=1, parents="everyone")[10:]
     assert ((family != 0).sum(axis=1) > 2).any()
 
 
@@ -367,12 +370,15 @@ def test_a_personal_best_stays_where_it_was_found() -> None:
 
 def test_draws_depend_on_nothing_but_their_four_numbers() -> None:
     seen = {
-        draws.counter_rng(*numbers).random()
+        random_streams.counter_rng(*numbers).random()
         for numbers in np.ndindex(3, 4, 5, 5)  # a repeated number would be one fewer in the set
     }
     assert len(seen) == 3 * 4 * 5 * 5
-    draws.counter_rng(0, 0, 0, 0).random(1000)
-    assert draws.counter_rng(-1, 2, 3, 4).random() == draws.counter_rng(-1, 2, 3, 4).random()
+    random_streams.counter_rng(0, 0, 0, 0).random(1000)
+    assert (
+        random_streams.counter_rng(-1, 2, 3, 4).random()
+        == random_streams.counter_rng(-1, 2, 3, 4).random()
+    )
 
 
 def test_a_seed_is_a_search() -> None:

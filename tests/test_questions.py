@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import searches
 
-from swarm.judge.files import read_json_rows
+from swarm._util.files import find_path
+from swarm._util.jsonl import read_json_rows
 from swarm.judge.flask import QUESTIONS_FILE as FLASK
 from swarm.judge.flask import SKILLS_FILE
-from swarm.judge.flask_items import read_items, read_skills
-from swarm.judge.flask_show import DIFFICULTY_ORDER
+from swarm.judge.flask.reviews import DIFFICULTY_ORDER, read_items, read_skills
 from swarm.judge.mt_bench import QUESTIONS_FILE as MT_BENCH
-from swarm.judge.mt_bench_answers import MTBenchQuestion, read_questions
-from swarm.judge.mt_bench_prompts import REFERENCE_CATEGORIES
-from swarm.places import find_path
+from swarm.judge.mt_bench.answers import REFERENCE_CATEGORIES, MTBenchQuestion, read_questions
 
 ALPACA_EVAL = "data/questions/alpaca_eval.json"
 
@@ -63,17 +61,22 @@ def test_the_sets_are_part_of_the_wheel() -> None:
 
 def tallest(names: str, pairs: list[tuple[str, str]]) -> list[str]:
     """The only order of people, the tallest first, in which the first of each pair is taller."""
-    (order,) = [order for order in itertools.permutations(names.split())
-                if all(order.index(a) < order.index(b) for a, b in pairs)]  # fmt: skip
+    (order,) = [
+        order
+        for order in itertools.permutations(names.split())
+        if all(order.index(a) < order.index(b) for a, b in pairs)
+    ]
     return list(order)
 
 
 def boxes(found: str) -> dict[str, str]:
     """What wrongly labelled boxes hold, if a fruit out of the one labelled mixed is `found`."""
     labels = ("apples", "pears", "mixed")
-    (holds,) = [held for held in itertools.permutations(labels)
-                if all(a != b for a, b in zip(labels, held, strict=True))
-                and held[2] in (found, "mixed")]  # fmt: skip
+    (holds,) = [
+        held
+        for held in itertools.permutations(labels)
+        if all(a != b for a, b in zip(labels, held, strict=True)) and held[2] in (found, "mixed")
+    ]
     return dict(zip(labels, holds, strict=True))
 
 
@@ -108,8 +111,11 @@ def test_the_references_of_reasoning_follow() -> None:
     )
     held = boxes("pears")
     assert "The box labelled mixed." in fruit.reference[0]
-    for words in ("labelled mixed holds pears", "labelled apples is mixed",
-                  "labelled pears holds apples"):  # fmt: skip
+    for words in (
+        "labelled mixed holds pears",
+        "labelled apples is mixed",
+        "labelled pears holds apples",
+    ):
         assert words in fruit.reference[1]
     assert held == {"mixed": "pears", "apples": "mixed", "pears": "apples"}
 
@@ -134,12 +140,19 @@ def test_the_references_of_coding_run() -> None:
     assert count("Yes, yes! No.") == {"yes": 2, "no": 1} and count("- it's") == {"it's": 1}
     balanced = program(brackets.reference[0], "is_balanced")
     assert [balanced(text) for text in ("a(b[c]{d})", "([)]", "", ")", "((")] == [
-        True, False, True, False, False,
-    ]  # fmt: skip
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_reference_answers_of_the_rubric_are_right() -> None:
-    items = {item.id: item.answer for item in read_items(find_path(FLASK), read_skills(find_path(SKILLS_FILE)))}
+    items = {
+        item.id: item.answer
+        for item in read_items(find_path(FLASK), read_skills(find_path(SKILLS_FILE)))
+    }
     positive = 100 * 0.99 / (100 * 0.99 + 99_900 * 0.01)
     for id_, right in {0: 4 * 12 - 9, 2: 17 * 23, 6: round(1 / (1 / 6 + 1 / 3))}.items():
         assert items[id_].startswith(f"{right}"), id_

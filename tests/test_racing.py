@@ -14,15 +14,21 @@ import pytest
 import searches
 from hydra import compose, initialize_config_dir
 
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
+from swarm.loop.racing import (
+    Incumbent,
+    Racing,
+    cannot_beat,
+    is_significantly_worse,
+    tell_optimizer,
+)
 from swarm.optimizers.pso import ParticleSwarm
-from swarm.places import conf_folder
-from swarm.racing import Incumbent, Racing, cannot_beat, is_significantly_worse, tell_optimizer
 from swarm.search import build_run
-from swarm.tasks import Score
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.match import ExactMatch
+from swarm.tasks.base import Score
+from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture
+from swarm.tasks.multiple_choice import MultipleChoice
 
 DEV, ITERATIONS = 40, 10
 
@@ -149,8 +155,12 @@ def test_the_benchmark_replays_a_record(search: Any) -> None:
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()[2:]
     assert [line[:22].strip() for line in lines] == [
-        "off", "exact, random order", "exact, hardest first", "z at .05", "z at .01"
-    ]  # fmt: skip
+        "off",
+        "exact, random order",
+        "exact, hardest first",
+        "z at .05",
+        "z at .01",
+    ]
     for line in lines[:3]:
         assert line.endswith(" 20 of 20") and " 0.0 [0.0, 0.0] " in line, "an exact rule lost"
 
@@ -165,9 +175,13 @@ def test_kills_change_nothing(
     killed = searches.arguments(place, tiny_llama, tiny_pool, f"killed_{rule}", **more)
     lab = [sys.executable, "tests/kills.py", str(place / "search" / f"killed_{rule}")]
     result = subprocess.run(
-        [*lab, *killed], cwd=searches.ROOT, env=searches.environment(), text=True,
-        capture_output=True, timeout=300,
-    )  # fmt: skip
+        [*lab, *killed],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     kills = json.loads(result.stdout.splitlines()[-1])
     assert len(set(kills)) >= 5, f"the kills fell on few moments: {kills}"
@@ -233,9 +247,14 @@ def test_what_cannot_be_raced() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({"rule": "halving"}, "rule"), ({"level": 0}, "level"), ({"level": 0.5}, "level"),
-     ({"chunk": 0}, "chunk"), ({"chunk": 2.5}, "chunk")],
-)  # fmt: skip
+    [
+        ({"rule": "halving"}, "rule"),
+        ({"level": 0}, "level"),
+        ({"level": 0.5}, "level"),
+        ({"chunk": 0}, "chunk"),
+        ({"chunk": 2.5}, "chunk"),
+    ],
+)
 def test_wrong_values_are_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=f"racing.{words}="):
         Racing(**wrong)
@@ -282,11 +301,15 @@ def test_the_test_is_the_paired_one() -> None:
         many = is_significantly_worse((new - old).tolist(), 10**9, level)
         assert many == (below(z) < level)
         # Half of the items are known: half of the variance is left.
-        assert is_significantly_worse((new - old).tolist(), 60, level) == (below(z * 2**0.5) < level)
+        assert is_significantly_worse((new - old).tolist(), 60, level) == (
+            below(z * 2**0.5) < level
+        )
         answers.append(many)
     assert 0 < sum(answers) < 300
     assert not is_significantly_worse([], 9, 0.05) and not is_significantly_worse([-1.0], 9, 0.05)
-    assert not is_significantly_worse([0.0] * 20, 40, 0.05) and is_significantly_worse([-1.0] * 20, 40, 0.05)
+    assert not is_significantly_worse([0.0] * 20, 40, 0.05) and is_significantly_worse(
+        [-1.0] * 20, 40, 0.05
+    )
 
 
 class Table:
@@ -334,7 +357,10 @@ def test_a_perfect_best_is_not_challenged_and_no_best_is_not_raced() -> None:
 
 
 def test_equal_positions_are_counted_once() -> None:
-    racing, marks = Racing("exact", chunk=4), [Incumbent(0.5, (0.0, 1.0) * 4), Incumbent(0.0, (0.0,) * 8)]
+    racing, marks = (
+        Racing("exact", chunk=4),
+        [Incumbent(0.5, (0.0, 1.0) * 4), Incumbent(0.0, (0.0,) * 8)],
+    )
     new = np.array([[0.0] * 7 + [1.0]])
     found = racing.race_particles(Table(new), {0: [0.0], 1: [0.0]}, marks, 8, 0, 1)
     assert found.stopped == (0,) and (found.asked, found.saved) == (8, 0)
@@ -344,7 +370,9 @@ def test_the_order_of_a_test_is_drawn_each_iteration() -> None:
     racing, marks = Racing("z"), [Incumbent(0.0, (0.0,) * 50)]
     first, again = (racing.item_order(marks, 50, 7, 3) for _ in range(2))
     assert first == again and sorted(first) == list(range(50))
-    assert first != racing.item_order(marks, 50, 7, 4) and first != racing.item_order(marks, 50, 8, 3)
+    assert first != racing.item_order(marks, 50, 7, 4) and first != racing.item_order(
+        marks, 50, 8, 3
+    )
 
 
 def test_an_equal_is_stopped_at_most_at_the_level() -> None:

@@ -17,12 +17,12 @@ import test_executors
 import warm
 
 from swarm.errors import UserError
-from swarm.executors import packing
+from swarm.executors import ray as packing
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.ray import RayExecutor
-from swarm.manifest import read_state
-from swarm.pool import Pool
-from swarm.tasks.choice import MultipleChoice
+from swarm.pool.pool import Pool
+from swarm.runs.manifest import read_state
+from swarm.tasks.multiple_choice import MultipleChoice
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 # The contract of all executors, asked here of those on the cluster.
@@ -125,8 +125,12 @@ def test_a_process_of_rays_own_that_is_killed_is_named(
     name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     """Not the limit of restarts, which has nothing to do with it; and the search goes on."""
-    more = {"optimizer__max_iterations": 3000, "optimizer__patience": 3000, "executor": "ray",
-            "executor__workers": 1}  # fmt: skip
+    more = {
+        "optimizer__max_iterations": 3000,
+        "optimizer__patience": 3000,
+        "executor": "ray",
+        "executor__workers": 1,
+    }
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
     search = searches.start(command, warm.COLD)
     kill_one(search, tmp_path / "search" / "run", lambda: processes({search.pid}, name))
@@ -193,9 +197,13 @@ def test_a_worker_that_may_not_be_restarted_is_done_without(
     ],
 )
 def test_what_has_no_place_is_said(
-    more: dict[str, int], words: list[str], cluster: cluster_utils.Cluster, task: MultipleChoice,
-    tiny_llama: Path, tiny_pool: Path,
-) -> None:  # fmt: skip
+    more: dict[str, int],
+    words: list[str],
+    cluster: cluster_utils.Cluster,
+    task: MultipleChoice,
+    tiny_llama: Path,
+    tiny_pool: Path,
+) -> None:
     executor = RayExecutor(address=cluster.address, **more)
     with pytest.raises(UserError) as caught:
         executor.open(test_executors.recipe(tiny_llama, tiny_pool, task))
@@ -231,19 +239,28 @@ def test_where_no_cluster_is_one_line_says_so(
     stale = tmp_path / "ray"
     stale.mkdir()
     (stale / "ray_current_cluster").write_text("127.0.0.1:1")
-    wrong = {"127.0.0.1:1": "refused", f"127.0.0.1:{silent}": "something else", "nonsense": "null",
-             "ray://127.0.0.1:1": "refused", "auto": "127.0.0.1:1"}  # fmt: skip
+    wrong = {
+        "127.0.0.1:1": "refused",
+        f"127.0.0.1:{silent}": "something else",
+        "nonsense": "null",
+        "ray://127.0.0.1:1": "refused",
+        "auto": "127.0.0.1:1",
+    }
     code = (
-        "import sys; from swarm.executors import cluster; from swarm.errors import UserError\n"
+        "import sys; from swarm.executors import ray; from swarm.errors import UserError\n"
         "for address in sys.argv[1:]:\n"
         "    try: cluster.connect(address, [], None, 0)\n"
         "    except UserError as e: print(e)"
     )
     began = time.monotonic()
     out = subprocess.run(
-        [sys.executable, "-c", code, *wrong], cwd=searches.ROOT, capture_output=True, text=True,
-        env=searches.environment(RAY_TMPDIR=str(tmp_path), RAY_ADDRESS=""), timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *wrong],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(RAY_TMPDIR=str(tmp_path), RAY_ADDRESS=""),
+        timeout=60,
+    )
     assert time.monotonic() - began < 50 and out.stderr == ""
     lines = out.stdout.splitlines()
     assert len(lines) == len(wrong), out.stdout
@@ -261,8 +278,9 @@ def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError\n")
     code = "from swarm.executors import ray; ray.cluster.import_ray()"
     seen = searches.environment(PYTHONPATH=f"{tmp_path}:{searches.ROOT}")
-    out = subprocess.run([sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True,
-                         text=True, env=seen)  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True, text=True, env=seen
+    )
     assert "pip install 'model-swarms[ray]'" in out.stderr.splitlines()[-1]
 
 

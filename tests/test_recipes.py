@@ -8,15 +8,18 @@ import pytest
 import tiny
 import torch
 
-from swarm.optimizers.recipes import StaticMerges
-from swarm.pool import Pool
-from swarm.recipes import MERGE_NAMES, dare, low_rank, merge_factors
-from swarm.words import position_label
+from swarm.merging import MERGE_NAMES, lora_math, merge_factors, methods
+from swarm.optimizers.static_merges import StaticMerges
+from swarm.pool.pool import Pool
+from swarm.runs.describe import position_label
 
 EXPERTS = ["amber", "birch", "cedar"]
 NUMBER = len(EXPERTS)
-MODULES = [f"model.layers.{i}.{name}" for i in range(2)
-           for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")]  # fmt: skip
+MODULES = [
+    f"model.layers.{i}.{name}"
+    for i in range(2)
+    for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
+]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -86,8 +89,10 @@ def drawn(shapes: list[tuple[int, int, int]], seed: int = 0) -> list[Pair]:
     with tiny.seeded(seed):
         inputs, outputs = shapes[0][:2]
         common = torch.randn(99, inputs), torch.randn(outputs, 99)
-        return [(torch.randn(r, i) + common[0][:r], torch.randn(o, r) + common[1][:, :r])
-                for i, o, r in shapes]  # fmt: skip
+        return [
+            (torch.randn(r, i) + common[0][:r], torch.randn(o, r) + common[1][:, :r])
+            for i, o, r in shapes
+        ]
 
 
 def arrays(pairs: list[Pair], space: str) -> list[list[np.ndarray]]:
@@ -138,7 +143,7 @@ def test_dare_of_factors_is_peft_s_with_its_own_mask(kind: str, plain: Merged) -
     weight = {"dare_linear": NUMBER**-2, "dare_ties": 1.0}[kind]
     draw = torch.Generator()
     draw.set_state(plain.peft(kind, weight, 0.6))
-    recipe = {"dare_linear": dare.dare_linear, "dare_ties": dare.dare_ties}[kind]
+    recipe = {"dare_linear": methods.dare_linear, "dare_ties": methods.dare_ties}[kind]
     for module in MODULES:  # in PEFT's order: one stream of numbers
         for side in (0, 1):
             theirs = plain.pair(module, "merged")[side]
@@ -156,9 +161,9 @@ def test_updates_merge_as_in_peft_s_svd(kind: str, scaled: Merged) -> None:
         if kind == "ties":
             mine = update(merge_factors(kind, experts, 0.5, 0, "delta", 16))
         else:
-            recipe = {"dare_linear": dare.dare_linear, "dare_ties": dare.dare_ties}[kind]
+            recipe = {"dare_linear": methods.dare_linear, "dare_ties": methods.dare_ties}[kind]
             matrix = recipe(map(update, experts), theirs.shape, 0.5, draw)
-            mine = update(low_rank.factorize_matrix(matrix, 16, torch.Generator().manual_seed(0)))
+            mine = update(lora_math.factorize_matrix(matrix, 16, torch.Generator().manual_seed(0)))
         # 16 is all of v_proj; of the others the cut itself is nearly as good as an SVD's.
         near = 1e-5 if "v_proj" in module else 0.02
         assert (mine - theirs).norm() < near * theirs.norm(), module
@@ -269,8 +274,9 @@ def test_model_stock_lies_between_base_and_mean(space: str, count: int) -> None:
     def formula(vectors: list[np.ndarray]) -> np.ndarray:
         cosines = [
             np.sum(one * other) / np.linalg.norm(one) / np.linalg.norm(other)
-            for i, one in enumerate(vectors) for other in vectors[:i]
-        ]  # fmt: skip
+            for i, one in enumerate(vectors)
+            for other in vectors[:i]
+        ]
         cosine = np.mean(cosines)
         assert 0.1 < cosine < 0.9
         return count * cosine / (1 + (count - 1) * cosine) * np.mean(vectors, axis=0)
@@ -287,7 +293,9 @@ def test_model_stock_of_opposite_experts_is_the_base() -> None:
 def test_dare_drops_at_random_and_keeps_the_mean() -> None:
     pairs = drawn([(16, 20, 4)] * 2)
     mean = sum(pair[0] for pair in pairs) / 2
-    merges = torch.stack([merge_factors("dare_linear", pairs, 0.25, s, "factor", 4)[0] for s in range(400)])
+    merges = torch.stack(
+        [merge_factors("dare_linear", pairs, 0.25, s, "factor", 4)[0] for s in range(400)]
+    )
     assert abs((merges == 0).float().mean() - 0.75**2) < 0.01
     spread = merges.std(dim=0) / 400**0.5
     assert ((merges.mean(dim=0) - mean).abs() < 5 * spread).all()
@@ -338,7 +346,7 @@ def test_a_merge_is_the_same_again_and_disturbs_nobody(recipe: str, space: str) 
 def test_a_large_matrix_is_cut_nearly_as_well_as_by_its_svd() -> None:
     with tiny.seeded(0):
         matrix = torch.randn(300, 200)  # the worst case: no direction matters more
-    pair = low_rank.factorize_matrix(matrix, 20, torch.Generator().manual_seed(0))
+    pair = lora_math.factorize_matrix(matrix, 20, torch.Generator().manual_seed(0))
     assert pair[0].shape == (20, 200) and pair[1].shape == (300, 20)
     error = (matrix - update(pair)).norm()
     best = torch.linalg.svdvals(matrix)[20:].norm()

@@ -11,9 +11,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from swarm._util.files import conf_folder, encode_json, write_json
 from swarm.errors import UserError
-from swarm.files import encode_json, write_json
-from swarm.manifest import (
+from swarm.runs.manifest import (
     JOURNAL,
     MANIFEST_FILE,
     Manifest,
@@ -23,8 +23,7 @@ from swarm.manifest import (
     read_state,
     replay,
 )
-from swarm.places import conf_folder
-from swarm.record import RunRecord
+from swarm.runs.run_folder import RunRecord
 
 
 class Notes:
@@ -90,8 +89,10 @@ def test_a_round_costs_the_same_however_many_there_were(tmp_path: Path) -> None:
     assert grown[2][0] < 1.1 * grown[0][0] and grown[2][1] < 1.1 * grown[0][1]
     now = files[-1].stat()
     assert (now.st_ino, now.st_mtime_ns, now.st_size) == (
-        kept.st_ino, kept.st_mtime_ns, kept.st_size
-    )  # fmt: skip
+        kept.st_ino,
+        kept.st_mtime_ns,
+        kept.st_size,
+    )
     assert read_state(tmp_path) == record.state
     found = Manifest(tmp_path).read()
     assert not found.lost and len(found.sums) == 240 and found.find_damaged() == []

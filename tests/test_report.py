@@ -17,24 +17,30 @@ import numpy as np
 import pytest
 import reporting
 
+from swarm._util.files import short_digest
+from swarm._util.logging import buffer_log, flush_log_to
 from swarm.errors import UserError
-from swarm.files import short_digest
-from swarm.log import buffer_log, flush_log_to
-from swarm.manifest import encode_state
 from swarm.report import __main__ as entry
-from swarm.report import png
-from swarm.report.blocks import ChangedItems, Report, TableBlock
-from swarm.report.compared import TestComparison
-from swarm.report.economy import measure_economy
-from swarm.report.expenses import read_log
-from swarm.report.folder import RunFolder
-from swarm.report.items import MAX_ITEMS_SHOWN, iterate_data_items
+from swarm.report import charts as png
+from swarm.report.analyses.prompt_efficiency import measure_economy
+from swarm.report.build import build_report, write_report
+from swarm.report.charts import render_standalone
+from swarm.report.document import (
+    ChangedItems,
+    Chart,
+    Report,
+    Series,
+    TableBlock,
+    axis_ticks,
+    tick_label,
+)
+from swarm.report.html import render_page
 from swarm.report.markdown import render_markdown
-from swarm.report.numbers import format_number, format_p_value, format_signed
-from swarm.report.page import render_page
-from swarm.report.pictures import Chart, Series, tick_label, axis_ticks
-from swarm.report.svg import render_standalone
-from swarm.report.write import build_report, write_report
+from swarm.report.sections import read_log
+from swarm.report.test_comparison import MAX_ITEMS_SHOWN, TestComparison, iterate_data_items
+from swarm.runs.manifest import encode_state
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import format_number, format_p_value, format_signed
 
 VOID = {"meta", "link", "img", "br", "input"}
 KINDS = {
@@ -176,7 +182,9 @@ def test_the_result_is_that_of_the_run(tmp_path: Path) -> None:
     gain, p = metrics["test_gain"], metrics["test_gain_p_value"]
     assert found.kind == ("unclear" if p >= 0.05 else "better" if gain > 0 else "worse")
     assert ("gain on test, 95 %", format_signed(gain)) == (
-        found.figures[2][0], found.figures[2][1].split(" ")[0])  # fmt: skip
+        found.figures[2][0],
+        found.figures[2][1].split(" ")[0],
+    )
     assert found.figures[3] == ("paired p", format_p_value(p))
     rows = next(iter(tables(found, "ends").values()))
     assert [row[0] for row in rows] == ["best initial expert (arithmetic)", "best found"]
@@ -187,10 +195,13 @@ def test_the_result_is_that_of_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("gain", "p", "kind", "verdict"),
-    [(0.1, 0.001, "better", "Better on test"), (-0.1, 0.001, "worse", "Worse on test"),
-     (0.1, 0.2, "unclear", "No gain shown"),
-     (-0.1, 0.2, "unclear", "No gain shown: a loss that may be chance")],
-)  # fmt: skip
+    [
+        (0.1, 0.001, "better", "Better on test"),
+        (-0.1, 0.001, "worse", "Worse on test"),
+        (0.1, 0.2, "unclear", "No gain shown"),
+        (-0.1, 0.2, "unclear", "No gain shown: a loss that may be chance"),
+    ],
+)
 def test_the_verdict(gain: float, p: float, kind: str, verdict: str, tmp_path: Path) -> None:
     more = {"test_gain": gain, "test_gain_p_value": p}
     found = build_report(reporting.folder(tmp_path / "run", more=more))
@@ -212,21 +223,41 @@ def test_before_the_end_it_says_so_and_measures_dev_itself(tmp_path: Path) -> No
 
 def test_new_metrics_are_shown_where_they_are(tmp_path: Path) -> None:
     more = {
-        "confirm": {"items": 12, "starting": 0.5, "starting_interval": [0.3, 0.7],
-                    "ending": 0.25, "ending_interval": [0.1, 0.5], "ending_searched": 0.9,
-                    "gain": -0.25, "gain_interval": [-0.5, 0.0], "p_value": 0.125},
+        "confirm": {
+            "items": 12,
+            "starting": 0.5,
+            "starting_interval": [0.3, 0.7],
+            "ending": 0.25,
+            "ending_interval": [0.1, 0.5],
+            "ending_searched": 0.9,
+            "gain": -0.25,
+            "gain_interval": [-0.5, 0.0],
+            "p_value": 0.125,
+        },
         "noise_floor": {"items": 30, "changed_answers": 4, "difference": 0.0125},
-        "ensemble_size": 2, "ensemble_dev_by_size": [0.7, 0.8, 0.75], "ensemble_members": [{}, {}],
-        "ending_top-k_ensemble_test_accuracy": 0.775, "signal": "logprob",
-        "ending_top-k_ensemble_test_interval": [0.6, 0.9], "ending_top-k_ensemble_test_items": 40,
-    }  # fmt: skip
+        "ensemble_size": 2,
+        "ensemble_dev_by_size": [0.7, 0.8, 0.75],
+        "ensemble_members": [{}, {}],
+        "ending_top-k_ensemble_test_accuracy": 0.775,
+        "signal": "logprob",
+        "ending_top-k_ensemble_test_interval": [0.6, 0.9],
+        "ending_top-k_ensemble_test_items": 40,
+    }
     folder = reporting.folder(tmp_path / "run", more=more)
     text = render_page(build_report(folder))
-    for words in ("kept part of dev, n = 12", "0.250 [0.100, 0.500]", "vote of the top 2",
-                  "0.775 [0.600, 0.900]", "1: 0.700, 2: 0.800, 3: 0.750; 2 was chosen",
-                  "4 of 30 dev answers", "signal (logprob) on dev"):  # fmt: skip
+    for words in (
+        "kept part of dev, n = 12",
+        "0.250 [0.100, 0.500]",
+        "vote of the top 2",
+        "0.775 [0.600, 0.900]",
+        "1: 0.700, 2: 0.800, 3: 0.750; 2 was chosen",
+        "4 of 30 dev answers",
+        "signal (logprob) on dev",
+    ):
         assert words in text, words
-    rows = tables(build_report(folder), "statistics")["Best found less best initial expert, item by item"]
+    rows = tables(build_report(folder), "statistics")[
+        "Best found less best initial expert, item by item"
+    ]
     assert rows[0] == ["kept part of dev", "−0.250", "[−0.500, 0.000]", "0.125", "12"]
 
 
@@ -294,8 +325,11 @@ def test_parts_of_a_mixture(tmp_path: Path) -> None:
     metrics = RunFolder(folder).metrics
     rows = tables(build_report(folder), "ends")["The parts of the mixture"]
     assert [row[:2] for row in rows] == [
-        ["hearsay", "dev"], ["citation", "dev"], ["hearsay", "test"], ["citation", "test"]
-    ]  # fmt: skip
+        ["hearsay", "dev"],
+        ["citation", "dev"],
+        ["hearsay", "test"],
+        ["citation", "test"],
+    ]
     assert rows[3][3] == format_number(metrics["ending_best_single_test_parts"]["citation"])
     assert "bootstrap over items, within each part" in render_page(build_report(folder))
 
@@ -305,8 +339,12 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
     blocks = section(build_report(run.path), "coefficients").blocks
     charts = {block.title: block for block in blocks if isinstance(block, Chart)}
     best = "Coefficients of the best so far"
-    assert list(charts) == [f"{best}, mean over groups", "Coefficients, mean of the swarm",
-                            f"{best}, first", f"{best}, last"]  # fmt: skip
+    assert list(charts) == [
+        f"{best}, mean over groups",
+        "Coefficients, mean of the swarm",
+        f"{best}, first",
+        f"{best}, last",
+    ]
     position = run.positions[run.find_best()].reshape(2, 4)
     wanted = {f"{best}, last": position[1], f"{best}, mean over groups": position.mean(axis=0)}
     for title, expected in wanted.items():
@@ -317,8 +355,11 @@ def test_coefficients_of_groups(tmp_path: Path) -> None:
     for one in state["rounds"]:
         one["positions"] = [row[:4] * 2 for row in one["positions"]]
     (run.path / "state.json").write_bytes(encode_state(state))
-    alike = [one.title for one in section(build_report(run.path), "coefficients").blocks
-             if isinstance(one, Chart)]  # fmt: skip
+    alike = [
+        one.title
+        for one in section(build_report(run.path), "coefficients").blocks
+        if isinstance(one, Chart)
+    ]
     assert alike == [f"{best}, the same in all groups", "Coefficients, mean of the swarm"]
     # An expert has the same place, and so the same colour, in each.
     assert len({tuple(one.name for one in chart.series) for chart in charts.values()}) == 1
@@ -350,7 +391,9 @@ def test_flips_are_those_counted_by_hand(tmp_path: Path) -> None:
     won = [b["id"] for b, a in zip(before, after, strict=True) if a["value"] > b["value"]]
     lost = [b["id"] for b, a in zip(before, after, strict=True) if a["value"] < b["value"]]
     assert won and lost
-    blocks = [b for b in section(build_report(folder), "flips").blocks if isinstance(b, ChangedItems)]
+    blocks = [
+        b for b in section(build_report(folder), "flips").blocks if isinstance(b, ChangedItems)
+    ]
     assert [[int(flip.item) for flip in block.flips] for block in blocks] == [won, lost]
     first = blocks[0].flips[0]
     assert first.question == f"What number {first.item}?" and first.gold == f"right {first.item}"
@@ -375,25 +418,34 @@ def test_many_flips_are_cut_and_it_is_said(tmp_path: Path) -> None:
     found = section(build_report(folder), "flips")
     blocks = [block for block in found.blocks if isinstance(block, ChangedItems)]
     total = sum(block.total for block in blocks)
-    assert total > MAX_ITEMS_SHOWN and abs(sum(len(block.flips) for block in blocks) - MAX_ITEMS_SHOWN) <= 1
+    assert (
+        total > MAX_ITEMS_SHOWN
+        and abs(sum(len(block.flips) for block in blocks) - MAX_ITEMS_SHOWN) <= 1
+    )
     assert f"Of these {total} items the page shows {MAX_ITEMS_SHOWN}" in str(found)
     assert "more letters)" in blocks[0].flips[0].after[1]
 
 
 def test_items_are_read_as_tasks_give_them(tmp_path: Path) -> None:
-    from swarm.tasks.choice import MultipleChoice
-    from swarm.tasks.match import ExactMatch
+    from swarm.tasks.exact_match import ExactMatch
     from swarm.tasks.mixture import Mixture
+    from swarm.tasks.multiple_choice import MultipleChoice
 
     choices = {"A": "red", "B": "blue"}
-    content = [{"question": f"q {n}", "choices": choices, "answer": "A", "domain": f"d{n % 3}"}
-               for n in range(12)]  # fmt: skip
+    content = [
+        {"question": f"q {n}", "choices": choices, "answer": "A", "domain": f"d{n % 3}"}
+        for n in range(12)
+    ]
     first, second = tmp_path / "first.json", tmp_path / "second.jsonl"
     first.write_text(json.dumps({"dev": content[:5], "test": content[3:], "icl_prompt": "so"}))
     second.write_text("\n".join(json.dumps({"question": f"m {n}", "answer": n}) for n in range(9)))
-    parts = {"one": {"name": "a", "file": str(first), "test_limit": 4},
-             "two": {"name": "b", "file": str(second)}}  # fmt: skip
-    mixture = Mixture("both", {"one": MultipleChoice(**parts["one"]), "two": ExactMatch(**parts["two"])})
+    parts = {
+        "one": {"name": "a", "file": str(first), "test_limit": 4},
+        "two": {"name": "b", "file": str(second)},
+    }
+    mixture = Mixture(
+        "both", {"one": MultipleChoice(**parts["one"]), "two": ExactMatch(**parts["two"])}
+    )
     for split in ("dev", "test"):
         expected = short_digest([dict(item) for item in mixture.items(split)])
         assert short_digest(list(iterate_data_items({"tasks": parts}, split))) == expected
@@ -450,13 +502,18 @@ def test_a_log_begins_with_the_versions(tmp_path: Path) -> None:
 def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run", particles=5, iterations=3, items=30)
     state = json.loads((folder / "state.json").read_text())
-    state["rounds"][2] |= {"prompts_asked": 90, "prompts_saved": 40,
-                           "items_scored": [30, 30, 30, 20, None]}  # fmt: skip
+    state["rounds"][2] |= {
+        "prompts_asked": 90,
+        "prompts_saved": 40,
+        "items_scored": [30, 30, 30, 20, None],
+    }
     (folder / "state.json").write_bytes(encode_state(state))
     (folder / "log.txt").write_text(LOG)
     found = tables(build_report(folder), "cost")
-    assert found["Prompts that were asked"] == [["on dev, by the search", "540"],
-                                                ["on test, at the end", "80"]]  # fmt: skip
+    assert found["Prompts that were asked"] == [
+        ["on dev, by the search", "540"],
+        ["on test, at the end", "80"],
+    ]
     saved = [row[1] for row in found["Prompts that were not asked"]]
     assert saved == ["40", "20", "30"]
     assert read_log(RunFolder(folder)) == (45.0, 2, 123)
@@ -484,7 +541,9 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     folder = reporting.folder(tmp_path / "run")
     state = (folder / "state.json").read_text()
     strange = json.dumps("$ 数学 \ud800\x00_")
-    (folder / "state.json").write_bytes(encode_state(json.loads(state.replace('"calendar"', strange))))
+    (folder / "state.json").write_bytes(
+        encode_state(json.loads(state.replace('"calendar"', strange)))
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         paths = write_report(folder)
@@ -609,8 +668,19 @@ def test_a_report_is_written_over_an_old_one(
 # Charts
 
 
-@pytest.mark.parametrize("low, high", [(0, 1), (-3.2, 7.9), (0.331, 0.377), (0, 50), (1e6, 9e7),
-                                       (-1e-5, 2e-5), (0, 1080), (0.999, 1.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "low, high",
+    [
+        (0, 1),
+        (-3.2, 7.9),
+        (0.331, 0.377),
+        (0, 50),
+        (1e6, 9e7),
+        (-1e-5, 2e-5),
+        (0, 1080),
+        (0.999, 1.0),
+    ],
+)
 @pytest.mark.parametrize("most", [3, 5, 7])
 def test_ticks_are_round_and_hold_the_range(low: float, high: float, most: int) -> None:
     found = axis_ticks(low, high, most)
@@ -625,7 +695,10 @@ def test_ticks_are_round_and_hold_the_range(low: float, high: float, most: int) 
 def test_whole_ticks_are_whole() -> None:
     assert axis_ticks(0, 4, 7, whole=True) == [0, 1, 2, 3, 4]
     assert all(value == int(value) for value in axis_ticks(-0.5, 0.5, 7, whole=True))
-    assert tick_label(-0.0, [0.0, 0.5]) == "0.0" and tick_label(-0.5, [0.0, 0.5]) == "\N{MINUS SIGN}0.5"
+    assert (
+        tick_label(-0.0, [0.0, 0.5]) == "0.0"
+        and tick_label(-0.5, [0.0, 0.5]) == "\N{MINUS SIGN}0.5"
+    )
 
 
 def test_a_chart_alone_is_a_whole_file_and_hides_nothing() -> None:

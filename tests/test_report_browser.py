@@ -7,8 +7,8 @@ import pytest
 import reporting
 from browsers import SIZES, shown
 
-from swarm.report.page import render_page
-from swarm.report.write import build_report
+from swarm.report.build import build_report
+from swarm.report.html import render_page
 
 pytestmark = pytest.mark.slow
 

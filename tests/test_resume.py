@@ -11,8 +11,8 @@ import pytest
 import searches
 import warm
 
-from swarm.manifest import read_state
-from swarm.record import RunRecord
+from swarm.runs.manifest import read_state
+from swarm.runs.run_folder import RunRecord
 
 
 def state(folder: Path) -> dict[str, object]:
@@ -27,9 +27,13 @@ def test_random_kills_change_nothing(tmp_path: Path, tiny_llama: Path, tiny_pool
     killed = searches.arguments(tmp_path, tiny_llama, tiny_pool, "killed", **more)
     lab = [sys.executable, "tests/kills.py", str(tmp_path / "search" / "killed")]
     result = subprocess.run(
-        [*lab, *killed], cwd=searches.ROOT, env=searches.environment(), text=True,
-        capture_output=True, timeout=300,
-    )  # fmt: skip
+        [*lab, *killed],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     rounds = json.loads(result.stdout.splitlines()[-1])
     assert len(rounds) >= 10, f"only {len(rounds)} kills before the search ended"
@@ -67,9 +71,13 @@ def test_a_draft_of_the_first_round_goes_too(tmp_path: Path) -> None:
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     command = searches.arguments(
-        tmp_path, tiny_llama, tiny_pool, "run", optimizer__max_iterations=500,
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        "run",
+        optimizer__max_iterations=500,
         optimizer__patience=500,
-    )  # fmt: skip
+    )
     process = searches.start(command)
     folder = tmp_path / "search" / "run"
     deadline = time.monotonic() + 60
@@ -95,8 +103,12 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     )
     result = subprocess.run(
         ["unshare", "--mount", "bash", "-c", script, "bash", *search],
-        cwd=searches.ROOT, env=searches.environment(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     if "unshare" in result.stderr or "mount:" in result.stderr:
         pytest.skip(f"no mount namespaces here: {result.stderr.strip()[:80]}")
     assert result.returncode == 1

@@ -19,21 +19,21 @@ from hydra.utils import instantiate
 from playing import played, write
 from safetensors.torch import load_file, save_file
 
-from swarm.engine.base import BaseModel
+from swarm._util.files import conf_folder
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.evaluation import Batching, calibrate_scale
 from swarm.executors.inline import InlineExecutor
-from swarm.models import Completion, Message, Request
-from swarm.optimizers.pso_async import AsynchronousSwarm
-from swarm.places import conf_folder
-from swarm.pool import Pool
-from swarm.run import Run
-from swarm.scorers.batches import TextBatcher
-from swarm.scorers.reward import RewardModelScorer
-from swarm.tasks import HasScoreScale, RequiresSetup, Score
-from swarm.tasks.reward import MODES, RewardModelTask
-from swarm.track import NullTracker
+from swarm.loop.evaluator import Batching, calibrate_scale
+from swarm.loop.run import Run
+from swarm.models.base import Completion, Message, Request
+from swarm.optimizers.pso import AsynchronousSwarm
+from swarm.pool.pool import Pool
+from swarm.scorers.hf_model import TextBatcher
+from swarm.scorers.reward_model import RewardModelScorer
+from swarm.tasks.base import HasScoreScale, RequiresSetup, Score
+from swarm.tasks.reward_model import MODES, RewardModelTask
+from swarm.trackers import NullTracker
 
 PAPER = {"low": -3.060546875, "high": 2.65625, "length_low": 10, "length_high": 201}
 TEXTS = (
@@ -44,11 +44,31 @@ TEXTS = (
     "no",
 )
 HOSTILE = (
-    "", " ", "\n\n", "\x00", "\ud800 half", "é" * 5, "日本語のテキスト", "🙂" * 40, "<eos>",
+    "",
+    " ",
+    "\n\n",
+    "\x00",
+    "\ud800 half",
+    "é" * 5,
+    "日本語のテキスト",
+    "🙂" * 40,
+    "<eos>",
     "<pad>" * 9,
-    "<|user|>\nfriendly<eos>", "{{ messages }}", "{prompt}", "%s %d", "</s>[INST]", "a" * 20_000,
-    "\u202eback", "NaN", "-1e999", '{"reward": 9}', "<script>", "\t\v\f", "\\", "'; --",
-)  # fmt: skip
+    "<|user|>\nfriendly<eos>",
+    "{{ messages }}",
+    "{prompt}",
+    "%s %d",
+    "</s>[INST]",
+    "a" * 20_000,
+    "\u202eback",
+    "NaN",
+    "-1e999",
+    '{"reward": 9}',
+    "<script>",
+    "\t\v\f",
+    "\\",
+    "'; --",
+)
 
 
 @pytest.fixture
@@ -70,7 +90,9 @@ def opened(folder: Path, **settings: Any) -> RewardModelScorer:
     return scorer
 
 
-def rewards(scorer: RewardModelScorer, texts: Sequence[str], prompt: str = "why is it") -> list[float]:
+def rewards(
+    scorer: RewardModelScorer, texts: Sequence[str], prompt: str = "why is it"
+) -> list[float]:
     scores = scorer.score([{"prompt": prompt, "id": i} for i in range(len(texts))], texts)
     return [score.measures["reward"] for score in scores]
 
@@ -156,8 +178,11 @@ def test_the_scale_is_measured_kept_and_restored() -> None:
 def test_given_limits_are_not_measured() -> None:
     task = rewarded("concise", low=-2, high=2)
     assert task.calibrate([measured(5.0, 10), measured(6.0, 20)]) == {
-        "low": -2.0, "high": 2.0, "length_low": 10.0, "length_high": 20.0,
-    }  # fmt: skip
+        "low": -2.0,
+        "high": 2.0,
+        "length_low": 10.0,
+        "length_high": 20.0,
+    }
     short = rewarded("reverse", low=-2, high=2)
     assert short.apply_scale(measured(0.0, 9)).value == -0.75
     assert short.calibrate([measured(5.0, 10)]) == {"low": -2.0, "high": 2.0}
@@ -401,8 +426,13 @@ def small_file(folder: Path, dev: int = 8, test: int = 4) -> Path:
 
 
 def test_the_task_asks_in_chat_turns_and_compares(model: Path, tmp_path: Path) -> None:
-    config = composed("task=rm_default", f"task.scorer.model={model}", "task.low=-2", "task.high=2",
-                      f"task.file={small_file(tmp_path)}").task  # fmt: skip
+    config = composed(
+        "task=rm_default",
+        f"task.scorer.model={model}",
+        "task.low=-2",
+        "task.high=2",
+        f"task.file={small_file(tmp_path)}",
+    ).task
     task = instantiate(config)
     task.check()
     task.open("cpu")
@@ -493,8 +523,17 @@ class Backwards(AsynchronousSwarm):
 
 
 def small_search(folder: Path, base: Path, pool: Path, optimizer: AsynchronousSwarm) -> Run:
-    task = RewardModelTask("small", Letters(), "concise", file=str(small_file(folder)), max_new_tokens=8)
-    parts = (BaseModel(str(base)), Pool(pool), optimizer, HFEngine(), InlineExecutor(), NullTracker())
+    task = RewardModelTask(
+        "small", Letters(), "concise", file=str(small_file(folder)), max_new_tokens=8
+    )
+    parts = (
+        BaseModel(str(base)),
+        Pool(pool),
+        optimizer,
+        HFEngine(),
+        InlineExecutor(),
+        NullTracker(),
+    )
     return Run("run", task, *parts, Batching(5, 4), folder=str(folder / "search"))
 
 
@@ -532,8 +571,14 @@ def test_a_search_that_is_killed_keeps_its_scale(
     plain = arguments(tmp_path, tiny_llama, tiny_pool, model, name="plain", **more)
     killed = arguments(tmp_path, tiny_llama, tiny_pool, model, name="killed", **more)
     lab = [sys.executable, "tests/kills.py", str(tmp_path / "search" / "killed"), *killed]
-    result = subprocess.run(lab, cwd=searches.ROOT, env=searches.environment(), text=True,
-                            capture_output=True, timeout=300)  # fmt: skip
+    result = subprocess.run(
+        lab,
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     rounds = json.loads(result.stdout.splitlines()[-1])
     assert len(rounds) >= 10 and len(set(rounds)) >= 5
@@ -561,15 +606,20 @@ def test_mistakes_are_one_line_and_leave_nothing(
 
 def test_an_evaluation_knows_the_mode(model: Path, tiny_llama: Path, tmp_path: Path) -> None:
     """Without the experts of a search there is no scale, but a direction."""
-    from swarm.candidates.evaluation import Evaluation
-    from swarm.candidates.saved import CheckpointCandidate
+    from swarm.evaluation.checkpoints import CheckpointCandidate
+    from swarm.evaluation.evaluation import Evaluation
 
     def mean(mode: str, **limits: Any) -> float:
         task = composed(
-            f"task=rm_{mode}", f"task.scorer.model={model}", f"task.file={small_file(tmp_path)}",
-            "task.max_new_tokens=8", *(f"task.{key}={value}" for key, value in limits.items()),
-        ).task  # fmt: skip
-        evaluation = Evaluation(instantiate(task), CheckpointCandidate(BaseModel(str(tiny_llama)), []), out=None)
+            f"task=rm_{mode}",
+            f"task.scorer.model={model}",
+            f"task.file={small_file(tmp_path)}",
+            "task.max_new_tokens=8",
+            *(f"task.{key}={value}" for key, value in limits.items()),
+        ).task
+        evaluation = Evaluation(
+            instantiate(task), CheckpointCandidate(BaseModel(str(tiny_llama)), []), out=None
+        )
         found: float = evaluation.run()["voices"][0]["utility"]
         return found
 

@@ -15,7 +15,7 @@ import tiny
 import torch
 
 from swarm.errors import UserError
-from swarm.models import Example
+from swarm.models.base import Example
 from swarm.optimizers.adamerging import AdaMerging
 from swarm.optimizers.evogm import EvolutionaryGenerator, GeneratorPair
 from swarm.optimizers.mergevolve import MergeEvolve, rank_weights
@@ -262,14 +262,22 @@ def test_the_entropy_is_that_of_merged_weights(tiny_llama: Path, mixed_pool: Pat
     engine, pool = test_gradient.opened(tiny_llama, mixed_pool, space="delta", groups="kind")
     position = test_gradient.drawn(pool)
     wanted = [entropy(tiny_llama, pool, position, example) for example in UNLABELLED]
-    alone = [engine.compute_gradient(position, [example], slope=False).loss for example in UNLABELLED]
+    alone = [
+        engine.compute_gradient(position, [example], slope=False).loss for example in UNLABELLED
+    ]
     np.testing.assert_allclose(alone, wanted, atol=2e-3)
     assert min(alone) > 0.01 and max(alone) > math.log(5)
     # Gold answers are not looked at, and labelled examples may stand beside unlabelled ones.
     other = [replace(example, gold=0) for example in UNLABELLED]
-    assert engine.compute_gradient(position, other).loss == engine.compute_gradient(position, UNLABELLED).loss
+    assert (
+        engine.compute_gradient(position, other).loss
+        == engine.compute_gradient(position, UNLABELLED).loss
+    )
     both = engine.compute_gradient(position, [*test_gradient.EXAMPLES, *UNLABELLED]).loss
-    parts = (engine.compute_gradient(position, part).loss for part in (test_gradient.EXAMPLES, UNLABELLED))
+    parts = (
+        engine.compute_gradient(position, part).loss
+        for part in (test_gradient.EXAMPLES, UNLABELLED)
+    )
     assert both == pytest.approx(sum(parts), rel=1e-4)
 
 
@@ -279,7 +287,8 @@ def test_the_slope_of_the_entropy_is_its_difference(tiny_llama: Path, tiny_pool:
     slope, rough = engine.compute_gradient(position, UNLABELLED).slope, []
     for step in 3e-3 * np.eye(len(position)):
         up, down = (
-            engine.compute_gradient(x, UNLABELLED, False).loss for x in (position + step, position - step)
+            engine.compute_gradient(x, UNLABELLED, False).loss
+            for x in (position + step, position - step)
         )
         rough.append((up - down) / 6e-3)
     assert np.abs(slope).max() > 0.01

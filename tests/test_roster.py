@@ -15,16 +15,15 @@ import pytest
 import searches
 import talkers
 
-from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
-from swarm.models import Request
-from swarm.models.cache import Cache
-from swarm.models.cached import CachedModel
+from swarm.models.base import Request
+from swarm.models.cache import Cache, CachedModel
 from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Provider, Providers
-from swarm.roster import Roster, split_sample_count
-from swarm.roster.identity import model_identity
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.registry.name_resolution import model_identity
+from swarm.registry.registry import Roster, split_sample_count
 
 VARIABLES = ("MODEL_SWARMS_PROVIDERS", "OPENAI_BASE_URL", "OPENAI_API_KEY", "TOGETHER_API_KEY")
 
@@ -84,7 +83,9 @@ def test_counts_that_are_none(name: str) -> None:
         ({"OPENAI_BASE_URL": "http://box/v1"}, "openai/x", "box", "x"),
         (
             {"OPENAI_BASE_URL": "http://box/v1", "TOGETHER_API_KEY": "k", "OPENAI_API_KEY": "k"},
-            "Qwen/x", "box", "Qwen/x",
+            "Qwen/x",
+            "box",
+            "Qwen/x",
         ),
         ({"OPENAI_API_KEY": "k"}, "gpt-4o", "api.openai.com", "gpt-4o"),
         ({"OPENAI_API_KEY": "k"}, "Qwen/x", "api.openai.com", "Qwen/x"),
@@ -94,7 +95,7 @@ def test_counts_that_are_none(name: str) -> None:
         ({"TOGETHER_API_KEY": "k"}, "mistralai/M", "api.together.ai", "mistralai/M"),
         ({"TOGETHER_API_KEY": "k"}, "deepseek-ai/D", "api.together.ai", "deepseek-ai/D"),
     ],
-)  # fmt: skip
+)
 def test_which_endpoint_a_name_is_of(
     environment: dict[str, str], name: str, host: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,9 +136,11 @@ def test_a_wrong_name_is_one_line(
 def test_a_name_has_one_model_of_its_kind(tmp_path: Path) -> None:
     roster = Roster(cache=Cache(str(tmp_path / "answers.sqlite")))
     kinds = {
-        "function/talkers:function": FunctionModel, "llm/talker": CachedModel, "ollama/a": OpenAI,
+        "function/talkers:function": FunctionModel,
+        "llm/talker": CachedModel,
+        "ollama/a": OpenAI,
         "moa/lite": MixtureOfAgents,
-    }  # fmt: skip
+    }
     for name, kind in kinds.items():
         assert isinstance(roster.model(name), kind)
         assert roster.model(name) is roster.model(name)
@@ -259,9 +262,15 @@ def test_a_users_example_file_is_as_the_page_has_it(tmp_path: Path) -> None:
 def test_a_roster_is_light() -> None:
     heavy = ("torch", "transformers", "aiohttp", "llm")
     code = (
-        "import sys; from swarm.roster import Roster; Roster().model('function/json:dumps');"
+        "import sys; from swarm.registry import Roster; Roster().model('function/json:dumps');"
         f"print([m for m in {heavy} if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                         cwd=searches.ROOT, env=searches.environment(), check=True)  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        check=True,
+    )
     assert out.stdout.strip() == "[]"

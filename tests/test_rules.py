@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from swarm.errors import UserError
-from swarm.scorers.rules import F1, Numeric, Regex, RuleScorer, token_f1, split_words
-from swarm.tasks.written import Grader, SupportsEarlyStop
+from swarm.scorers.rules import F1, Numeric, Regex, RuleScorer, split_words, token_f1
+from swarm.tasks.free_text import Grader, SupportsEarlyStop
 
 
 def scored(rule: RuleScorer, text: str, **item: Any) -> tuple[float, str | None]:
@@ -42,7 +42,9 @@ def test_without_an_answer_any_match_is_right() -> None:
     rule = Regex(r"\bplease\b")
     assert scored(rule, "yes please") == (1.0, "please")
     assert scored(rule, "no") == (0.0, None)
-    assert rule.item_error({}) is None and rule.item_error({"answer": ""}) == 'its "answer" is empty'
+    assert (
+        rule.item_error({}) is None and rule.item_error({"answer": ""}) == 'its "answer" is empty'
+    )
     assert "neither a text nor a number" in str(rule.item_error({"answer": None}))
 
 

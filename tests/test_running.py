@@ -13,8 +13,8 @@ import pytest
 import searches
 
 from swarm.errors import UserError
-from swarm.manifest import read_state
-from swarm.running import COMMAND_FILE, STATUS_FILE, RunLock, load_command, running_info
+from swarm.runs.lock import COMMAND_FILE, STATUS_FILE, RunLock, load_command, running_info
+from swarm.runs.manifest import read_state
 
 
 def until(what: Any, seconds: float = 300) -> Any:
@@ -51,10 +51,16 @@ def test_a_second_process_is_told_who_has_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_holds_nothing_and_its_note_is_none(tmp_path: Path) -> None:
-    code = ("import sys, time; from pathlib import Path; from swarm.running import Hold\n"
-            "Hold(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=searches.ROOT,
-                               env=searches.environment(), stdout=subprocess.PIPE)  # fmt: skip
+    code = (
+        "import sys, time; from pathlib import Path; from swarm.runs.lock import RunLock\n"
+        "Hold(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        stdout=subprocess.PIPE,
+    )
     assert process.stdout and process.stdout.readline() == b"held\n"
     assert (running_info(tmp_path) or {})["pid"] == process.pid
     process.kill()
@@ -75,13 +81,20 @@ def test_who_only_looks_keeps_no_search_out(
 ) -> None:
     """Looks are shared among themselves, and a search waits for them."""
     looker = subprocess.Popen(
-        [sys.executable, "-c", "import sys, time; from pathlib import Path\n"
-         "from swarm.running import underway\nprint('looks', flush=True)\n"
-         "while sys.stdin: underway(Path(sys.argv[1]))", str(tmp_path)],
-        cwd=searches.ROOT, env=searches.environment(), stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys, time; from pathlib import Path\n"
+            "from swarm.runs.lock import running_info\nprint('looks', flush=True)\n"
+            "while sys.stdin: underway(Path(sys.argv[1]))",
+            str(tmp_path),
+        ],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        stdout=subprocess.PIPE,
+    )
     assert looker.stdout and looker.stdout.readline() == b"looks\n"
-    monkeypatch.setattr("swarm.running.LOCK_TIMEOUT_S", 60)
+    monkeypatch.setattr("swarm.runs.lock.LOCK_TIMEOUT_S", 60)
     stop = time.monotonic() + 1.0
     try:
         while time.monotonic() < stop:
@@ -113,8 +126,20 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     assert second.returncode == 1 and second.stderr.count("\n") == 1
     assert f"process {note['pid']}" in second.stderr and "name=" in second.stderr
     assert note["most"] == 2000 and note["what"] == f"iteration {note['iteration']}"
-    assert set(note) == {"pid", "host", "began", "updated", "what", "iteration", "most", "done",
-                         "total", "prompts_per_second", "seconds_left", "best"}  # fmt: skip
+    assert set(note) == {
+        "pid",
+        "host",
+        "began",
+        "updated",
+        "what",
+        "iteration",
+        "most",
+        "done",
+        "total",
+        "prompts_per_second",
+        "seconds_left",
+        "best",
+    }
     assert running_info(folder) is None and not (folder / STATUS_FILE).exists()
     rounds = (read_state(folder) or {})["rounds"]
     assert len(rounds) > note["iteration"]
@@ -130,8 +155,8 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
 
 SWALLOWING = """
 import os, signal
-from swarm.cli import end_in_order, one_line_errors
-end_in_order()
+from swarm._util.cli import handle_termination_signals, one_line_errors
+handle_termination_signals()
 with one_line_errors("lost"):
     try:
         os.kill(os.getpid(), signal.{0})

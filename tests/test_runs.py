@@ -16,19 +16,23 @@ import talkers
 from talking import Speaker
 from test_consortium_configs import config
 
-from swarm.collab import create_consortium
-from swarm.collab.configs import ConsortiumSettings, build_consortium, parse_member
-from swarm.collab.consortium import Consortium
-from swarm.collab.outcome import result_to_json
-from swarm.collab.shelf import ConsortiumStore
-from swarm.consortium.members import MemberRegistry
-from swarm.consortium.runs import RunLog
+from swarm.consortium.cli.options import MemberRegistry
+from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
-from swarm.models import Message, Request
+from swarm.models.base import Message, Request
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
-from swarm.roster import Roster
+from swarm.multi_agent.consortium.config import (
+    ConsortiumSettings,
+    build_consortium,
+    parse_member,
+)
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.result_json import result_to_json
+from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.multi_agent.types import create_consortium
+from swarm.registry.registry import Roster
 
 VOICE = "function/talkers:function"
 
@@ -44,7 +48,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "llm"
 
 
-def came(settings: ConsortiumSettings, says: dict[str, Any], prompt: str = "why?") -> dict[str, Any]:
+def came(
+    settings: ConsortiumSettings, says: dict[str, Any], prompt: str = "why?"
+) -> dict[str, Any]:
     """The result of a consortium of speakers."""
     speakers = {name: Speaker(name, said) for name, said in says.items()}
     made = build_consortium(settings, speakers.__getitem__)
@@ -233,14 +239,27 @@ def test_twenty_members_and_several_programs_at_once() -> None:
 
 def test_the_arguments_of_older_programs() -> None:
     made = create_consortium(
-        models=[f"{VOICE}:1", "function/talkers:pieces"], confidence_threshold=99, max_iterations=4,
-        minimum_iterations=2, arbiter=VOICE, system_prompt="Be brief.", default_count=3, raw=True,
-        judging_method="rank", quorum=2,
-    )  # fmt: skip
+        models=[f"{VOICE}:1", "function/talkers:pieces"],
+        confidence_threshold=99,
+        max_iterations=4,
+        minimum_iterations=2,
+        arbiter=VOICE,
+        system_prompt="Be brief.",
+        default_count=3,
+        raw=True,
+        judging_method="rank",
+        quorum=2,
+    )
     assert made.config == config(
-        members=[f"{VOICE}:1", "function/talkers:pieces:3"], arbiter=VOICE, strategy="rank",
-        confidence_threshold=0.99, max_iterations=4, min_iterations=2, system="Be brief.", quorum=2,
-    )  # fmt: skip
+        members=[f"{VOICE}:1", "function/talkers:pieces:3"],
+        arbiter=VOICE,
+        strategy="rank",
+        confidence_threshold=0.99,
+        max_iterations=4,
+        min_iterations=2,
+        system="Be brief.",
+        quorum=2,
+    )
     assert create_consortium([VOICE], arbiter=VOICE, system="Be kind.").config.system == "Be kind."
 
 
@@ -267,8 +286,9 @@ def test_what_cannot_be_made_is_told_before_anything_is_asked(
 def test_prompts_are_answered_for_themselves_and_unrecorded(folder: Path) -> None:
     made = create_consortium([VOICE], arbiter=VOICE, max_iterations=1, raw=True)
     first = made.orchestrate("seventeen")
-    second = made.orchestrate((Message("user", "two"), Message("assistant", "so"),
-                               Message("user", "three")))  # fmt: skip
+    second = made.orchestrate(
+        (Message("user", "two"), Message("assistant", "so"), Message("user", "three"))
+    )
     assert first["original_prompt"] == "seventeen" and second["original_prompt"] == "three"
     told = second["model_responses"][0]["response"]
     assert "three" in told and "two" in told and "seventeen" not in told
@@ -354,7 +374,12 @@ def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
     assert isinstance(members.model(VOICE), FunctionModel)
     assert isinstance(members.model("mine"), Consortium)
     assert members.model("mine") is members.model("consortium/mine") is members.model("llm/mine")
-    assert [members.is_known_name(name) for name in ("x:8", "llm/x:8", "mine", "y:8")] == [1, 1, 1, 0]
+    assert [members.is_known_name(name) for name in ("x:8", "llm/x:8", "mine", "y:8")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
     assert isinstance(Roster().model("talker"), OpenAI)
     anywhere = Roster(cache=None).model("consortium/mine")
     assert isinstance(anywhere, Consortium) and isinstance(anywhere.members[0], LLM)
@@ -375,4 +400,6 @@ def test_no_saved_one_contains_itself_by_any_name(talker: Any) -> None:
 def test_without_llm_its_models_are_the_rosters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llm", None)
     monkeypatch.setenv("OPENAI_API_KEY", talkers.KEY)
-    assert isinstance(MemberRegistry().model("gpt-4o"), OpenAI) and not MemberRegistry().is_known_name("gpt-4o")
+    assert isinstance(
+        MemberRegistry().model("gpt-4o"), OpenAI
+    ) and not MemberRegistry().is_known_name("gpt-4o")

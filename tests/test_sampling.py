@@ -10,15 +10,15 @@ import tiny
 import torch
 from transformers import AutoTokenizer
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
+from swarm.engine.decode import gumbel_noise, random_key
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import TokenEnsembleEngine
-from swarm.engine.panel import ModelEnsemble
-from swarm.engine.sampling import random_key, gumbel_noise
-from swarm.engine.tokens import encode_prompt, clip_new_tokens
+from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
+from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.engine.tokenization import clip_new_tokens, encode_prompt
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request
-from swarm.pool import Pool
+from swarm.models.base import Completion, Message, Request
+from swarm.pool.pool import Pool
 
 PROMPT = "the question is which of the answers is right"
 WARM = Request(PROMPT, 10, temperature=0.8, seed=5)
@@ -47,8 +47,9 @@ def shares(engine: HFEngine, prompt: str, expert: int = 0) -> torch.Tensor:
 def test_tokens_are_drawn_from_the_tempered_softmax(engine: HFEngine, temperature: float) -> None:
     """Chi-square on 3,000 first tokens, each by the log probability that it is told with."""
     count = 3000
-    asked = [Request(PROMPT, 1, temperature=temperature, sample=i, top_logprobs=-1)
-             for i in range(count)]  # fmt: skip
+    asked = [
+        Request(PROMPT, 1, temperature=temperature, sample=i, top_logprobs=-1) for i in range(count)
+    ]
     own = shares(engine, PROMPT)
     expected = count * torch.softmax(own / temperature, -1)
     drawn = torch.zeros(len(own))
@@ -59,8 +60,10 @@ def test_tokens_are_drawn_from_the_tempered_softmax(engine: HFEngine, temperatur
         assert abs(float(own[place]) - token) < 1e-4
         drawn[place] += 1
     common = expected >= 5
-    cells = [*zip(drawn[common].tolist(), expected[common].tolist(), strict=True),
-             (float(drawn[~common].sum()), float(expected[~common].sum()))]  # fmt: skip
+    cells = [
+        *zip(drawn[common].tolist(), expected[common].tolist(), strict=True),
+        (float(drawn[~common].sum()), float(expected[~common].sum())),
+    ]
     square = sum((seen - due) ** 2 / due for seen, due in cells)
     # Wilson and Hilferty's approximation: five standard deviations are one in three million.
     freedom = len(cells) - 1
@@ -72,7 +75,9 @@ def test_tokens_are_drawn_from_the_tempered_softmax(engine: HFEngine, temperatur
 
 def test_noise_is_gumbels_and_neighbours_know_nothing_of_each_other() -> None:
     like = torch.empty(1, 1 << 20)
-    rows = gumbel_noise([random_key(b"a" * 16, 0), random_key(b"a" * 16, 1), random_key(b"b" * 16, 0)], like)
+    rows = gumbel_noise(
+        [random_key(b"a" * 16, 0), random_key(b"a" * 16, 1), random_key(b"b" * 16, 0)], like
+    )
     assert torch.isfinite(rows).all() and rows.max() < 23
     quantiles = torch.tensor([0.001, 0.1, 0.5, 0.9, 0.999])
     expected = -torch.log(-torch.log(quantiles))
@@ -108,8 +113,13 @@ def test_greedy_rows_are_greedy_beside_drawn_ones(engine: HFEngine) -> None:
 
 
 def test_seed_sample_and_prompt_make_the_difference(engine: HFEngine) -> None:
-    asked = [WARM, replace(WARM, seed=6), replace(WARM, sample=1), replace(WARM, seed=None),
-             replace(WARM, seed=0)]  # fmt: skip
+    asked = [
+        WARM,
+        replace(WARM, seed=6),
+        replace(WARM, sample=1),
+        replace(WARM, seed=None),
+        replace(WARM, seed=0),
+    ]
     texts = [said.text for said in ask(engine, *asked)]
     assert len(set(texts)) == 4 and texts[3] == texts[4]
     cold = [Request(PROMPT, 10, sample=i, seed=i) for i in range(3)]
@@ -178,7 +188,9 @@ def test_what_cannot_be_drawn_is_refused(engine: HFEngine, wrong: dict, says: st
 def test_the_answer_has_to_fit_into_the_context(engine: HFEngine) -> None:
     long = Request("no " * 600, 16)
     read = len(engine._prompt_ids(long.prompt))
-    assert engine.clip_to_context(Request("no", 600)).max_new_tokens == 512 - len(engine._prompt_ids("no"))
+    assert engine.clip_to_context(Request("no", 600)).max_new_tokens == 512 - len(
+        engine._prompt_ids("no")
+    )
     assert engine.clip_to_context(WARM) == WARM
     with pytest.raises(UserError, match=f"^{read} tokens and one to answer make {read + 1}, "):
         engine.clip_to_context(long)

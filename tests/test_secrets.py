@@ -14,16 +14,8 @@ from endpoints import Asked, Reply, endpoint
 from judging import rated
 from omegaconf import OmegaConf
 
-from swarm.errors import UserError
-from swarm.files import write_json, write_atomic
-from swarm.identity import identity_settings
-from swarm.manifest import encode_state, read_sealed_state
-from swarm.models import Request
-from swarm.models.cache import Cache
-from swarm.models.chat import list_pending_samples
-from swarm.report.folder import RunFolder
-from swarm.running import load_command
-from swarm.secrets import (
+from swarm._util.files import write_atomic, write_json
+from swarm._util.secrets import (
     HIDDEN,
     FromEnvironment,
     check_secrets,
@@ -33,7 +25,15 @@ from swarm.secrets import (
     read_config,
     remember,
 )
-from swarm.ui.launching import SearchLauncher
+from swarm.errors import UserError
+from swarm.loop.fingerprint import identity_settings
+from swarm.models.base import Request
+from swarm.models.cache import Cache
+from swarm.models.openai_protocol import list_pending_samples
+from swarm.runs.lock import load_command
+from swarm.runs.manifest import encode_state, read_sealed_state
+from swarm.runs.run_reader import RunFolder
+from swarm.ui.launcher import SearchLauncher
 
 LITERAL = "literal-0123456789-abcdef"
 HEADER = "header-0123456789-abcdef"
@@ -46,14 +46,20 @@ def judged(folder: Path, base: Path, pool: Path, url: str, name: str, **keys: An
     file = folder / "topic.json"
     file.write_text(json.dumps({"dataset": "t", "dev": items[:4], "test": items[4:]}))
     more = {
-        "task": "human_phd_application", "task__file": file, "task__max_new_tokens": 4,
-        "task__scorer__model__base_url": url, "task__scorer__model__model": "small",
+        "task": "human_phd_application",
+        "task__file": file,
+        "task__max_new_tokens": 4,
+        "task__scorer__model__base_url": url,
+        "task__scorer__model__model": "small",
         "task__scorer__model__api_key_env": "null",
         "task__scorer__model__limits__retries": 0,
-        "task__scorer__model__body":
-            f"{{api_key: {LITERAL}, signed: 'Bearer ${{oc.env:JUDGE_TOKEN}}'}}",
-        "optimizer__particles": 4, "optimizer__max_iterations": 1, "ensemble": 0, **keys,
-    }  # fmt: skip
+        "task__scorer__model__body": f"{{api_key: {LITERAL}, signed: 'Bearer "
+        f"${{oc.env:JUDGE_TOKEN}}'}}",
+        "optimizer__particles": 4,
+        "optimizer__max_iterations": 1,
+        "ensemble": 0,
+        **keys,
+    }
     words = searches.arguments(folder, base, pool, name, **more)
     return [word for word in words if not word.startswith("task.scoring")]
 
@@ -98,8 +104,13 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
         assert again.returncode == 0, again.stderr
         assert "goes on" in again.stdout, again.stdout
         assert server.asked[-1].body["api_key"] == ROTATED + "2" and len(server.asked) > asked
-    subprocess.run([sys.executable, "-m", "swarm.report", str(run)], cwd=searches.ROOT,
-                   check=True, capture_output=True, env=searches.environment())  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "swarm.report", str(run)],
+        cwd=searches.ROOT,
+        check=True,
+        capture_output=True,
+        env=searches.environment(),
+    )
     for name in ("report.html", "report.md", "config.json", "command.json", "state.json"):
         assert (run / name).is_file()
     assert holders(tmp_path, LITERAL, HEADER, ROTATED) == []
@@ -143,8 +154,12 @@ def test_hydras_own_files_are_clean(
     done = searches.run(["-m", *words, "seed=1", "hydra.output_subdir=hydra", "dry_run=true"])
     assert done.returncode == 0, done.stderr
     written = list((tmp_path / "search").rglob("*.yaml"))
-    assert {path.name for path in written} == {"multirun.yaml", "config.yaml", "hydra.yaml",
-                                               "overrides.yaml"}  # fmt: skip
+    assert {path.name for path in written} == {
+        "multirun.yaml",
+        "config.yaml",
+        "hydra.yaml",
+        "overrides.yaml",
+    }
     assert holders(tmp_path / "search", LITERAL, HEADER) == []
     assert all(not path.stat().st_mode & 0o077 for path in written)
     assert "${oc.env:JUDGE_TOKEN}" in written[0].read_text() + written[1].read_text()
@@ -156,9 +171,13 @@ def test_a_text_of_the_environment_is_resolved_in_use_and_not_where_written(
     monkeypatch.setenv("SOME_KEY", HEADER)
     monkeypatch.setenv("PLACE", "here")
     tree = {
-        "a": "Bearer ${oc.env:SOME_KEY}", "b": "${a}", "c": "${oc.env:ABSENT,'x y'}",
-        "d": ["${oc.env:PLACE}/data"], "e": "${oc.decode:${oc.env:NUMBER,3}}", "f": "plain",
-    }  # fmt: skip
+        "a": "Bearer ${oc.env:SOME_KEY}",
+        "b": "${a}",
+        "c": "${oc.env:ABSENT,'x y'}",
+        "d": ["${oc.env:PLACE}/data"],
+        "e": "${oc.decode:${oc.env:NUMBER,3}}",
+        "f": "plain",
+    }
     found = plain_config(OmegaConf.create(tree))
     assert found["a"] == f"Bearer {HEADER}" == found["b"] and found["c"] == "x y"
     assert found["d"] == ["here/data"] and found["e"] == 3
@@ -192,14 +211,25 @@ def test_an_identity_has_no_secret_and_changes_with_other_variables(
 
 @pytest.mark.parametrize(
     "name",
-    ["api_key", "OPENAI_API_KEY", "x-api-key", "apiKey", "hf_token", "password", "Authorization",
-     "client_secret", "task.scorer.model.body.key"],
-)  # fmt: skip
+    [
+        "api_key",
+        "OPENAI_API_KEY",
+        "x-api-key",
+        "apiKey",
+        "hf_token",
+        "password",
+        "Authorization",
+        "client_secret",
+        "task.scorer.model.body.key",
+    ],
+)
 def test_names_of_secrets(name: str) -> None:
     assert clean({name: "v"}) == {name: HIDDEN}
     assert clean({"api_key_env": "MY_KEY", "tokens_field": "max_tokens", "max_tokens": 3}) == {
-        "api_key_env": "MY_KEY", "tokens_field": "max_tokens", "max_tokens": 3,
-    }  # fmt: skip
+        "api_key_env": "MY_KEY",
+        "tokens_field": "max_tokens",
+        "max_tokens": 3,
+    }
 
 
 def test_a_known_secret_is_found_in_any_text() -> None:
@@ -212,9 +242,13 @@ def test_a_known_secret_is_found_in_any_text() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["task.scorer.model.body={api_key: v4lue}", "+task.scorer.model.body.api_key=v4lue",
-     "b={a: 1, 'token': 'v4lue x', c: 2}", '+b={"X-Api-Key": "v4lue"}'],
-)  # fmt: skip
+    [
+        "task.scorer.model.body={api_key: v4lue}",
+        "+task.scorer.model.body.api_key=v4lue",
+        "b={a: 1, 'token': 'v4lue x', c: 2}",
+        '+b={"X-Api-Key": "v4lue"}',
+    ],
+)
 def test_words_of_a_command_are_cleaned(word: str) -> None:
     assert "v4lue" not in clean_words([word])[0] and HIDDEN in clean_words([word])[0]
     kept = ["task.scorer.model.api_key_env=MY_KEY", "body.api_key=${oc.env:MY_KEY}", "name=x"]
@@ -239,7 +273,11 @@ def test_a_file_is_no_more_open_than_its_folder(tmp_path: Path) -> None:
 
 def test_a_key_in_the_body_is_no_part_of_an_answers_key() -> None:
     one, two = (
-        next(list_pending_samples("http://x", [Request("q")], "max_tokens", {"api_key": key, "model": "m"}))
+        next(
+            list_pending_samples(
+                "http://x", [Request("q")], "max_tokens", {"api_key": key, "model": "m"}
+            )
+        )
         for key in ("1", "2")
     )
     assert one.key == two.key and one.body["api_key"] == "1"

@@ -19,19 +19,24 @@ import talkers
 from serving import Slow, Told, served
 from talking import Streamer, slot
 
-from swarm.collab import AgentSpec
-from swarm.collab.consortium import Consortium
-from swarm.collab.moa import MixtureOfAgents
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request, Token, stream
-from swarm.models.failures import BadRequest, RateLimited, ServerFault, RequestTimeout, ConnectionFailed
+from swarm.models.base import Completion, Message, Request, Token, stream
 from swarm.models.function import FunctionModel
+from swarm.models.http_errors import (
+    BadRequest,
+    ConnectionFailed,
+    RateLimited,
+    RequestTimeout,
+    ServerFault,
+)
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
-from swarm.roster import Roster
-from swarm.serve.guard import MAX_BODY_BYTES
-from swarm.serve.parameters import IGNORED_PARAMETERS, NEUTRAL_VALUES, parse_chat_request
-from swarm.serve.refusals import HttpError
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentSpec
+from swarm.registry.registry import Roster
+from swarm.serve.errors import MAX_BODY_BYTES, HttpError
+from swarm.serve.request_params import IGNORED_PARAMETERS, NEUTRAL_VALUES, parse_chat_request
 
 HI: Any = [{"role": "user", "content": "hi"}]
 KEY = "sk-served-0123456789"
@@ -101,8 +106,11 @@ def test_an_answer_is_whole(url: str) -> None:
     assert choice.message.reasoning_content == "Light scatters."
     assert choice.finish_reason == "length" and choice.logprobs is None
     assert answer.usage.model_dump(exclude_none=True) == {
-        "prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "cost": 0.25,
-    }  # fmt: skip
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "total_tokens": 9,
+        "cost": 0.25,
+    }
 
 
 def test_roles_and_parts(url: str) -> None:
@@ -219,19 +227,24 @@ def test_every_parameter_without_effect_is_let_through() -> None:
     body = {"model": "m", "messages": HI, **dict.fromkeys(IGNORED_PARAMETERS, "x"), "top_k": None}
     for name, values in NEUTRAL_VALUES.items():
         for value in values:
-            assert parse_chat_request({**body, name: value}, 5).request == Request((Message("user", "hi"),), 5)
+            assert parse_chat_request({**body, name: value}, 5).request == Request(
+                (Message("user", "hi"),), 5
+            )
 
 
 def test_bodies_that_are_none(url: str) -> None:
     kind = {"Content-Type": "application/json"}
     deep = b"[" * 100_000
     for content, words in (
-        (b"{", "is not JSON"), (b"\xff", "is not JSON"), (deep, "is not JSON"), (b"[]", "JSON obj"),
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (deep, "is not JSON"),
+        (b"[]", "JSON obj"),
         (b'{"temperature": NaN}', "NaN is no number"),
         (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
         (b'{"model": "m", "messages": [{"role": [], "content": "x"}]}', "has to be one of"),
         (b'{"model": "m", "messages": [{"role": "user", "content": "x", "\\ud800": 1}]}', "[0].?"),
-    ):  # fmt: skip
+    ):
         came = post(url, json=None, content=content, headers=kind)
         assert came.status_code == 400 and words in came.json()["error"]["message"]
     assert (
@@ -347,7 +360,7 @@ def test_who_goes_away_ends_the_members_that_can_be_told() -> None:
         """Asks after each token whether to go on, as a model of this machine does."""
 
         def generate(self, requests: Sequence[Request]) -> list[Completion]:
-            """See `swarm.models.Model`."""
+            """See `swarm.models.base.Model`."""
             begun.set()
             until(lambda: all(one.decided and one.decided("so far") for one in requests))
             over.set()
@@ -367,8 +380,10 @@ def test_the_line() -> None:
             until(lambda: model.heard)
             replies: list[httpx.Response] = []
             with asked(url, model="slow"):  # waits, and leaves the line below
-                both = [threading.Thread(target=lambda: replies.append(post(url, {"model": "f"})))
-                        for _ in range(2)]  # fmt: skip
+                both = [
+                    threading.Thread(target=lambda: replies.append(post(url, {"model": "f"})))
+                    for _ in range(2)
+                ]
                 for one in both:
                     one.start()
                 until(lambda: replies)
@@ -495,8 +510,10 @@ def test_our_own_model_of_an_endpoint_talks_to_it(tmp_path: Path, monkeypatch: A
         model = roster.model("ours/moa/thinks")
         (whole,) = model.generate([asked[0]])
         assert (whole.text, whole.reasoning, whole.finish) == (
-            "Blue.", "Light scatters.", "length",
-        )  # fmt: skip
+            "Blue.",
+            "Light scatters.",
+            "length",
+        )
         assert (whole.prompt_tokens, whole.new_tokens) == (7, 2)
         pieces = list(stream(roster.model("ours/f/pieces"), asked[0]))
         assert len(pieces) > 3 and "".join(one.text for one in pieces) == "user: number 0"
@@ -521,9 +538,15 @@ def test_a_consortium_tells_how_it_goes() -> None:
 
 def test_models_of_this_machine(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
     preset = tmp_path / "two.yaml"
-    preset.write_text(json.dumps({"proposers": ["local/amber", "local/birch"],
-                                  "aggregator": "local/base",
-                                  "prompt": {"text": "Say it:"}}))  # fmt: skip
+    preset.write_text(
+        json.dumps(
+            {
+                "proposers": ["local/amber", "local/birch"],
+                "aggregator": "local/base",
+                "prompt": {"text": "Say it:"},
+            }
+        )
+    )
     roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
     names = ["local/base", "local/amber", f"moa/{preset}"]
     models = {name: roster.model(name) for name in names}
@@ -532,8 +555,10 @@ def test_models_of_this_machine(tiny_llama: Path, tiny_pool: Path, tmp_path: Pat
         ask = client(url).chat.completions.create
         answer = ask(model="amber", n=3, logprobs=True, top_logprobs=2, **asked)
         texts = [choice.message.content for choice in answer.choices]
-        alone = [Request((Message("user", "hi"),), 6, temperature=1.0, seed=3, sample=n)
-                 for n in range(3)]  # fmt: skip
+        alone = [
+            Request((Message("user", "hi"),), 6, temperature=1.0, seed=3, sample=n)
+            for n in range(3)
+        ]
         assert texts == [one.text for one in models["local/amber"].generate(alone)]
         assert len(set(texts)) == 3 and answer.usage.completion_tokens <= 18
         told = answer.choices[0].logprobs.content
@@ -548,8 +573,11 @@ def test_models_of_this_machine(tiny_llama: Path, tiny_pool: Path, tmp_path: Pat
 
 
 SHAPED: Any = {
-    "top_p": 0.9, "frequency_penalty": 0.1, "presence_penalty": 0.2, "reasoning_effort": "low",
-}  # fmt: skip
+    "top_p": 0.9,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.2,
+    "reasoning_effort": "low",
+}
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
@@ -572,9 +600,13 @@ def test_an_endpoint_gets_what_it_alone_can_apply() -> None:
         ask = client(url).chat.completions
         named: Any = [{"role": "user", "content": "hi", "name": "Bo"}]
         came = ask.with_raw_response.create(
-            model="remote", messages=named, **SHAPED, logit_bias={"7": -100}, tools=[TOOL],
+            model="remote",
+            messages=named,
+            **SHAPED,
+            logit_bias={"7": -100},
+            tools=[TOOL],
             extra_body={"top_k": 5},
-        )  # fmt: skip
+        )
         assert came.headers["x-ignored-parameters"] == "tools"
         sent = there.asked[-1].body
         assert {key: sent[key] for key in SHAPED} == SHAPED and sent["logit_bias"] == {"7": -100}

@@ -20,10 +20,10 @@ import searches
 import warm
 
 from swarm.errors import UserError
-from swarm.roster import Roster
+from swarm.registry.registry import Roster
 from swarm.serve.__main__ import main
-from swarm.serve.arguments import DEFAULT_KEY_VARIABLE, parse_arguments
-from swarm.serve.served import discover_models
+from swarm.serve.cli import DEFAULT_KEY_VARIABLE, parse_arguments
+from swarm.serve.request_params import discover_models
 
 SECRET = "sk-served-0123456789"
 USUAL = "http://127.0.0.1:8000/v1"
@@ -35,8 +35,14 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No file, key or saved consortium of the user's."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
-    for name in (DEFAULT_KEY_VARIABLE, "MODEL_SWARMS_PROVIDERS", "OPENAI_BASE_URL", "OPENAI_API_KEY",
-                 "TOGETHER_API_KEY", "OPENROUTER_API_KEY"):  # fmt: skip
+    for name in (
+        DEFAULT_KEY_VARIABLE,
+        "MODEL_SWARMS_PROVIDERS",
+        "OPENAI_BASE_URL",
+        "OPENAI_API_KEY",
+        "TOGETHER_API_KEY",
+        "OPENROUTER_API_KEY",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -88,18 +94,27 @@ def test_help_loads_nothing_heavy() -> None:
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "print([m for m in ('torch', 'transformers', 'fastapi', 'uvicorn') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True,
-                         text=True, env=searches.environment(), check=True).stdout  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    ).stdout
     assert out.endswith("[]\n") and "--api-key-env" in out
 
 
 def test_what_is_served_by_default(
     tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.collab.configs import ConsortiumSettings
-    from swarm.collab.shelf import ConsortiumStore
+    from swarm.multi_agent.consortium.config import ConsortiumSettings
+    from swarm.multi_agent.consortium.store import ConsortiumStore
 
-    ConsortiumStore().save("mine", ConsortiumSettings.from_dict({"models": {"local/amber": 2}, "arbiter": "local/base"}))
+    ConsortiumStore().save(
+        "mine",
+        ConsortiumSettings.from_dict({"models": {"local/amber": 2}, "arbiter": "local/base"}),
+    )
     roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
     found, left_out = discover_models(roster, ["base", "amber", "none"])
     assert list(found)[:2] == ["local/base", "local/amber"] and "consortium/mine" in found
@@ -132,12 +147,36 @@ def test_a_process(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     told = {**searches.environment(), DEFAULT_KEY_VARIABLE: SECRET, "LLM_USER_PATH": str(tmp_path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "swarm.serve", "--port", "0", "--base", str(tiny_llama), "--pool",
-         str(tiny_pool), "--model", "local/base", "--model", "local/amber", "--device", "cpu",
-         "--model", "function/endless:words",
-         "--preload", "--trace", str(trace), "--max-tokens", "24"],
-        cwd=tmp_path, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "swarm.serve",
+            "--port",
+            "0",
+            "--base",
+            str(tiny_llama),
+            "--pool",
+            str(tiny_pool),
+            "--model",
+            "local/base",
+            "--model",
+            "local/amber",
+            "--device",
+            "cpu",
+            "--model",
+            "function/endless:words",
+            "--preload",
+            "--trace",
+            str(trace),
+            "--max-tokens",
+            "24",
+        ],
+        cwd=tmp_path,
+        env=told,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         lines = lines_until(process, "Ctrl-C")
         assert lines[0] == "loading the models of this machine on cpu"
@@ -195,6 +234,12 @@ def by_llm(url: str, environment: dict[str, str], folder: Path, expected: str) -
     (folder / "keys.json").write_text(json.dumps({"swarm": SECRET}))
     llm = shutil.which("llm", path=f"{Path(warm.COLD).parent}{os.pathsep}{os.environ['PATH']}")
     assert llm, "llm is not installed"
-    done = subprocess.run([llm, "-m", "swarm-base", "Hello"], env=environment, text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [llm, "-m", "swarm-base", "Hello"],
+        env=environment,
+        text=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
     assert done.stdout.strip() == expected.strip(), done.stderr

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from test_consortium_configs import OLD, config
 
-from swarm.collab.consortium import Consortium
-from swarm.collab.database import default_folder
-from swarm.collab.shelf import ConsortiumStore, load_config
 from swarm.errors import UserError
-from swarm.models import Request
-from swarm.roster import Roster
-from swarm.roster.identity import model_identity
+from swarm.models.base import Request
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.store import ConsortiumStore, default_folder, load_config
+from swarm.registry.name_resolution import model_identity
+from swarm.registry.registry import Roster
 
 VOICE = "function/talkers:function"
 
@@ -50,7 +49,10 @@ def test_what_is_put_is_there(folder: Path) -> None:
     ConsortiumStore().save("mine", config())
     ConsortiumStore().save("another", config(system="Be brief."))
     assert ConsortiumStore().list_names() == ["another", "mine"]
-    assert ConsortiumStore().get("mine") == config() and ConsortiumStore().get("another").system == "Be brief."
+    assert (
+        ConsortiumStore().get("mine") == config()
+        and ConsortiumStore().get("another").system == "Be brief."
+    )
     assert ConsortiumStore(folder / "consortium.db").list_names() == ["another", "mine"]
     ConsortiumStore().remove("another")
     assert ConsortiumStore().list_names() == ["mine"]
@@ -87,7 +89,10 @@ def test_a_bad_row_hides_no_other() -> None:
     with ConsortiumStore().database.open_transaction() as rows:
         rows.execute("INSERT INTO consortia VALUES ('bad', '{', '')")
         rows.execute("INSERT INTO consortia VALUES ('worse', '{\"members\": 3}', '')")
-    assert ConsortiumStore().list_names() == ["bad", "good", "worse"] and ConsortiumStore().get("good") == config()
+    assert (
+        ConsortiumStore().list_names() == ["bad", "good", "worse"]
+        and ConsortiumStore().get("good") == config()
+    )
     with pytest.raises(UserError, match="bad: what is saved is not JSON"):
         ConsortiumStore().get("bad")
     with pytest.raises(UserError, match="worse: members: name at least one model"):
@@ -99,13 +104,19 @@ def test_older_files_are_brought_over_and_left_alone(folder: Path) -> None:
     second = older(folder / "consortium_logs.db", {"two": OLD["0.8"], "has space": OLD["0.7"]})
     before = [file.read_bytes() for file in (first, second)]
     ConsortiumStore().save("mine", config(seed=3))
-    assert ConsortiumStore().find_importable() == {first: ["bad", "one"], second: ["has space", "two"]}
+    assert ConsortiumStore().find_importable() == {
+        first: ["bad", "one"],
+        second: ["has space", "two"],
+    }
     came = ConsortiumStore().import_from(first)
     assert came.put == ["one"] and came.there == ["mine"] and list(came.wrong) == ["bad"]
     came = ConsortiumStore().import_from(second)
     assert came.put == ["two"] and "no name for a consortium" in came.wrong["has space"]
     assert ConsortiumStore().list_names() == ["mine", "one", "two"]
-    assert ConsortiumStore().get("one").system == "Be brief." and ConsortiumStore().get("mine").seed == 3
+    assert (
+        ConsortiumStore().get("one").system == "Be brief."
+        and ConsortiumStore().get("mine").seed == 3
+    )
     assert ConsortiumStore().get("two").strategy == "elimination"
     assert ConsortiumStore().import_from(first).there == ["mine", "one"]
     assert [file.read_bytes() for file in (first, second)] == before

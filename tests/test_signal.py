@@ -12,27 +12,27 @@ import searches
 import tiny
 from playing import Knowing, Silent, Unscored, choice_items, match_items, played, write
 
-from swarm import rehearsal
-from swarm.certainty import utility_with_interval
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.tokens import encode_choice, encode_prompt
+from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.errors import UserError
-from swarm.evaluation import Batching, Evaluator
 from swarm.executors import Job, Worker
 from swarm.executors.inline import InlineExecutor
-from swarm.models import Completion, Model, Request
+from swarm.loop import prompt_stats
+from swarm.loop.evaluator import Batching, Evaluator
+from swarm.loop.racing import Incumbent, Racing
+from swarm.models.base import Completion, Model, Request
 from swarm.optimizers.pso import ParticleSwarm
-from swarm.pool import Pool
-from swarm.racing import Incumbent, Racing
-from swarm.record import RunRecord
-from swarm.tasks import Item, Score, metric_task, unparsed_rate
+from swarm.pool.pool import Pool
+from swarm.runs.run_folder import RunRecord
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.match import ExactMatch
+from swarm.tasks.base import Item, Score, metric_task, unparsed_rate
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.metrics import utility_with_interval
 from swarm.tasks.mixture import Mixture
-from swarm.tasks.reward import RewardModelTask
-from swarm.tasks.signal import MIN_LOGPROB
+from swarm.tasks.multiple_choice import MultipleChoice
+from swarm.tasks.reward_model import RewardModelTask
+from swarm.tasks.search_signal import MIN_LOGPROB
 
 K = len(tiny.NAMES)
 
@@ -104,8 +104,10 @@ def test_the_value_is_that_of_a_forward_over_prompt_and_answer(
     engine = HFEngine()
     engine.load_base(BaseModel(str(tiny_llama)), "cpu", {}, "none")
     model, words = tiny.load(tiny_llama), tiny.tokenizer(tmp_path)
-    for task in (choice(tmp_path, signal="logprob", chat=chat),
-                 match(tmp_path, signal="logprob", chat=chat)):  # fmt: skip
+    for task in (
+        choice(tmp_path, signal="logprob", chat=chat),
+        match(tmp_path, signal="logprob", chat=chat),
+    ):
         items = task.items("dev")
         requests = next(task.run(items))
         said = engine.generate(np.zeros((1, 0)), [requests])[0]
@@ -201,9 +203,9 @@ def test_signals_that_there_are(tmp_path: Path) -> None:
 
 def test_a_rehearsal_counts_what_is_asked(tmp_path: Path) -> None:
     words = tiny.tokenizer(tmp_path)
-    plainly = rehearsal.count_prompt_tokens(match(tmp_path), words)
-    forced = rehearsal.count_prompt_tokens(match(tmp_path, signal="logprob"), words)
-    both = rehearsal.count_prompt_tokens(match(tmp_path, signal="both"), words)
+    plainly = prompt_stats.count_prompt_tokens(match(tmp_path), words)
+    forced = prompt_stats.count_prompt_tokens(match(tmp_path, signal="logprob"), words)
+    both = prompt_stats.count_prompt_tokens(match(tmp_path, signal="both"), words)
     assert (len(plainly.tokens), plainly.new) == (6, 10)
     assert (len(forced.tokens), forced.new) == (6, 0)
     # All tokens of an answer but the last are read.
@@ -240,9 +242,12 @@ def test_a_mixture_is_plain_where_its_parts_are(mixture: Mixture, tmp_path: Path
     assert own.tasks["free"] is mixture.tasks["free"] and own.metric_task is own
     assert own.tasks["letters"].signal == "accuracy"  # type: ignore[attr-defined]
     assert (own.name, own.combine, own.items("dev")) == ("two", "mean", mixture.items("dev"))
-    assert mixture.signal == "letters: logprob" and mixture.lowest == MIN_LOGPROB and own.lowest == 0.0
-    outer = Mixture("outer", {"inner": mixture, "golds": match(tmp_path)}, "weights",
-                    {"inner": 1, "golds": 3})  # fmt: skip
+    assert (
+        mixture.signal == "letters: logprob" and mixture.lowest == MIN_LOGPROB and own.lowest == 0.0
+    )
+    outer = Mixture(
+        "outer", {"inner": mixture, "golds": match(tmp_path)}, "weights", {"inner": 1, "golds": 3}
+    )
     assert outer.metric_task.weights == {"inner": 1, "golds": 3}
     assert outer.metric_task.tasks["inner"].lowest == 0.0  # type: ignore[attr-defined]
 
@@ -320,8 +325,9 @@ def test_a_certain_model_has_no_interval_of_right_and_wrong(tmp_path: Path) -> N
 def test_a_search_climbs_the_signal_and_reports_the_accuracy(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, task__signal="logprob",
-                                 optimizer__max_iterations=2)  # fmt: skip
+    command = searches.arguments(
+        tmp_path, tiny_llama, tiny_pool, task__signal="logprob", optimizer__max_iterations=2
+    )
     done = searches.run(command)
     assert done.returncode == 0, done.stderr
     record = RunRecord(tmp_path / "search" / "run")
@@ -343,8 +349,14 @@ def test_a_search_climbs_the_signal_and_reports_the_accuracy(
 def test_a_dry_run_counts_the_choice_by_accuracy(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, task__signal="logprob",
-                                 task__scoring="generate", dry_run="true")  # fmt: skip
+    command = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        task__signal="logprob",
+        task__scoring="generate",
+        dry_run="true",
+    )
     done = searches.run(command)
     assert done.returncode == 0, done.stderr
     assert "at most 0 new" in done.stdout and " and 0 written" in done.stdout

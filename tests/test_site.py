@@ -29,8 +29,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
-        cwd=ROOT, env={**os.environ, **QUIET}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     return folder
 
@@ -87,7 +90,7 @@ def test_links_to_the_repository_show_its_files(site: Path) -> None:
     page = (site / "tasks.html").read_text(encoding="utf-8")
     assert 'href="files/conf/task/mmlu.yaml.html"' in page
     text = (site / "files" / "conf" / "task" / "mmlu.yaml.html").read_text(encoding="utf-8")
-    assert "swarm.tasks.choice.Choice" in text
+    assert "swarm.tasks.multiple_choice.MultipleChoice" in text
     folder = (site / "files" / "conf" / "consortium.html").read_text(encoding="utf-8")
     names = [path.name for path in (ROOT / "conf" / "consortium").glob("*.yaml")]
     assert names and all(name in folder for name in names)
@@ -95,11 +98,15 @@ def test_links_to_the_repository_show_its_files(site: Path) -> None:
 
 def test_the_reference_has_what_is_public(site: Path) -> None:
     wanted = {
-        "python": ["swarm.pool.Pool", "swarm.api"],
-        "tasks": ["swarm.tasks.Task", "swarm.tasks.match.Match", "swarm.scorers.judge.Judge"],
-        "optimizers": ["swarm.optimizers.Optimizer", "swarm.optimizers.pso.ParticleSwarm"],
-        "models": ["swarm.models.Request", "swarm.roster.Roster"],
-        "compare": ["swarm.compare.questions.Question"],
+        "python": ["swarm.pool.pool.Pool", "swarm.api"],
+        "tasks": [
+            "swarm.tasks.base.Task",
+            "swarm.tasks.exact_match.ExactMatch",
+            "swarm.scorers.llm_judge.LLMJudge",
+        ],
+        "optimizers": ["swarm.optimizers.base.Optimizer", "swarm.optimizers.pso.ParticleSwarm"],
+        "models": ["swarm.models.base.Request", "swarm.registry.registry.Roster"],
+        "compare": ["swarm.compare.question.Question"],
     }
     for page, names in wanted.items():
         text = (site / "reference" / f"{page}.html").read_text(encoding="utf-8")

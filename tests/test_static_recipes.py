@@ -10,9 +10,9 @@ import pytest
 import searches
 
 from swarm.errors import UserError
-from swarm.optimizers.recipes import StaticMerges
-from swarm.pool import Pool
-from swarm.report.folder import RunFolder
+from swarm.optimizers.static_merges import StaticMerges
+from swarm.pool.pool import Pool
+from swarm.runs.run_reader import RunFolder
 
 NAMES = ["amber", "birch", "cedar", "dune", "elm"]
 Utility = Callable[[np.ndarray], float]
@@ -74,7 +74,9 @@ def test_the_greedy_soup_is_recipe_1_of_its_paper(seed: int, particles: int | No
     optimizer = StaticMerges(particles=particles)
     asked(optimizer, utility)
     np.testing.assert_allclose(of(optimizer, "greedy soup"), tried)
-    assert optimizer.stop_reason() == f"every recipe is scored; the greedy soup took {len(soup)} of 5"
+    assert (
+        optimizer.stop_reason() == f"every recipe is scored; the greedy soup took {len(soup)} of 5"
+    )
 
 
 def test_the_greedy_soup_takes_what_does_not_fall() -> None:
@@ -123,9 +125,19 @@ def test_a_position_has_a_name() -> None:
     again = StaticMerges(lambdas=[])
     again.load_state_dict(json.loads(json.dumps(optimizer.state_dict())))
     assert len(again.labels) == len(again.rows)
-    assert again.labels == optimizer.labels == [
-        "expert", "expert", "expert", "uniform soup", "greedy soup", "weighted soup", "greedy soup",
-    ]  # fmt: skip
+    assert (
+        again.labels
+        == optimizer.labels
+        == [
+            "expert",
+            "expert",
+            "expert",
+            "uniform soup",
+            "greedy soup",
+            "weighted soup",
+            "greedy soup",
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,10 +160,17 @@ def test_a_real_search_with_merges_in_the_pool(
 ) -> None:
     made = ["ties", "dare_linear", "dare_ties", "slerp", "model_stock"]
     command = searches.arguments(
-        tmp_path, tiny_llama, tiny_pool, optimizer="recipes", optimizer__particles="null",
-        optimizer__max_iterations=9, optimizer__among=4, pool__space=space, test="false",
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        optimizer="recipes",
+        optimizer__particles="null",
+        optimizer__max_iterations=9,
+        optimizer__among=4,
+        pool__space=space,
+        test="false",
         pool__recipes=f"[{','.join(made)}]",
-    )  # fmt: skip
+    )
     result = searches.run(command)
     assert result.returncode == 0, result.stderr
     state = json.loads((tmp_path / "search" / "run" / "state.json").read_text())

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from swarm.report.statistics import (
+from swarm.stats.tests import (
     mean_interval,
     paired_test,
+    plurality_vote,
     utility_interval,
     utility_test,
-    plurality_vote,
 )
 
 

@@ -23,20 +23,20 @@ from endpoints import (
 )
 
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Request, Stream, Token
+from swarm.models.base import Completion, Delta, Request, Stream, Token
 from swarm.models.cache import Cache
-from swarm.models.failures import (
+from swarm.models.http_errors import (
     AccessDenied,
     BadRequest,
-    RequestError,
-    ServerFault,
-    RequestTimeout,
     ConnectionFailed,
+    RequestError,
+    RequestTimeout,
+    ServerFault,
 )
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
-from swarm.models.sse import ServerSentEvent, EventStreamParser
-from swarm.models.thoughts import ThoughtSplitter
+from swarm.models.postprocess import ThoughtSplitter
+from swarm.models.rate_limit import Limits
+from swarm.models.transport import EventStreamParser, ServerSentEvent
 
 KEY = "sk-very-secret-0123456789"
 ASK = Request("a")
@@ -44,8 +44,9 @@ ASK = Request("a")
 
 def model(server: Endpoint, retries: int = 1, timeout: float = 60.0, **more: Any) -> OpenAI:
     limits = Limits(retries=retries, timeout=timeout, rate_limit_timeout=600.0 * (retries > 0))
-    return OpenAI(**{"model": "small", "base_url": server.url, "api_key_env": None,
-                     "limits": limits, **more})  # fmt: skip
+    return OpenAI(
+        **{"model": "small", "base_url": server.url, "api_key_env": None, "limits": limits, **more}
+    )
 
 
 def drained(stream: Stream) -> tuple[list[Delta], Completion]:
@@ -206,12 +207,18 @@ BROKEN = {
     "cut short": (sent(piece("half an")), ServerFault, "the answer broke off"),
     "dropped": (sent(piece("half an"), drop=True), ConnectionFailed, "the connection failed"),
     "cut in an event": (sent(piece("half an"), b'data: {"cho'), ServerFault, "is not JSON"),
-    "an error": (sent(piece("half an"), event({"error": {"message": "gone", "code": 502}}), DONE),
-                 ServerFault, "gone"),
-    "an error event": (sent(piece("half an"), b'event: error\ndata: {"message": "gone"}\n\n'),
-                       ServerFault, "gone"),
+    "an error": (
+        sent(piece("half an"), event({"error": {"message": "gone", "code": 502}}), DONE),
+        ServerFault,
+        "gone",
+    ),
+    "an error event": (
+        sent(piece("half an"), b'event: error\ndata: {"message": "gone"}\n\n'),
+        ServerFault,
+        "gone",
+    ),
     "stalled": (sent(piece("half an"), 30, DONE), RequestTimeout, "no answer within 3 s"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", BROKEN)

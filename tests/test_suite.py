@@ -15,11 +15,19 @@ import searches
 import yaml
 
 from swarm.errors import UserError
-from swarm.report.pictures import Chart, Series
-from swarm.report.statistics import exact_sign_flip_p
-from swarm.report.svg import render_standalone
+from swarm.report.charts import render_standalone
+from swarm.report.document import Chart, Series
+from swarm.stats.tests import exact_sign_flip_p
 from swarm.studies import suite_analysis
-from swarm.studies.suite import Suite, cell_words, list_cells, select_cells, find_missing, read_suite, result_path
+from swarm.studies.suite import (
+    Suite,
+    cell_words,
+    find_missing,
+    list_cells,
+    read_suite,
+    result_path,
+    select_cells,
+)
 from swarm.studies.suite_runner import write_result
 
 SUITES = sorted((searches.ROOT / "conf" / "suite").glob("*.yaml"))

@@ -18,9 +18,10 @@ import searches
 
 from swarm import sweep
 from swarm.errors import UserError
-from swarm.manifest import encode_state
-from swarm.studies import rerun, trials
-from swarm.studies.trials import Trial
+from swarm.runs.manifest import encode_state
+from swarm.studies import subprocess_runs
+from swarm.studies import sweep as trials
+from swarm.studies.sweep import Trial
 from swarm.sweep import parse_sweep
 
 ORIGINALS = searches.ROOT.parent / "shared" / "data" / "eval"
@@ -29,9 +30,13 @@ KEYS = ["inertia", "cognitive", "social", "repel", "step_length"]
 
 def start(command: list[str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "swarm.sweep", *command], cwd=searches.ROOT, text=True,
-        env=searches.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-m", "swarm.sweep", *command],
+        cwd=searches.ROOT,
+        text=True,
+        env=searches.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def run(command: list[str]) -> "subprocess.CompletedProcess[str]":
@@ -46,7 +51,9 @@ def arguments(folder: Path, base: Path, pool: Path, name: str, **more: Any) -> l
 
 
 def drawn(*words: str) -> list[dict[str, Any]]:
-    return [{"seed": t.config["seed"], **t.drawn} for t in parse_sweep(["task=nlgraph", *words]).trials]
+    return [
+        {"seed": t.config["seed"], **t.drawn} for t in parse_sweep(["task=nlgraph", *words]).trials
+    ]
 
 
 def test_each_trial_draws_by_seed_and_number_alone() -> None:
@@ -137,7 +144,9 @@ def ended(folder: Path, number: int, dev: float, gain: float | None, p: float = 
         }
     identity = {"task.name": "x", "seed": number, "task items": "1234"}
     trial.path.mkdir(parents=True)
-    (trial.path / "state.json").write_bytes(encode_state({"identity": identity, "metrics": metrics}))
+    (trial.path / "state.json").write_bytes(
+        encode_state({"identity": identity, "metrics": metrics})
+    )
     return trial
 
 
@@ -169,7 +178,9 @@ def test_without_a_test_or_an_end_the_table_says_so(tmp_path: Path) -> None:
     untested = [ended(tmp_path, 0, dev=0.4, gain=None)]
     assert "test=false" in "\n".join(trials.format_summary(trials.summarize_trials(untested, {})))
     nothing = [begun(tmp_path, 1)]
-    assert "No trial has ended" in "\n".join(trials.format_summary(trials.summarize_trials(nothing, {})))
+    assert "No trial has ended" in "\n".join(
+        trials.format_summary(trials.summarize_trials(nothing, {}))
+    )
 
 
 def test_trials_on_other_items_are_no_sweep(tmp_path: Path) -> None:
@@ -273,9 +284,12 @@ def test_a_trial_that_fails_is_told_and_the_others_go_on(
 def test_two_sweeps_in_one_folder_are_refused(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rerun, "LOCK_TIMEOUT_S", 0)
+    monkeypatch.setattr(subprocess_runs, "LOCK_TIMEOUT_S", 0)
     second = parse_sweep(arguments(tmp_path, tiny_llama, tiny_pool, "sweep"))
-    with rerun.lock_study_folder(second.folder), pytest.raises(UserError, match="is at work there"):
+    with (
+        subprocess_runs.lock_study_folder(second.folder),
+        pytest.raises(UserError, match="is at work there"),
+    ):
         sweep.run_sweep(second)
     assert not (second.folder / "trial_00").exists()
 
@@ -297,9 +311,12 @@ def test_the_scripts_differ_in_the_task_and_its_data_alone(name: str, tmp_path: 
     python.chmod(0o755)
     script = str(searches.ROOT / "scripts" / f"search_{name}.sh")
     done = subprocess.run(
-        ["bash", script, "name=mine", "task.dev_limit=2"], cwd=tmp_path, text=True,
-        env=searches.environment(GPUS="0,2", TRIALS="3", PYTHON=str(python)), capture_output=True,
-    )  # fmt: skip
+        ["bash", script, "name=mine", "task.dev_limit=2"],
+        cwd=tmp_path,
+        text=True,
+        env=searches.environment(GPUS="0,2", TRIALS="3", PYTHON=str(python)),
+        capture_output=True,
+    )
     fetched, swept = done.stdout.splitlines()
     assert fetched == f"scripts/fetch_data.py {files}", done.stderr
     assert swept == (
@@ -319,8 +336,15 @@ def test_the_scripts_with_a_reward_model_and_with_a_judge(
 ) -> None:
     if not ORIGINALS.is_dir():
         pytest.skip("this script begins with fetching the original's data")
-    command = arguments(tmp_path, tiny_llama, tiny_pool, "sweep", task__max_new_tokens=8,
-                        optimizer__max_iterations=1, ensemble=0)  # fmt: skip
+    command = arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        "sweep",
+        task__max_new_tokens=8,
+        optimizer__max_iterations=1,
+        ensemble=0,
+    )
     small = [w for w in command if not w.startswith(("trials=", "task=", "task.file", "task.sc"))]
     small += ["tracker=none", "task.dev_limit=2", "task.test_limit=2"]
     environment = searches.environment(
@@ -332,11 +356,18 @@ def test_the_scripts_with_a_reward_model_and_with_a_judge(
             own = [f"task.scorer.model={scoring.liking_friendly()}"]
         else:
             own = [
-                f"task.scorer.model.base_url={server.url}", "task.scorer.model.model=judge",
-                "task.scorer.model.api_key_env=null", "task.scorer.model.cache=null",
-            ]  # fmt: skip
-        done = subprocess.run(["bash", script, *small, *own], env=environment, text=True,
-                              capture_output=True, timeout=300)  # fmt: skip
+                f"task.scorer.model.base_url={server.url}",
+                "task.scorer.model.model=judge",
+                "task.scorer.model.api_key_env=null",
+                "task.scorer.model.cache=null",
+            ]
+        done = subprocess.run(
+            ["bash", script, *small, *own],
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=300,
+        )
     assert done.returncode == 0, done.stderr
     assert "best by dev, of 1: trial_00" in done.stdout
     assert bool(server.asked) == (name == "phd_application")

@@ -37,18 +37,21 @@ from playing import (
 from scoring import reward_items, reward_needs
 
 from swarm.errors import UserError
-from swarm.models import Completion, Request
-from swarm.tasks import Item, RequiresSetup, Task, unparsed_rate
-from swarm.tasks.reward import MODES
-from swarm.tasks.signal import SIGNALS
+from swarm.models.base import Completion, Request
+from swarm.tasks.base import Item, RequiresSetup, Task, unparsed_rate
+from swarm.tasks.reward_model import MODES
+from swarm.tasks.search_signal import SIGNALS
 
 ROOT = Path(__file__).resolve().parent.parent
 ORIGINAL = ROOT.parent / "shared" / "data" / "eval"
 SHIPPED = sorted((ROOT / "conf" / "task").glob("*.yaml"))
 OWN = sorted((ROOT / "examples" / "own_tasks" / "task").glob("*.yaml"))
-WRITTEN = "swarm.tasks.written.Written"
-REWARDED = "swarm.tasks.reward.Rewarded"
-RIGHT_OR_WRONG = ("swarm.tasks.choice.Choice\n", "swarm.tasks.match.Match\n")
+WRITTEN = "swarm.tasks.free_text.FreeText"
+REWARDED = "swarm.tasks.reward_model.RewardModelTask"
+RIGHT_OR_WRONG = (
+    "swarm.tasks.multiple_choice.MultipleChoice\n",
+    "swarm.tasks.exact_match.ExactMatch\n",
+)
 SIGNALLED = [y for y in SHIPPED if any(f"_target_: {c}" in y.read_text() for c in RIGHT_OR_WRONG)]
 
 
@@ -65,26 +68,26 @@ YAMLS = list({settings(yaml): yaml for yaml in reversed(SHIPPED + OWN)}.values()
 # it. `None`: the class has no file of its own, only parts that have.
 MAKERS: dict[str, Callable[[int], list[dict[str, Any]]] | None] = {
     "swarm.tasks.abstain.Abstain": choice_items,
-    "swarm.tasks.choice.Choice": choice_items,
-    "swarm.tasks.match.Match": match_items,
+    "swarm.tasks.multiple_choice.MultipleChoice": choice_items,
+    "swarm.tasks.exact_match.ExactMatch": match_items,
     "swarm.tasks.mixture.Mixture": None,
     "swarm.tasks.perplexity.Perplexity": text_items,
-    "swarm.tasks.harness.lm_eval": question_items,
-    "swarm.scorers.code.Code": code_items,
+    "swarm.tasks.lm_eval_harness.lm_eval": question_items,
+    "swarm.scorers.code_execution.CodeScorer": code_items,
     "swarm.scorers.function.FunctionTask": phrase_items,
     "swarm.scorers.rules.F1": phrase_items,
     "swarm.scorers.rules.Numeric": number_items,
     "swarm.scorers.rules.Regex": year_items,
-    "swarm.scorers.judge.Judge": judged_items,
-    "swarm.scorers.perspective.Perspective": toxic_items,
+    "swarm.scorers.llm_judge.LLMJudge": judged_items,
+    "swarm.scorers.perspective.PerspectiveScorer": toxic_items,
     **{f"{REWARDED} {mode}": partial(reward_items, mode=mode) for mode in MODES},
 }
 
 # What a class needs beside its items, as keys of its yaml; the folder is an empty one.
 NEEDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "swarm.scorers.function.FunctionTask": lambda folder: {"function": "playing.shared_words"},
-    "swarm.scorers.judge.Judge": judge_needs,
-    "swarm.scorers.perspective.Perspective": perspective_needs,
+    "swarm.scorers.llm_judge.LLMJudge": judge_needs,
+    "swarm.scorers.perspective.PerspectiveScorer": perspective_needs,
     **dict.fromkeys((f"{REWARDED} {mode}" for mode in MODES), reward_needs),
 }
 
@@ -92,7 +95,7 @@ NEEDS: dict[str, Callable[[Path], dict[str, Any]]] = {
 # gives the keys of its yaml.
 WRITERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
     "swarm.tasks.perplexity.Perplexity": text_file,
-    "swarm.tasks.harness.lm_eval": harness_files,
+    "swarm.tasks.lm_eval_harness.lm_eval": harness_files,
 }
 
 # What has to be given on the command line with an option.
@@ -247,8 +250,10 @@ def test_dev_and_test_are_played_alike(config: DictConfig, tmp_path: Path) -> No
             tasks[-1].open("cpu")
     for split, other in (("dev", "test"), ("test", "dev")):
         one, two = tasks[0].items(split), tasks[1].items(other)
-        asked = [[(r.prompt, r.max_new_tokens) for r in next(t.run(i))]
-                 for t, i in zip(tasks, (one, two), strict=True)]  # fmt: skip
+        asked = [
+            [(r.prompt, r.max_new_tokens) for r in next(t.run(i))]
+            for t, i in zip(tasks, (one, two), strict=True)
+        ]
         assert one == two and asked[0] == asked[1]
         for model in (Knowing(one), Mistaken(one)):
             assert played(tasks[0], one, model) == played(tasks[1], two, model)

@@ -12,11 +12,18 @@ import reporting
 import tracked
 
 from swarm.errors import UserError
-from swarm.manifest import read_state
-from swarm.report.folder import RunFolder
-from swarm.track import MultiTracker, TrackedRun, TrackerTable, TensorBoard, Tracker, tracker_by_name
-from swarm.track.search import SearchTracker
-from swarm.track.stacked import band_edges
+from swarm.runs.manifest import read_state
+from swarm.runs.run_reader import RunFolder
+from swarm.trackers import (
+    MultiTracker,
+    TensorBoard,
+    TrackedRun,
+    Tracker,
+    TrackerTable,
+    tracker_by_name,
+)
+from swarm.trackers.base import band_edges
+from swarm.trackers.records import SearchTracker
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +87,10 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     made = reporting.folder(tmp_path / "run", finished=False)
     state = read_state(made)
     assert state is not None
-    with pytest.raises(KeyboardInterrupt), SearchTracker(TensorBoard(), made).track_search(state, {}):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        SearchTracker(TensorBoard(), made).track_search(state, {}),
+    ):
         raise KeyboardInterrupt
     found = tracked.events(made)
     assert len(found.Scalars("g")) == 5

@@ -18,28 +18,37 @@ from hydra import compose, initialize_config_dir
 
 from swarm import __version__
 from swarm.__main__ import list_commands
-from swarm.cli import normalize_gpu_list
-from swarm.consortium.commands import COMMANDS, consortium
-from swarm.examples import COMMAND_EXAMPLES
-from swarm.places import conf_folder
+from swarm._util.cli import COMMAND_EXAMPLES, normalize_gpu_list
+from swarm._util.files import conf_folder
+from swarm.consortium.cli import COMMANDS, consortium
 
 PACKAGE = searches.ROOT / "swarm"
 COMPOSED = ("search", "evaluate", "finetune")
 WRITTEN = ("sweep", "compare_methods", "export")
 """Entries whose help is a text of their module and a yaml."""
 
-PARSED = {"cache": "swarm.cache", "compare": "swarm.compare.command", "study": "swarm.study",
-          "judge": "swarm.judge.command", "report": "swarm.report.__main__",
-          "compare.view": "swarm.compare.view.__main__"}  # fmt: skip
+PARSED = {
+    "cache": "swarm.cache",
+    "compare": "swarm.compare.cli",
+    "study": "swarm.study",
+    "judge": "swarm.judge.cli",
+    "report": "swarm.report.__main__",
+    "compare.view": "swarm.compare.view.__main__",
+}
 """Entries whose options argparse reads, and where `parser` is."""
 
 
 def swarm(*words: str, python: str | None = None) -> "subprocess.CompletedProcess[str]":
     """Run `python -m WORDS` to its end."""
     return subprocess.run(
-        [python or sys.executable, "-m", *words], cwd=searches.ROOT, env=searches.environment(),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [python or sys.executable, "-m", *words],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def test_the_list_names_every_module_that_runs() -> None:
@@ -92,8 +101,9 @@ def test_every_sub_command_has_examples_that_it_understands() -> None:
 @pytest.mark.parametrize("name", COMPOSED)
 def test_the_examples_of_a_composed_entry_are_valid(name: str) -> None:
     settings = yaml.safe_load((conf_folder() / f"{name}.yaml").read_text())
-    lines = re.findall(rf"^ *python -m swarm\.{name} (.*)$", settings["hydra"]["help"]["template"],
-                       re.MULTILINE)  # fmt: skip
+    lines = re.findall(
+        rf"^ *python -m swarm\.{name} (.*)$", settings["hydra"]["help"]["template"], re.MULTILINE
+    )
     assert lines, "no example"
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         for line in lines:
@@ -145,8 +155,11 @@ def test_commands_of_click_have_examples_that_they_understand(name: str | None) 
 def test_a_mistake_is_one_line_with_a_hint(
     words: str, code: int, said: str, tmp_path: Path
 ) -> None:
-    states = {"odd": "x", "broken": '{"identity": {}, "experts": [], "rounds": 5, "metrics": {}, '
-              '"optimizer": {}, "finished": null}'}  # fmt: skip
+    states = {
+        "odd": "x",
+        "broken": '{"identity": {}, "experts": [], "rounds": 5, "metrics": {}, '
+        '"optimizer": {}, "finished": null}',
+    }
     for name, text in states.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.json").write_text(text)
@@ -170,11 +183,18 @@ def test_a_shell_completes() -> None:
     }
     asked = "\n".join(
         f"COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)} COMP_WORDS=({sys.executable})\n"
-        '_swarm_complete; echo "${COMPREPLY[*]}"' for line in wanted
-    )  # fmt: skip
+        '_swarm_complete; echo "${COMPREPLY[*]}"'
+        for line in wanted
+    )
     script = f'eval "$({sys.executable} -m swarm --completion bash)"\n{asked}\ncomplete -p python'
-    done = subprocess.run(["bash", "-c", script], cwd=searches.ROOT, env=searches.environment(),
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     *found, registered = done.stdout.splitlines()
     assert found == list(wanted.values()), done.stderr
     assert registered.endswith("-F _swarm_complete python")

@@ -19,14 +19,14 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.mixture import TokenEnsembleModel, TokenEnsembleEngine
-from swarm.engine.panel import ModelEnsemble
+from swarm.engine.token_ensemble.engine import TokenEnsembleEngine, TokenEnsembleModel
+from swarm.engine.token_ensemble.members import ModelEnsemble
 from swarm.errors import UserError
-from swarm.executors import packing
-from swarm.models import Completion, Request
-from swarm.tasks.choice import MultipleChoice
+from swarm.executors import ray
+from swarm.models.base import Completion, Request
+from swarm.tasks.multiple_choice import MultipleChoice
 
 PROMPTS = (
     "the question is which of the answers is right",
@@ -54,9 +54,16 @@ def tiny_wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mistral(folder: Path, **more: Any) -> Path:
     """Save a random Mistral of two layers."""
-    config = MistralConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                           num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
-                           eos_token_id=2, **more)  # fmt: skip
+    config = MistralConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+        eos_token_id=2,
+        **more,
+    )
     with tiny.seeded(9):
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
@@ -151,7 +158,10 @@ def test_choices_have_the_mixtures_chances(trio: list[str]) -> None:
     everyone = [*WEIGHTS, *np.eye(3).tolist()]
     for weights, row in zip(everyone, answers(engine, everyone, 0, CHOICES), strict=True):
         for prompt, completion in zip(PROMPTS, row, strict=True):
-            start, found = engine._prompt_ids(prompt), engine._choice_ids(Request(prompt, 0, CHOICES))
+            start, found = (
+                engine._prompt_ids(prompt),
+                engine._choice_ids(Request(prompt, 0, CHOICES)),
+            )
             for choice, logprob, greedy in zip(
                 found, completion.logprobs, completion.greedy, strict=True
             ):
@@ -295,7 +305,10 @@ def test_other_tokenizers_are_refused_by_name(
 ) -> None:
     other = change_tokenizer(tiny_gemma, tmp_path / "stranger", how)
     panel = ModelEnsemble([str(tiny_llama), str(other)]).open()
-    for act in (TokenEnsembleEngine().check, lambda *both: TokenEnsembleEngine().open(*both, "cpu")):
+    for act in (
+        TokenEnsembleEngine().check,
+        lambda *both: TokenEnsembleEngine().open(*both, "cpu"),
+    ):
         with pytest.raises(UserError, match=f"tiny-llama and stranger .*{said}"):
             act(panel.base, panel)
 
@@ -303,8 +316,14 @@ def test_other_tokenizers_are_refused_by_name(
 def test_too_small_an_embedding_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     tiny.tokenizer(small)
-    config = LlamaConfig(vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-                         num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(small)
     panel = ModelEnsemble([str(tiny_llama), str(small)]).open()
     with pytest.raises(UserError, match="small knows 200 tokens"):
@@ -406,9 +425,13 @@ def test_a_search_goes_on_after_random_kills(trio: list[str], tmp_path: Path) ->
     plain, killed = (command(tmp_path, models, name, **more) for name in ("plain", "killed"))
     lab = [sys.executable, "tests/kills.py", str(tmp_path / "search" / "killed")]
     result = subprocess.run(
-        [*lab, *killed], cwd=searches.ROOT, env=searches.environment(), text=True,
-        capture_output=True, timeout=300,
-    )  # fmt: skip
+        [*lab, *killed],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     rounds = json.loads(result.stdout.splitlines()[-1])
     assert len(rounds) >= 8 and len(set(rounds)) >= 4, rounds
@@ -458,16 +481,22 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "said"), WRONG, ids=lambda v: str(v)[:40])
 def test_a_mistake_is_one_line_and_leaves_nothing(
-    change: list[str], said: str, tiny_llama: Path, tiny_gemma: Path, tiny_pool: Path,
+    change: list[str],
+    said: str,
+    tiny_llama: Path,
+    tiny_gemma: Path,
+    tiny_pool: Path,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     stranger = change_tokenizer(tiny_gemma, tmp_path / "stranger", "vocabulary")
     names = {"llama": tiny_llama, "stranger": stranger, "pool": tiny_pool}
     given = [one.format(**names) for one in change if not one.startswith("~")]
     start = command(tmp_path, [tiny_llama, tiny_gemma])
     if len(given) < len(change):
-        start = [one for one in start if not one.startswith("pool.models")] + ["model=local",
-                 f"model.path={tiny_llama}"]  # fmt: skip
+        start = [one for one in start if not one.startswith("pool.models")] + [
+            "model=local",
+            f"model.path={tiny_llama}",
+        ]
     result = searches.run([*start, *given])
     assert result.returncode in (1, 2), result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and said in result.stderr, result.stderr
@@ -481,8 +510,14 @@ def test_an_adapter_of_another_base_is_refused(
     tiny.change(tmp_path / "lora", base_model_name_or_path=None)
     wide = tmp_path / "wide"
     tiny.tokenizer(wide)
-    config = LlamaConfig(vocab_size=320, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(wide)
     panel = ModelEnsemble([str(wide), str(tmp_path / "lora")]).open()
     with pytest.raises(UserError, match="lora does not fit"):
@@ -504,6 +539,6 @@ def test_an_adapter_that_is_not_finite_is_refused(
 def test_ray_sends_no_models_and_adapters_need_the_other_engine(trio: list[str]) -> None:
     panel = ModelEnsemble(trio).open()
     with pytest.raises(UserError, match=r"executor\.experts=path"):
-        packing.pack_experts(panel)
+        ray.pack_experts(panel)
     with pytest.raises(UserError, match="needs pool=adapters"):
         HFEngine().open(panel.base, panel, "cpu")

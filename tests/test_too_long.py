@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import searches
 
-from swarm.engine.base import BaseModel
-from swarm.engine.local import HFModel
-from swarm.engine.tokens import encode_prompt
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import HFModel
+from swarm.engine.tokenization import encode_prompt
 from swarm.errors import UserError
-from swarm.rehearsal import fit_to_context
-from swarm.scorers.judge import LLMJudge
+from swarm.loop.prompt_stats import fit_to_context
+from swarm.scorers.llm_judge import LLMJudge
 from swarm.scorers.rules import Regex
 from swarm.tasks.abstain import Abstain
-from swarm.tasks.choice import MultipleChoice
-from swarm.tasks.match import ExactMatch
+from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.free_text import FreeText
 from swarm.tasks.mixture import Mixture
+from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.tasks.perplexity import Perplexity
-from swarm.tasks.written import FreeText
 
 CONTEXT = 512
 LONG = "the question is which of the answers is right " * 60
@@ -120,7 +120,9 @@ def test_a_window_is_never_cut(tmp_path: Path, words: Any) -> None:
     assert fit_to_context(task, words, CONTEXT)
     assert [item["answer"] for item in task.items("dev")] == windows
     with pytest.raises(UserError, match="cannot be truncated"):
-        fit_to_context(Perplexity(**{**settings, "window": 6000}, too_long="truncate"), words, CONTEXT)  # type: ignore[arg-type]
+        fit_to_context(
+            Perplexity(**{**settings, "window": 6000}, too_long="truncate"), words, CONTEXT
+        )  # type: ignore[arg-type]
 
 
 def test_a_judge_on_this_machine_has_room_too(tmp_path: Path, words: Any, tiny_llama: Path) -> None:

@@ -10,14 +10,14 @@ import pytest
 from endpoints import Asked, Reply, chat, endpoint
 from talking import Speaker, Streamer, slot
 
-from swarm.collab import AgentSpec, Transcript
-from swarm.collab.moa import MixtureOfAgents
-from swarm.collab.presets import build_mixture
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Message, Request, Token
+from swarm.models.base import Completion, Delta, Message, Request, Token
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
+from swarm.models.rate_limit import Limits
 from swarm.models.trace import Replay, Trace, TracingModel
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.presets import build_mixture
+from swarm.multi_agent.types import AgentSpec, Transcript
 
 KEY = "sk-very-secret-0123456789"
 DEAD = UserError("it is gone")
@@ -44,12 +44,19 @@ def test_one_line_a_call(tmp_path: Path) -> None:
     by_name = {(one["call"]["name"], one["call"]["sample"]): one for one in lines}
     assert by_name["a", 1]["call"] == {"name": "a", "role": "proposer", "layer": 1, "sample": 1}
     assert by_name["a", 1]["request"] == {
-        "messages": [{"role": "user", "content": "why?\u2028\ud800"}], "max_new_tokens": 9,
-        "temperature": 0.5, "stop": ["x"], "sample": 1,
-    }  # fmt: skip
+        "messages": [{"role": "user", "content": "why?\u2028\ud800"}],
+        "max_new_tokens": 9,
+        "temperature": 0.5,
+        "stop": ["x"],
+        "sample": 1,
+    }
     assert by_name["a", 1]["answer"] == {
-        "text": "<a says 2>", "prompt_tokens": 10, "new_tokens": 3, "cost": 0.5, "model": "a",
-    }  # fmt: skip
+        "text": "<a says 2>",
+        "prompt_tokens": 10,
+        "new_tokens": 3,
+        "cost": 0.5,
+        "model": "a",
+    }
     assert by_name["b", 0]["error"] == "it is gone" and "answer" not in by_name["b", 0]
     assert by_name["z", 0]["call"]["role"] == "aggregator"
     assert by_name["z", 0]["time"] >= header["time"] and header["time"].endswith("+00:00")
@@ -57,9 +64,20 @@ def test_one_line_a_call(tmp_path: Path) -> None:
 
 def test_a_completion_comes_back_whole(tmp_path: Path) -> None:
     said = Completion(
-        "so", (-0.5, -2.0), 3, 4, (True, False), (1, 2), 0.25, "hm", "length",
-        (Token("s", -0.1, (("s", -0.1), ("t", -3.0))), Token("o", -0.2)), "m-1", 1.5, True,
-    )  # fmt: skip
+        "so",
+        (-0.5, -2.0),
+        3,
+        4,
+        (True, False),
+        (1, 2),
+        0.25,
+        "hm",
+        "length",
+        (Token("s", -0.1, (("s", -0.1), ("t", -3.0))), Token("o", -0.2)),
+        "m-1",
+        1.5,
+        True,
+    )
     TracingModel(Speaker("m", lambda _: said), "m", Trace(tmp_path / "t")).generate([Request("?")])
     (again,) = Replay(tmp_path / "t").get_model("m").generate([Request("?")])
     assert again == said and isinstance(again.tokens[0], Token)
@@ -69,8 +87,10 @@ def test_a_completion_comes_back_whole(tmp_path: Path) -> None:
 def test_the_same_collaboration_is_replayed_without_anybody(tmp_path: Path) -> None:
     preset = {
         "proposers": [{"model": "a", "count": 3}, {"model": "b", "system": "so"}, "dead"],
-        "aggregator": "last", "fallback": "spare", "layers": 3,
-    }  # fmt: skip
+        "aggregator": "last",
+        "fallback": "spare",
+        "layers": 3,
+    }
     models: dict[str, Any] = {
         name: Speaker(name, says)
         for name, says in {
@@ -98,9 +118,9 @@ def test_a_streamed_answer_is_in_the_trace(tmp_path: Path) -> None:
     for streamer in (Streamer("z", "one ", "two"), Streamer("z", "one ", DEAD)):
         mixture = MixtureOfAgents([slot("a")], AgentSpec(streamer, "z"), trace=trace)
         mixture.run([Request("why?")], lambda number, event: None)
-    pieces = MixtureOfAgents([slot("a")], AgentSpec(Streamer("z", "x", "y"), "z"), trace=trace).stream(
-        Request("why?")
-    )
+    pieces = MixtureOfAgents(
+        [slot("a")], AgentSpec(Streamer("z", "x", "y"), "z"), trace=trace
+    ).stream(Request("why?"))
     assert next(pieces) == Delta("x")
     pieces.close()
     mine = [one for one in records(trace.path) if one.get("call", {}).get("name") == "z"]
@@ -117,8 +137,10 @@ def test_no_key_reaches_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return chat("fine")
 
     with endpoint(answer) as server:
-        slots = [AgentSpec(OpenAI(name, server.url, "MY_KEY", limits=Limits(retries=0)), name)
-                 for name in ("a", "dead")]  # fmt: skip
+        slots = [
+            AgentSpec(OpenAI(name, server.url, "MY_KEY", limits=Limits(retries=0)), name)
+            for name in ("a", "dead")
+        ]
         mixture = MixtureOfAgents(slots, slots[0], trace=Trace(tmp_path / "t", {"who": "a"}))
         mixture.generate([Request("why?")])
         assert server.asked[0].headers["Authorization"] == f"Bearer {KEY}"

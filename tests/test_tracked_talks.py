@@ -16,7 +16,7 @@ from endpoints import endpoint
 from hydra.errors import InstantiationException
 
 from swarm.compare.__main__ import main as compare
-from swarm.consortium.commands import consortium
+from swarm.consortium.cli import consortium
 from swarm.moa.__main__ import main as moa
 
 settings = pytest.fixture(comparing.settings.__wrapped__)
@@ -42,8 +42,13 @@ def folder() -> Path:
 
 def test_an_evaluation(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
     keys = evaluating.keys(tmp_path, tiny_llama, tiny_pool)[:-1]
-    words = [*keys, "candidate=expert", "candidate.names=[cedar,amber]", "tracker=both",
-             "tracker.mode=offline"]  # fmt: skip
+    words = [
+        *keys,
+        "candidate=expert",
+        "candidate.names=[cedar,amber]",
+        "tracker=both",
+        "tracker.mode=offline",
+    ]
     result = evaluating.evaluated([*words, f"out={tmp_path / 'out'}"])
     shown, found = tracked.Offline(tmp_path / "out"), tracked.events(tmp_path / "out")
     for voice in result["voices"]:
@@ -68,8 +73,10 @@ def test_a_mixture(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["tokens_prompt"] == tracked.events(folder()).Scalars("tokens_prompt")[0].value
     stages = shown.table("stages")
     assert [line[stages["columns"].index("model")] for line in stages["data"]] == [
-        "one", "two", "big",
-    ]  # fmt: skip
+        "one",
+        "two",
+        "big",
+    ]
     assert shown.summary["questions"] == 1 and shown.run.job_type == "moa"
     everything = b"".join(p.read_bytes() for p in folder().rglob("*") if p.is_file())
     assert talkers.KEY.encode() not in everything
@@ -82,8 +89,21 @@ def test_a_mixture(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_consortium() -> None:
     blue, green, judge = (f"function/debaters:{name}" for name in ("blue", "green", "judge"))
-    words = ["Which?", "-m", blue, "-m", green, "--arbiter", judge, "--max-iterations", "2",
-             "--confidence-threshold", "1", "--tracker", "both-offline"]  # fmt: skip
+    words = [
+        "Which?",
+        "-m",
+        blue,
+        "-m",
+        green,
+        "--arbiter",
+        judge,
+        "--max-iterations",
+        "2",
+        "--confidence-threshold",
+        "1",
+        "--tracker",
+        "both-offline",
+    ]
     debaters.heard.clear()
     done = CliRunner().invoke(consortium, words)
     assert done.exit_code == 0, done.stderr

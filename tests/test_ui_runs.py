@@ -14,8 +14,8 @@ import ui_pages
 from browsers import SIZES
 from ui_pages import window
 
-from swarm.manifest import read_state, encode_state
-from swarm.running import running_info
+from swarm.runs.lock import running_info
+from swarm.runs.manifest import encode_state, read_state
 
 pytestmark = pytest.mark.slow
 
@@ -31,14 +31,19 @@ def settled(page: Any, state: str) -> None:
 def test_each_page_opens(browser: Any, page_url: str) -> None:
     names = "run=real_1&run=real_2&run=made"
     pages = {
-        "": "+0.", "start": "python -m swarm.search", "runs/made": "Best found:",
-        "runs/nothing": "no such run", f"together?{names}": "real_2 against real_1",
+        "": "+0.",
+        "start": "python -m swarm.search",
+        "runs/made": "Best found:",
+        "runs/nothing": "no such run",
+        f"together?{names}": "real_2 against real_1",
         "runs/a%3Cscript%3Ealert(1)%3C": "<img src=x onerror=alert(1)>",
-        "together?run=made": "choose 2 to 8 runs", "runs/sweep%2Ftrial_00": "Best found:",
+        "together?run=made": "choose 2 to 8 runs",
+        "runs/sweep%2Ftrial_00": "Best found:",
         "runs/sweep%2Ftrial_00/report": "Start and end",
         "together?run=made&run=broken": "is damaged or missing",
-        "runs/broken": "is damaged or missing", "runs/made/report": "Start and end",
-    }  # fmt: skip
+        "runs/broken": "is damaged or missing",
+        "runs/made/report": "Start and end",
+    }
     papers = {"dark": "rgb(20, 23, 27)", "light": "rgb(252, 252, 251)"}
     with window(browser, page_url, "telephone", "dark") as page:
         for path, words in pages.items():
@@ -152,8 +157,9 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
         settled(page, "running")
         page.wait_for_function(
             "done => Number(/after iteration (\\d+)|iteration (\\d+) of/.exec("
-            "document.body.innerText)?.[2]) > done", arg=done,
-        )  # fmt: skip
+            "document.body.innerText)?.[2]) > done",
+            arg=done,
+        )
         page.get_by_role("button", name="Stop").click()
         settled(page, "stopped")
     assert len((read_state(run) or {})["rounds"]) > done
@@ -184,19 +190,29 @@ def cookies(url: ui_pages.Page) -> dict[str, str]:
 def test_a_token_is_asked_for_on_pages_reports_and_the_websocket(page_url: ui_pages.Page) -> None:
     socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
     polling = "/_nicegui_ws/socket.io/?EIO=4&transport=polling"
-    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
-               "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA=="}  # fmt: skip
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec_WebSocket_Version": "13",
+        "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    }
     name = cookies(page_url)["Cookie"].split("; ")[1].partition("=")[0]
     assert name == f"model_swarms_{page_url.split(':')[2].strip('/')}"
     wrong: list[dict[str, str]] = [
-        {}, {"Authorization": "Bearer x"}, {"Authorization": str(page_url.token)},
-        {"Cookie": f"{name}=x"}, {"Cookie": f"model_swarms_1={page_url.token}"},
-    ]  # fmt: skip
+        {},
+        {"Authorization": "Bearer x"},
+        {"Authorization": str(page_url.token)},
+        {"Cookie": f"{name}=x"},
+        {"Cookie": f"model_swarms_1={page_url.token}"},
+    ]
     right = [cookies(page_url), {"Authorization": f"Bearer {page_url.token}"}]
     paths: list[tuple[str, dict[str, str], int]] = [
-        ("/", {}, 200), ("/start", {}, 200), ("/runs/made/report", {}, 200),
-        (polling, {}, 200), (socket, upgrade, 101),
-    ]  # fmt: skip
+        ("/", {}, 200),
+        ("/start", {}, 200),
+        ("/runs/made/report", {}, 200),
+        (polling, {}, 200),
+        (socket, upgrade, 101),
+    ]
     for path, more, good in paths:
         assert [asked(page_url, path, **more, **one) for one in wrong] == [403] * len(wrong), path
         assert [asked(page_url, path, **more, **one) for one in right] == [good] * 2, path
@@ -233,8 +249,12 @@ def test_without_a_token_that_is_said(tmp_path: Path) -> None:
 def test_others_are_kept_out(page_url: ui_pages.Page) -> None:
     here = page_url.split("/")[2]
     socket = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
-    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
-               "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA=="}  # fmt: skip
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec_WebSocket_Version": "13",
+        "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    }
     bearer = {"Authorization": f"Bearer {page_url.token}"}
     for path, more, good in (("/", bearer, 200), (socket, bearer | upgrade, 101)):
         assert asked(page_url, path, **more) == good

@@ -12,12 +12,12 @@ import reporting
 from click.testing import CliRunner
 
 from swarm.errors import UserError
-from swarm.running import RunLock
-from swarm.ui import form
-from swarm.ui.command import ui
-from swarm.ui.home import AppState
-from swarm.ui.launching import SearchLauncher, check_search, output_path
-from swarm.ui.shelf import RunIndex
+from swarm.runs.lock import RunLock
+from swarm.ui import search_form
+from swarm.ui.cli import ui
+from swarm.ui.launcher import SearchLauncher, check_search, output_path
+from swarm.ui.run_index import RunIndex
+from swarm.ui.state import AppState
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     lines = shelf.list_runs()
     assert "sweep/trial_00" in {line.name for line in lines} and len(lines) == 501
     with monkeypatch.context() as patch:
-        patch.setattr("swarm.ui.shelf._facts", lambda state: pytest.fail("read again"))
+        patch.setattr("swarm.ui.run_index._extract_facts", lambda state: pytest.fail("read again"))
         assert shelf.list_runs() == lines
     kept = (first / "state.json").stat()
     (first / "state.json").write_bytes(b"x" * len(state))
@@ -65,7 +65,10 @@ def test_states_of_a_run(tmp_path: Path) -> None:
     note = (run / "running.json").read_text()
     hold.close()
     (run / "running.json").write_text(note)
-    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].why) == ("stopped", "killed after iteration 4")
+    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].why) == (
+        "stopped",
+        "killed after iteration 4",
+    )
     (run / "running.json").unlink()
     output_path(run).parent.mkdir()
     output_path(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
@@ -95,11 +98,18 @@ def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
 
 def test_the_form_s_arguments(tmp_path: Path) -> None:
     home = AppState(tmp_path, "mine", "some/folder", "cuda:1")
-    chosen, lines = form.initial_form(home)
-    assert form.build_arguments(home, "try", chosen, {"seed": " 007 ", "budget": ""}, lines) == [
-        "task=nlgraph_mini", "model=local", "seed=7", "pool.folder=mine", "model.path=some/folder",
-        "gpus=[1]", "name=try",
-    ]  # fmt: skip
+    chosen, lines = search_form.initial_form(home)
+    assert search_form.build_arguments(
+        home, "try", chosen, {"seed": " 007 ", "budget": ""}, lines
+    ) == [
+        "task=nlgraph_mini",
+        "model=local",
+        "seed=7",
+        "pool.folder=mine",
+        "model.path=some/folder",
+        "gpus=[1]",
+        "name=try",
+    ]
     for name, numbers, more, error in (
         ("a b", {}, "", "Name: 'a b' may have letters"),
         ("try", {"seed": "1.5"}, "", "Seed: '1.5' is no whole number"),
@@ -109,8 +119,11 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         ("try", {}, "folder=/", "folder cannot be set here"),
     ):
         with pytest.raises(UserError, match=re.escape(error)):
-            form.build_arguments(home, name, chosen, numbers, more)
-    assert all(form.group_options(group)[form.default_options()[group]] for group in form.CONFIG_GROUPS)
+            search_form.build_arguments(home, name, chosen, numbers, more)
+    assert all(
+        search_form.group_options(group)[search_form.default_options()[group]]
+        for group in search_form.CONFIG_GROUPS
+    )
 
 
 def test_the_command_s_errors(monkeypatch: pytest.MonkeyPatch) -> None:

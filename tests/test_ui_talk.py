@@ -13,10 +13,10 @@ import ui_pages
 from browsers import shown
 from ui_pages import HOSTILE, fits
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.models import Message, Request
-from swarm.roster import Roster
+from swarm.models.base import Message, Request
+from swarm.registry.registry import Roster
 
 pytestmark = pytest.mark.slow
 

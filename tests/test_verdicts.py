@@ -6,12 +6,17 @@ import time
 
 import pytest
 
-from swarm.collab.course import parse_pick
-from swarm.collab.deliberation.rankings import parse_ranking
-from swarm.collab.deliberation.reading import parse_areas, parse_verdict
-from swarm.collab.deliberation.said import split_confidence, parse_confidence, strip_thoughts
-from swarm.collab.deliberation.verdicts import Verdict
-from swarm.collab.deliberation.votes import group_equal_answers, comparison_key
+from swarm.multi_agent.consortium.parsing import (
+    parse_areas,
+    parse_confidence,
+    parse_ranking,
+    parse_verdict,
+    split_confidence,
+    strip_thoughts,
+)
+from swarm.multi_agent.consortium.results import Verdict
+from swarm.multi_agent.consortium.strategies import comparison_key, group_equal_answers
+from swarm.multi_agent.moa import parse_pick
 
 WHOLE = """<reasoning>weighed</reasoning>
 <synthesis>
@@ -37,52 +42,88 @@ def read(reply: str) -> Verdict:
 
 def test_the_form_is_read_whole() -> None:
     assert read(WHOLE) == Verdict(
-        "Paris it is.", 0.9, "weighed", "they agree", "one says Lyon", True,
-        ("the year", "the river"), raw=WHOLE,
-    )  # fmt: skip
+        "Paris it is.",
+        0.9,
+        "weighed",
+        "they agree",
+        "one says Lyon",
+        True,
+        ("the year", "the river"),
+        raw=WHOLE,
+    )
 
 
 @pytest.mark.parametrize(
     ("reply", "synthesis", "confidence"),
     [
         # Thoughts are none of it.
-        ("<think>\n<synthesis>draft</synthesis>\n</think>\n<synthesis>real</synthesis>", "real",
-         None),
+        (
+            "<think>\n<synthesis>draft</synthesis>\n</think>\n<synthesis>real</synthesis>",
+            "real",
+            None,
+        ),
         ("<thinking><confidence>0.1</confidence></thinking><synthesis>a</synthesis>", "a", None),
         ("hm <synthesis>draft</synthesis>\n</think>\n\n<synthesis>real</synthesis>", "real", None),
-        ("<thought_process>\n<synthesis>d</synthesis>\n</thought_process>\nSynthesis: r", "r",
-         None),
+        (
+            "<thought_process>\n<synthesis>d</synthesis>\n</thought_process>\nSynthesis: r",
+            "r",
+            None,
+        ),
         # The last one that is whole.
         ("<synthesis>one</synthesis>\nBetter:\n<synthesis>two</synthesis>", "two", None),
         ("<synthesis>draft</synthesis> hm, rather: <synthesis>final</synthesis>", "final", None),
         ("<synthesis>\ndraft\n\n<synthesis>\nfinal\n</synthesis>", "final", None),
         ("<synthesis>real</synthesis>\n<synthesis></synthesis>", "real", None),
-        ("<confidence>0.2</confidence>\n<synthesis>a</synthesis>\n<confidence>0.7</confidence>",
-         "a", 0.7),
+        (
+            "<confidence>0.2</confidence>\n<synthesis>a</synthesis>\n<confidence>0.7</confidence>",
+            "a",
+            0.7,
+        ),
         # Tags that are spoken of.
         ("<synthesis>Write <synthesis> first.</synthesis>", "Write <synthesis> first.", None),
-        ("<synthesis>Say `<synthesis>x</synthesis>` so</synthesis>\n<confidence>1</confidence>",
-         "Say `<synthesis>x</synthesis>` so", 1.0),
-        ("<synthesis>\nEnd with </synthesis> as shown\nand stop\n</synthesis>",
-         "End with </synthesis> as shown\nand stop", None),
-        ("<synthesis>\nSo\n<synthesis>\nx\n</synthesis>\nDo\n</synthesis>\n<confidence>.5</confidence>",
-         "So\n<synthesis>\nx\n</synthesis>\nDo", 0.5),
-        ("<synthesis>A <confidence>0.1</confidence></synthesis><confidence>0.8</confidence>",
-         "A <confidence>0.1</confidence>", 0.8),
+        (
+            "<synthesis>Say `<synthesis>x</synthesis>` so</synthesis>\n<confidence>1</confidence>",
+            "Say `<synthesis>x</synthesis>` so",
+            1.0,
+        ),
+        (
+            "<synthesis>\nEnd with </synthesis> as shown\nand stop\n</synthesis>",
+            "End with </synthesis> as shown\nand stop",
+            None,
+        ),
+        (
+            "<synthesis>\nSo\n<synthesis>\nx\n</synthesis>\nDo\n</synthesis>\n<confidence>.5</confidence>",
+            "So\n<synthesis>\nx\n</synthesis>\nDo",
+            0.5,
+        ),
+        (
+            "<synthesis>A <confidence>0.1</confidence></synthesis><confidence>0.8</confidence>",
+            "A <confidence>0.1</confidence>",
+            0.8,
+        ),
         ("<synthesis>a <analysis>b</synthesis>\n<analysis>c</analysis>", "a <analysis>b", None),
         # Case, wrappers, ends that are missing.
         ("<SYNTHESIS>x</Synthesis><Confidence> 0.5 </CONFIDENCE>", "x", 0.5),
-        ("```xml\n<synthesis_output>\n<synthesis>A</synthesis>\n</synthesis_output>\n```", "A",
-         None),
+        (
+            "```xml\n<synthesis_output>\n<synthesis>A</synthesis>\n</synthesis_output>\n```",
+            "A",
+            None,
+        ),
         ("<synthesis>A\n<confidence>0.4</confidence>", "A", 0.4),
         ("<synthesis>never closed <confidence>.7", "never closed", 0.7),
-        ("<synthesis>never closed <analysis>A</analysis> <confidence>.7</confidence>",
-         "never closed", 0.7),
+        (
+            "<synthesis>never closed <analysis>A</analysis> <confidence>.7</confidence>",
+            "never closed",
+            0.7,
+        ),
         ("<synthesis>cut off in the", "cut off in the", None),
         # Headings.
         ("Synthesis: Paris\nConfidence: 0.9 (high)", "Paris", 0.9),
-        ("## Synthesis\nParis is\nthe capital.\n\n**Confidence**: 0.9", "Paris is\nthe capital.",
-         0.9),
+        (
+            "## Synthesis\nParis is\nthe capital.\n\n**Confidence**: 0.9",
+            "Paris is\nthe capital.",
+            0.9,
+        ),
         ("**Synthesis:** Yes, **so**\n\n**Confidence:** 85%", "Yes, **so**", 0.85),
         ("### 1. Final Synthesis\nA: b\n### 2. Confidence\n95", "A: b", 0.95),
         ("<synthesis>A</synthesis>\n**Confidence**: 0.9", "A", 0.9),
@@ -92,7 +133,7 @@ def test_the_form_is_read_whole() -> None:
         ('{"note": {"a": 1}} {"synthesis": "B\nC", "confidence": null}', "B\nC", None),
         ('<synthesis>{"synthesis": "inner"}</synthesis>', '{"synthesis": "inner"}', None),
     ],
-)  # fmt: skip
+)
 def test_what_is_written_is_read(reply: str, synthesis: str, confidence: float | None) -> None:
     found = read(reply)
     assert (found.synthesis, found.confidence) == (synthesis, confidence)
@@ -102,23 +143,51 @@ def test_what_is_written_is_read(reply: str, synthesis: str, confidence: float |
 @pytest.mark.parametrize(
     "reply",
     [
-        "", "just an answer", "<think>\n<synthesis>draft</synthesis>\n</think>",
+        "",
+        "just an answer",
+        "<think>\n<synthesis>draft</synthesis>\n</think>",
         "<synthesis></synthesis>",
-        "<synthesis>...</synthesis>\n<confidence>...</confidence>", '{"answer": 1}',
+        "<synthesis>...</synthesis>\n<confidence>...</confidence>",
+        '{"answer": 1}',
         '{"synthesis": ',
-        "My synthesis is that confidence matters", "[" * 3000, '{"a":' * 3000,
+        "My synthesis is that confidence matters",
+        "[" * 3000,
+        '{"a":' * 3000,
         "<thinking>\n<synthesis>never ended</synthesis>",
     ],
-)  # fmt: skip
+)
 def test_without_a_synthesis_there_is_no_verdict(reply: str) -> None:
     assert parse_verdict(reply) is None
 
 
 def test_nothing_that_is_written_breaks_the_reader() -> None:
-    pieces = ["<synthesis>", "</synthesis>", "<confidence>", "</confidence>", "<think>", "</think>",
-              "\n", "a", "0.9", "{", "}", '"synthesis":', '"', "## Synthesis", "Confidence:",
-              "**", "<area>", "- ", "3 > 1", "%", "/0", "\x00", "é", "</thinking>",
-              "<rank position='1'>"]  # fmt: skip
+    pieces = [
+        "<synthesis>",
+        "</synthesis>",
+        "<confidence>",
+        "</confidence>",
+        "<think>",
+        "</think>",
+        "\n",
+        "a",
+        "0.9",
+        "{",
+        "}",
+        '"synthesis":',
+        '"',
+        "## Synthesis",
+        "Confidence:",
+        "**",
+        "<area>",
+        "- ",
+        "3 > 1",
+        "%",
+        "/0",
+        "\x00",
+        "é",
+        "</thinking>",
+        "<rank position='1'>",
+    ]
     draws = random.Random(0)
     read_some = 0
     for _ in range(4000):
@@ -138,16 +207,37 @@ def test_nothing_that_is_written_breaks_the_reader() -> None:
 @pytest.mark.parametrize(
     ("said", "number"),
     [
-        ("0.9", 0.9), (" .5 ", 0.5), ("0,8", 0.8), ("95%", 0.95), ("95 percent", 0.95),
+        ("0.9", 0.9),
+        (" .5 ", 0.5),
+        ("0,8", 0.8),
+        ("95%", 0.95),
+        ("95 percent", 0.95),
         ("85", 0.85),
-        ("100", 1.0), ("1", 1.0), ("0", 0.0), ("1%", 0.01), ("0.9 (high)", 0.9),
+        ("100", 1.0),
+        ("1", 1.0),
+        ("0", 0.0),
+        ("1%", 0.01),
+        ("0.9 (high)", 0.9),
         ("high (0.8)", 0.8),
-        ("9/10", 0.9), ("4 out of 5", 0.8), ("**0.7**", 0.7), ("1e-1", 0.1), ("62.5", 0.625),
+        ("9/10", 0.9),
+        ("4 out of 5", 0.8),
+        ("**0.7**", 0.7),
+        ("1e-1", 0.1),
+        ("62.5", 0.625),
         # Nobody can say which of two things these are, or they are none.
-        ("1.5", None), ("8", None), ("10", None), ("250", None), ("120%", None), ("-0.5", None),
-        ("11/10", None), ("3/0", None), ("high", None), ("", None), ("NaN", None),
+        ("1.5", None),
+        ("8", None),
+        ("10", None),
+        ("250", None),
+        ("120%", None),
+        ("-0.5", None),
+        ("11/10", None),
+        ("3/0", None),
+        ("high", None),
+        ("", None),
+        ("NaN", None),
     ],
-)  # fmt: skip
+)
 def test_confidences(said: str, number: float | None) -> None:
     assert parse_confidence(said) == (None if number is None else pytest.approx(number))
 
@@ -161,12 +251,18 @@ def test_a_confidence_in_json_is_read_as_elsewhere(value: object) -> None:
 @pytest.mark.parametrize(
     ("said", "wanted"),
     [
-        ("true", True), ("\nYes\n", True), ("yes, once more", True), ("1", True),
+        ("true", True),
+        ("\nYes\n", True),
+        ("yes, once more", True),
+        ("1", True),
         ("**True**", True),
-        ("false", False), ("no", False), ("No, it is fine: true", False), ("", False),
+        ("false", False),
+        ("no", False),
+        ("No, it is fine: true", False),
+        ("", False),
         ("maybe", False),
     ],
-)  # fmt: skip
+)
 def test_whether_another_iteration_is_needed(said: str, wanted: bool) -> None:
     reply = f"<synthesis>a</synthesis><needs_iteration>{said}</needs_iteration>"
     assert read(reply).needs_iteration is wanted
@@ -177,13 +273,20 @@ def test_whether_another_iteration_is_needed(said: str, wanted: bool) -> None:
 @pytest.mark.parametrize(
     ("said", "found"),
     [
-        ("- a\n- b", ("a", "b")), ("* a\n• b", ("a", "b")), ("1. a\n2) b", ("a", "b")),
-        ("<area>a</area>\n<area>b</area>", ("a", "b")), ("a\nb", ("a", "b")), ("a", ("a",)),
-        ("- a that\n  goes on\n- b", ("a that goes on", "b")), ("none", ()), ("- None.", ()),
+        ("- a\n- b", ("a", "b")),
+        ("* a\n• b", ("a", "b")),
+        ("1. a\n2) b", ("a", "b")),
+        ("<area>a</area>\n<area>b</area>", ("a", "b")),
+        ("a\nb", ("a", "b")),
+        ("a", ("a",)),
+        ("- a that\n  goes on\n- b", ("a that goes on", "b")),
+        ("none", ()),
+        ("- None.", ()),
         ("", ()),
-        (["a", "", "b"], ("a", "b")), (None, ()),
+        (["a", "", "b"], ("a", "b")),
+        (None, ()),
     ],
-)  # fmt: skip
+)
 def test_refinement_areas(said: object, found: tuple[str, ...]) -> None:
     assert parse_areas(said) == found
 
@@ -196,16 +299,25 @@ def test_no_dissent_is_none(said: str) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        "3 > 1 > 2", "> 3 > 1 > 2 <", "[3, 1, 2]", "3, 1, 2", "**3** > **1** > **2**", "3\n1\n2",
-        "Ranking: 3 > 1 > 2.", "1. Answer 3\n2. Answer 1\n3. Answer 2", "1. 3\n2. 1\n3. 2",
-        "Answer 3, then answer 1, then answer 2", "<ranking>3 > 1 > 2</ranking>", "3 > 1",
+        "3 > 1 > 2",
+        "> 3 > 1 > 2 <",
+        "[3, 1, 2]",
+        "3, 1, 2",
+        "**3** > **1** > **2**",
+        "3\n1\n2",
+        "Ranking: 3 > 1 > 2.",
+        "1. Answer 3\n2. Answer 1\n3. Answer 2",
+        "1. 3\n2. 1\n3. 2",
+        "Answer 3, then answer 1, then answer 2",
+        "<ranking>3 > 1 > 2</ranking>",
+        "3 > 1",
         '<ranking><rank position="1">3</rank><rank position="2">1</rank></ranking>',
         "<rank position='2'>1</rank><rank position='1'>3</rank><rank position='3'>2</rank>",
         "<think>\n1 > 2 > 3\n</think>\n3 > 1 > 2",
         "Answer 1 has 40 faults.\nAnswer 2 is bad.\n3 > 1 > 2",
         "First I thought 1 > 2 > 3, but no.\n\n3 > 1 > 2",
     ],
-)  # fmt: skip
+)
 def test_orders(reply: str) -> None:
     assert parse_ranking(reply, [1, 2, 3]) == [3, 1, 2]
 
@@ -232,12 +344,15 @@ def test_what_is_no_order(reply: str) -> None:
         ("Paris\nConfidence: very high", "Paris\nConfidence: very high", None),
         ("Paris\nConfidence: 250", "Paris", None),
         ("The 95% confidence interval is [1, 2]", "The 95% confidence interval is [1, 2]", None),
-        ("Confidence: 95% of it is mine.\nSo it is.", "Confidence: 95% of it is mine.\nSo it is.",
-         None),
+        (
+            "Confidence: 95% of it is mine.\nSo it is.",
+            "Confidence: 95% of it is mine.\nSo it is.",
+            None,
+        ),
         ("a: 1\nconfidence: 0.5\nb: 2", "a: 1\nconfidence: 0.5\nb: 2", None),
         ("", "", None),
     ],
-)  # fmt: skip
+)
 def test_an_answer_and_its_confidence(text: str, answer: str, confidence: float | None) -> None:
     assert split_confidence(text) == (answer, confidence)
 
@@ -262,15 +377,19 @@ def test_thoughts(text: str, rest: str) -> None:
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("The answer is (B).", ("choice", "B")), ("c", ("choice", "C")),
+        ("The answer is (B).", ("choice", "B")),
+        ("c", ("choice", "C")),
         ("Answer: **D**", ("choice", "D")),
-        ("I take (b).", ("choice", "B")), ("B) Paris", ("choice", "B")),
+        ("I take (b).", ("choice", "B")),
+        ("B) Paris", ("choice", "B")),
         ("vitamin B", ("text", "vitamin b")),
-        ("so 3 + 4 = 7.0", ("number", "7")), ("It is 1,200", ("number", "1200")),
-        ("The  Capital is: PARIS!", ("text", "capital is paris")), ("!?", ("text", "!?")),
+        ("so 3 + 4 = 7.0", ("number", "7")),
+        ("It is 1,200", ("number", "1200")),
+        ("The  Capital is: PARIS!", ("text", "capital is paris")),
+        ("!?", ("text", "!?")),
         ("It was built in 1889.\nParis", ("text", "it was built in 1889 paris")),
     ],
-)  # fmt: skip
+)
 def test_what_a_vote_is_for(text: str, key: tuple[str, str]) -> None:
     assert comparison_key(text) == key
 
@@ -280,21 +399,33 @@ def test_groups_are_complete_and_keep_the_order() -> None:
     assert group_equal_answers(texts) == [[0, 2], [1, 3], [4]]
     # The first and the last are both like the middle one, and not like each other.
     chain = ["abcdefgh", "abcdefxy", "abcdwvxy"]
-    assert group_equal_answers(chain, 0.7) == [[0, 1], [2]] and group_equal_answers(chain, 0.4) == [[0, 1, 2]]
+    assert group_equal_answers(chain, 0.7) == [[0, 1], [2]] and group_equal_answers(chain, 0.4) == [
+        [0, 1, 2]
+    ]
     assert group_equal_answers(["100001", "100002"], 0.1) == [[0], [1]]
 
 
 @pytest.mark.parametrize(
     "reply",
-    ["9" * 5000, f"{'9' * 5000} > 1 > 2", "." * 50_000 + "a", f"{' ' * 50_000}1{' ' * 50_000}\n3",
-     f"x<confidence>{' ' * 50_000}y", "<think>\n<think>\n</think>\n" * 4000,
-     f'<rank position="{"1" * 5000}">2</rank>'],
+    [
+        "9" * 5000,
+        f"{'9' * 5000} > 1 > 2",
+        "." * 50_000 + "a",
+        f"{' ' * 50_000}1{' ' * 50_000}\n3",
+        f"x<confidence>{' ' * 50_000}y",
+        "<think>\n<think>\n</think>\n" * 4000,
+        f'<rank position="{"1" * 5000}">2</rank>',
+    ],
     ids=lambda reply: reply[:12].strip(),
-)  # fmt: skip
+)
 def test_no_reply_takes_long_or_breaks_it(reply: str) -> None:
     began = time.process_time()
     split_confidence(reply)
-    assert parse_ranking(reply, [1, 2, 3]) in (None, [2, 1, 3]) and parse_pick(reply, 3) in (None, 1, 2)
+    assert parse_ranking(reply, [1, 2, 3]) in (None, [2, 1, 3]) and parse_pick(reply, 3) in (
+        None,
+        1,
+        2,
+    )
     assert parse_verdict(reply) is None and comparison_key(reply)
     assert time.process_time() - began < 3
 

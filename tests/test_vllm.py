@@ -13,13 +13,13 @@ import vllms
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
+from swarm.engine.vllm.adapter_sync import FOLDER_PREFIX, SHARED_MEMORY, remove_stale_folders
 from swarm.engine.vllm.engine import VLLMEngine
-from swarm.engine.vllm.way import SHARED_MEMORY, FOLDER_PREFIX, remove_stale_folders
 from swarm.errors import UserError
-from swarm.models import Message, Request
-from swarm.pool import Pool
+from swarm.models.base import Message, Request
+from swarm.pool.pool import Pool
 
 pytestmark = pytest.mark.timeout(1200)
 PROMPTS = [
@@ -94,8 +94,11 @@ def test_tells_the_likeliest_tokens(engine: VLLMEngine, hf: HFEngine, pool: Pool
 
 
 def test_draws_by_seed_and_sample(engine: VLLMEngine, pool: Pool) -> None:
-    asked = [Request(PROMPTS[0], 12, temperature=2.0, seed=seed, sample=sample)
-             for seed in (0, 1) for sample in (0, 1)]  # fmt: skip
+    asked = [
+        Request(PROMPTS[0], 12, temperature=2.0, seed=seed, sample=sample)
+        for seed in (0, 1)
+        for sample in (0, 1)
+    ]
     rows = vllms.positions(1, pool)
     first, again = (engine.generate(rows, [asked])[0] for _ in range(2))
     assert first == again and len({said.text for said in first}) == 4
@@ -107,12 +110,17 @@ def test_what_does_not_fit_is_named_and_nothing_stays(engine: VLLMEngine, pool: 
         engine.generate(rows, [[Request("no", 5), Request("one " * 600, 5)]])
     assert not engine._asker._engine.has_unfinished_requests()  # type: ignore[union-attr]
     assert engine.generate(rows, [[Request("no", 5)]])[0][0].new_tokens
-    assert not [*SHARED_MEMORY.glob(f"{FOLDER_PREFIX}{os.getpid()}-*"), *Path(tempfile.gettempdir()).glob(
-        f"{FOLDER_PREFIX}{os.getpid()}-*")]  # fmt: skip
+    assert not [
+        *SHARED_MEMORY.glob(f"{FOLDER_PREFIX}{os.getpid()}-*"),
+        *Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*"),
+    ]
 
 
 def test_what_a_killed_process_left_is_removed(engine: VLLMEngine) -> None:
-    gone, ours = SHARED_MEMORY / f"{FOLDER_PREFIX}999999999-abc", SHARED_MEMORY / f"{FOLDER_PREFIX}{os.getpid()}-abc"
+    gone, ours = (
+        SHARED_MEMORY / f"{FOLDER_PREFIX}999999999-abc",
+        SHARED_MEMORY / f"{FOLDER_PREFIX}{os.getpid()}-abc",
+    )
     for folder in (gone, ours):
         folder.mkdir()
         os.utime(folder, (0, 0))

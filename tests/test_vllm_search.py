@@ -21,11 +21,11 @@ import warm
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.errors import UserError
-from swarm.models import Request
-from swarm.pool import Pool
+from swarm.models.base import Request
+from swarm.pool.pool import Pool
 
 pytestmark = pytest.mark.timeout(1200)
 GPUS = "[]" if vllms.DEVICE == "cpu" else "[0]"
@@ -80,8 +80,13 @@ def test_a_search_is_the_transformers_engines(
 def test_ctrl_c_leaves_no_process_of_a_shared_model(
     family: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    more = {"executor": "processes", "engine__tensor_parallel_size": 2, "gpus": GPUS,
-            "optimizer__max_iterations": 500, "optimizer__patience": 500}  # fmt: skip
+    more = {
+        "executor": "processes",
+        "engine__tensor_parallel_size": 2,
+        "gpus": GPUS,
+        "optimizer__max_iterations": 500,
+        "optimizer__patience": 500,
+    }
     command = searches.arguments(tmp_path, *family, **SMALL, **more)
     process = searches.start(command, python=warm.COLD, start_new_session=True)
     begun = tmp_path / "search" / "run" / "global_best"
@@ -175,9 +180,13 @@ def test_the_benchmark_runs(family: tuple[Path, Path]) -> None:
     small = ["--particles", "2", "--requests", "2", "--new", "4", "--repeats", "1", "--loads", "5"]
     model = ["--model", str(family[0]), "--pool", str(family[1])]
     done = subprocess.run(
-        [warm.COLD, "benchmarks/vllm.py", *model, *small], cwd=searches.ROOT,
-        env=searches.environment(), capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        [warm.COLD, "benchmarks/vllm.py", *model, *small],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr
     for way in (*vllms.WAYS, "hf"):
         assert f"| {way} |" in done.stdout and f"\n{way}: " in done.stdout

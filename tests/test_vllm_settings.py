@@ -12,23 +12,23 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from swarm.adapters import WEIGHTS_FILE
-from swarm.engine import SupportsClose, MultiGpuEngine
-from swarm.engine.base import BaseModel
+from swarm.engine.base import MultiGpuEngine, SupportsClose
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.vllm import starting
+from swarm.engine.vllm import launch
+from swarm.engine.vllm.adapter_sync import HostBasis
 from swarm.engine.vllm.engine import VLLMEngine
-from swarm.engine.vllm.mixing import HostBasis
 from swarm.errors import UserError
-from swarm.executors import cluster
+from swarm.executors import ray
 from swarm.executors.devices import group_gpus, select_device
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.ray import RayExecutor
 from swarm.executors.worker import Worker
-from swarm.pool import Pool
+from swarm.pool.adapter import WEIGHTS_FILE
+from swarm.pool.pool import Pool
 
-MISSING = pytest.mark.skipif(starting.installed_version() is not None, reason="vLLM is installed")
-PRESENT = pytest.mark.skipif(starting.installed_version() is None, reason="vLLM is not installed")
+MISSING = pytest.mark.skipif(launch.installed_version() is not None, reason="vLLM is installed")
+PRESENT = pytest.mark.skipif(launch.installed_version() is None, reason="vLLM is not installed")
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,19 @@ def test_what_cannot_be_is_told_before_anything_starts(
 
 
 def test_a_version_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version, fits in (("0.31.9", False), ("0.32.0+cpu", True), ("0.33.1", True),
-                          ("0.34.0", False), ("1.0", False)):  # fmt: skip
-        monkeypatch.setattr(starting, "installed_version", lambda version=version: version)
+    for version, fits in (
+        ("0.31.9", False),
+        ("0.32.0+cpu", True),
+        ("0.33.1", True),
+        ("0.34.0", False),
+        ("1.0", False),
+    ):
+        monkeypatch.setattr(launch, "installed_version", lambda version=version: version)
         if fits:
-            starting.check_installed()
+            launch.check_installed()
             continue
         with pytest.raises(UserError, match=f"vLLM {version} is installed.*0.32.0.*engine=hf"):
-            starting.check_installed()
+            launch.check_installed()
 
 
 def test_the_output_layer_is_not_for_vllm(tiny_llama: Path, tmp_path: Path) -> None:
@@ -100,8 +105,8 @@ def test_a_rank_that_vllm_does_not_take(
     tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = Pool(tiny_pool, space="delta").open()
-    assert (pool.rank, starting.serving_rank(pool)) == (16, 16)
-    assert starting.serving_rank(Pool(tiny_pool).open()) == 8
+    assert (pool.rank, launch.serving_rank(pool)) == (16, 16)
+    assert launch.serving_rank(Pool(tiny_pool).open()) == 8
     pool.rank = 513
     with pytest.raises(UserError, match=r"rank 513.*up to rank 512; pool.space=factor.*engine=hf"):
         VLLMEngine().check(BaseModel(str(tiny_llama)), pool)
@@ -130,15 +135,20 @@ def test_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UserError, match=r"gpus=\[0, 1, 2\] with engine.tensor_parallel_size=2"):
         group_gpus([0, 1, 2], pair)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-abc")
-    assert select_device([2], hf) == "cuda:2" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
+    assert (
+        select_device([2], hf) == "cuda:2" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
+    )
     assert select_device([], pair) == "cpu" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,5,GPU-abc"
-    assert select_device([0, 2], pair) == "cuda:0" and os.environ["CUDA_VISIBLE_DEVICES"] == "3,GPU-abc"
+    assert (
+        select_device([0, 2], pair) == "cuda:0"
+        and os.environ["CUDA_VISIBLE_DEVICES"] == "3,GPU-abc"
+    )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(UserError, match=r"gpus=\[1\]: this engine takes the first GPU.*processes"):
         inline = InlineExecutor()
         inline._gpus = [1]  # as on a machine that has it
         inline.open(Worker(BaseModel("x"), Pool("y"), None, alone))  # type: ignore[arg-type]
-    monkeypatch.setattr(cluster, "list_nodes", lambda: [{"GPU": 4.0, "CPU": 8.0}])
+    monkeypatch.setattr(ray, "list_nodes", lambda: [{"GPU": 4.0, "CPU": 8.0}])
     for engine, share, expected in ((hf, 0.5, (0.5, 8)), (hf, None, (1, 4)), (pair, None, (2, 2))):
         worker = Worker(BaseModel("x"), Pool("y"), None, engine)  # type: ignore[arg-type]
         assert RayExecutor(gpus_per_worker=share)._plan_workers(worker) == expected

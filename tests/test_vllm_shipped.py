@@ -11,14 +11,14 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/
 
 from hydra.utils import instantiate
 
-from swarm.api.settings import compose_config
-from swarm.engine.base import BaseModel
+from swarm.api.overrides import compose_config
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
-from swarm.models import Completion, Message, Request
-from swarm.pool import Pool
+from swarm.models.base import Completion, Message, Request
+from swarm.pool.pool import Pool
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 

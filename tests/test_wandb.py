@@ -19,15 +19,15 @@ import searches
 import tracked
 import wandb
 
-from swarm.manifest import read_state
-from swarm.report.folder import RunFolder
-from swarm.report.trajectories import measure_trajectory
-from swarm.scratchpad import build_scratchpad
-from swarm.secrets import clean
-from swarm.studies import rerun
-from swarm.track import TrackedRun, Tracker, WandB
-from swarm.track.search import SearchTracker
-from swarm.track.wandb import artifact_names
+from swarm._util.secrets import clean
+from swarm.report.analyses.trajectories import measure_trajectory
+from swarm.runs.manifest import read_state
+from swarm.runs.run_folder import build_scratchpad
+from swarm.runs.run_reader import RunFolder
+from swarm.studies import subprocess_runs
+from swarm.trackers import TrackedRun, Tracker, WandB
+from swarm.trackers.records import SearchTracker
+from swarm.trackers.wandb import artifact_names
 
 KEY = "sk-secret-0123456789"
 
@@ -48,9 +48,15 @@ def folder(tmp_path_factory: Any) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", KEY)
         config = json.loads((made / "config.json").read_text())
-        tell(made, WandB("offline", group="mine"), config | {
-            "pool": {"folder": str(place / "pool")}, "url": "http://me:password@host/v1",
-        })  # fmt: skip
+        tell(
+            made,
+            WandB("offline", group="mine"),
+            config
+            | {
+                "pool": {"folder": str(place / "pool")},
+                "url": "http://me:password@host/v1",
+            },
+        )
         yield made
 
 
@@ -98,7 +104,9 @@ def test_flips_and_the_stacked_picture(folder: Path, shown: tracked.Offline) -> 
     places = run.best_expert(), run.find_best()
     for split, (before, after) in {
         "dev": [run.load_answer_values(place) for place in places],
-        "test": [np.array([row["value"] for row in run.load_test_answers(p) or []]) for p in places],
+        "test": [
+            np.array([row["value"] for row in run.load_test_answers(p) or []]) for p in places
+        ],
     }.items():
         table = shown.table(f"flips_{split}")
         assert len(table["data"]) == (before != after).sum() > 0
@@ -159,9 +167,15 @@ def test_another_start_writes_the_whole_run_again(folder: Path, tmp_path: Path) 
 def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer__max_iterations=200,
-                                 optimizer__patience=200, tracker="wandb",
-                                 tracker__mode="offline")  # fmt: skip
+    command = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        optimizer__max_iterations=200,
+        optimizer__patience=200,
+        tracker="wandb",
+        tracker__mode="offline",
+    )
     folder = tmp_path / "search" / "run"
     ids = set()
     for signal_, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
@@ -192,9 +206,17 @@ def _rounds(folder: Path) -> int:
 def test_searches_of_a_sweep_are_one_group(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    words = searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer__max_iterations=1,
-                               ensemble=0, test="false", noise_floor="false", tracker="wandb",
-                               tracker__mode="offline")  # fmt: skip
+    words = searches.arguments(
+        tmp_path,
+        tiny_llama,
+        tiny_pool,
+        optimizer__max_iterations=1,
+        ensemble=0,
+        test="false",
+        noise_floor="false",
+        tracker="wandb",
+        tracker__mode="offline",
+    )
     result = searches.run(["-m", "seed=1,2", *words])
     assert result.returncode == 0, result.stderr
     runs = [tracked.Offline(tmp_path / "search" / f"run_{number}") for number in (0, 1)]
@@ -208,12 +230,14 @@ def test_searches_of_a_sweep_are_one_group(
 
 def test_trials_are_of_the_group_that_their_folder_is(tmp_path: Path) -> None:
     config = {"folder": str(tmp_path / "sweep"), "name": "trial_00", "tracker": {"group": None}}
-    with rerun.lock_study_folder(tmp_path / "sweep"):
-        assert rerun.with_tracker_group(config)["tracker"] == {"group": "sweep"}
+    with subprocess_runs.lock_study_folder(tmp_path / "sweep"):
+        assert subprocess_runs.with_tracker_group(config)["tracker"] == {"group": "sweep"}
         given = {**config, "tracker": {"group": "mine"}}
-        assert rerun.with_tracker_group(given) == given
-        assert rerun.with_tracker_group({**config, "tracker": {}})["tracker"] == {}
-    assert rerun.with_tracker_group({**config, "folder": str(tmp_path)})["tracker"] == {"group": None}
+        assert subprocess_runs.with_tracker_group(given) == given
+        assert subprocess_runs.with_tracker_group({**config, "tracker": {}})["tracker"] == {}
+    assert subprocess_runs.with_tracker_group({**config, "folder": str(tmp_path)})["tracker"] == {
+        "group": None
+    }
 
 
 def test_a_tracker_that_dies_under_way_warns_once(
@@ -243,16 +267,26 @@ def test_a_tracker_that_dies_under_way_warns_once(
 def test_secrets_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROQ_API_KEY", KEY)
     monkeypatch.setenv("PGPASSWORD", "correct horse")
-    found = clean({
-        "api_key": "abc", "api_key_env": "GROQ_API_KEY", "max_tokens": 5,
-        "url": "https://me:pass@host:1/v1", "texts": [f"it is {KEY}!", ("mine", 3)],
-        "two": "x://me:p@ss@host and https://host?to=a@b", "said": "correct horse, of course",
-    })  # fmt: skip
+    found = clean(
+        {
+            "api_key": "abc",
+            "api_key_env": "GROQ_API_KEY",
+            "max_tokens": 5,
+            "url": "https://me:pass@host:1/v1",
+            "texts": [f"it is {KEY}!", ("mine", 3)],
+            "two": "x://me:p@ss@host and https://host?to=a@b",
+            "said": "correct horse, of course",
+        }
+    )
     assert found == {
-        "api_key": "(hidden)", "api_key_env": "GROQ_API_KEY", "max_tokens": 5,
-        "url": "https://host:1/v1", "texts": ["it is (hidden)!", ["mine", 3]],
-        "two": "x://host and https://host?to=a@b", "said": "(hidden), of course",
-    }  # fmt: skip
+        "api_key": "(hidden)",
+        "api_key_env": "GROQ_API_KEY",
+        "max_tokens": 5,
+        "url": "https://host:1/v1",
+        "texts": ["it is (hidden)!", ["mine", 3]],
+        "two": "x://host and https://host?to=a@b",
+        "said": "(hidden), of course",
+    }
 
 
 def test_the_packages_own_variable_says_offline(monkeypatch: pytest.MonkeyPatch) -> None:

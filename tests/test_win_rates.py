@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 
-from swarm.judge import win_rates
-from swarm.judge.board import summarize_annotations, format_leaderboard
-from swarm.judge.win_rates import MIN_RELIABLE_INSTRUCTIONS, fit_logistic, length_controlled_win_rate, mean_win_rate
+from swarm.judge.alpaca_eval import leaderboard
+from swarm.judge.alpaca_eval.leaderboard import (
+    MIN_RELIABLE_INSTRUCTIONS,
+    fit_logistic,
+    format_leaderboard,
+    length_controlled_win_rate,
+    mean_win_rate,
+    summarize_annotations,
+)
 
 
 def logistic(value: np.ndarray) -> np.ndarray:
@@ -118,11 +124,13 @@ def test_from_100_instructions_on_the_penalty_moves_the_rate_by_less_than_a_poin
     for _ in range(100):
         theta, phi = draws.uniform(-1.5, 1.5), draws.uniform(-2, 2)
         standing = np.tanh(draws.normal(draws.uniform(-0.75, 0.75), 1, MIN_RELIABLE_INSTRUCTIONS))
-        hard = (draws.random(MIN_RELIABLE_INSTRUCTIONS) < logistic(theta + phi * standing)).astype(float)
+        hard = (draws.random(MIN_RELIABLE_INSTRUCTIONS) < logistic(theta + phi * standing)).astype(
+            float
+        )
         design = np.stack([np.ones(MIN_RELIABLE_INSTRUCTIONS), standing], axis=1)
         rates = []
         for ridge in (0.1, 1e-7):
-            monkeypatch.setattr(win_rates, "RIDGE", ridge)
+            monkeypatch.setattr(leaderboard, "RIDGE", ridge)
             rates.append(100 * logistic(fit_logistic(design, hard)[0]))
         differences.append(abs(rates[0] - rates[1]))
     assert max(differences) < 1
@@ -147,5 +155,12 @@ def test_the_table_warns_of_few_instructions() -> None:
         ]
 
     warning = "depend on the fit's penalty"
-    assert any(warning in line for line in format_leaderboard([summarize_annotations(annotations(30))]))
-    assert not any(warning in line for line in format_leaderboard([summarize_annotations(annotations(MIN_RELIABLE_INSTRUCTIONS))]))
+    assert any(
+        warning in line for line in format_leaderboard([summarize_annotations(annotations(30))])
+    )
+    assert not any(
+        warning in line
+        for line in format_leaderboard(
+            [summarize_annotations(annotations(MIN_RELIABLE_INSTRUCTIONS))]
+        )
+    )

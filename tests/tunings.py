@@ -9,8 +9,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from swarm.finetune.tuning import FinetuneRun
-from swarm.places import conf_folder
+from swarm._util.files import conf_folder
+from swarm.finetune.run import FinetuneRun
 
 
 def words(folder: Path, base: Path, pool: Path, name: str, **more: Any) -> list[str]:

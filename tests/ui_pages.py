@@ -19,7 +19,7 @@ import tiny
 from browsers import SIZES, shown
 from searches import choice_file, environment
 
-from swarm.pool import Pool
+from swarm.pool.pool import Pool
 
 BEST = [0.61, -0.2345678, 0.4, 0.2245678]
 """A position as a search finds them: with digits that no slider has."""
@@ -40,9 +40,12 @@ def served(folder: Path, *options: str, **more: str) -> Iterator[Page]:
     """The address of the page, started in a folder; it has to end well."""
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.ui", "--port", "0", "--no-browser", *options],
-        cwd=folder, env=environment(**more), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment(**more),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout and process.stderr
     said: list[str] = []
     reader = threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True)
@@ -95,7 +98,11 @@ def runs(home: Path, base: Path, pool: Path) -> None:
     choice_file(home / "tiny.json")
     for seed, name in ((42, "real_1"), (43, "real_2")):
         run = reporting.folder(home / "search" / name)
-        task = {"_target_": "swarm.tasks.choice.Choice", "name": "made", "file": "tiny.json"}
+        task = {
+            "_target_": "swarm.tasks.multiple_choice.MultipleChoice",
+            "name": "made",
+            "file": "tiny.json",
+        }
         (run / "config.json").write_text(json.dumps({"seed": seed, "task": task}))
     reporting.folder(home / "search" / "made", particles=20, iterations=9, experts=10, test=50)
     hostile = home / "search" / HOSTILE_NAME
@@ -110,10 +117,18 @@ def run_folder(folder: Path, base: Path, pool: Path) -> None:
     """What a finished search leaves whose best is `BEST`."""
     Pool(pool).open().save(BEST, folder / "global_best")
     rounds = [{"positions": [BEST], "utilities": [0.5]}]
-    numbers = {"ending_best_validation_utility": 0.5, "ending_best_validation_items": 12,
-               "ending_best_validation_interval": [0.25, 0.75]}  # fmt: skip
-    state = {"experts": list(tiny.NAMES), "rounds": rounds, "finished": "done",
-             "metrics": numbers, "identity": {}}  # fmt: skip
+    numbers = {
+        "ending_best_validation_utility": 0.5,
+        "ending_best_validation_items": 12,
+        "ending_best_validation_interval": [0.25, 0.75],
+    }
+    state = {
+        "experts": list(tiny.NAMES),
+        "rounds": rounds,
+        "finished": "done",
+        "metrics": numbers,
+        "identity": {},
+    }
     (folder / "state.json").write_text(json.dumps(state))
     settings = {"model": {"path": str(base)}, "pool": {"folder": str(pool)}}
     (folder / "config.json").write_text(json.dumps(settings))
@@ -130,14 +145,22 @@ def fill(home: Path, base: Path, pool: Path, endpoint: endpoints.Endpoint) -> No
         "proposers: [fake/one, local/amber]\naggregator: fake/two\nquorum: 0\n"
     )
     (home / "jury.yaml").write_text("members: [fake/one, {model: fake/one}]\nstrategy: vote\n")
-    own = {"fake": {"base_url": endpoint.url, "api_key_env": "FAKE_KEY"},
-           "keyless": {"base_url": endpoint.url, "api_key_env": "NO_SUCH_KEY"},
-           "down": {"base_url": "http://127.0.0.1:9/v1", "limits": {"retries": 0}}}  # fmt: skip
+    own = {
+        "fake": {"base_url": endpoint.url, "api_key_env": "FAKE_KEY"},
+        "keyless": {"base_url": endpoint.url, "api_key_env": "NO_SUCH_KEY"},
+        "down": {"base_url": "http://127.0.0.1:9/v1", "limits": {"retries": 0}},
+    }
     (home / "providers.yaml").write_text(json.dumps(own))
 
 
 def settings(home: Path) -> dict[str, str]:
     """The environment of the page in such a folder."""
-    return {"MODEL_SWARMS_PROVIDERS": str(home / "providers.yaml"), "FAKE_KEY": talkers.KEY,
-            "MODEL_SWARMS_CACHE": str(home / "cache"), "LLM_USER_PATH": str(home / "llm"),
-            "OPENAI_API_KEY": "", "OPENAI_BASE_URL": "", "TOGETHER_API_KEY": ""}  # fmt: skip
+    return {
+        "MODEL_SWARMS_PROVIDERS": str(home / "providers.yaml"),
+        "FAKE_KEY": talkers.KEY,
+        "MODEL_SWARMS_CACHE": str(home / "cache"),
+        "LLM_USER_PATH": str(home / "llm"),
+        "OPENAI_API_KEY": "",
+        "OPENAI_BASE_URL": "",
+        "TOGETHER_API_KEY": "",
+    }

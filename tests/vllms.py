@@ -9,11 +9,11 @@ import numpy as np
 import tiny
 import torch
 
-from swarm.engine.base import BaseModel
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.engine import VLLMEngine
-from swarm.models import Completion, Request
-from swarm.pool import Pool
+from swarm.models.base import Completion, Request
+from swarm.pool.pool import Pool
 
 DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
 WAYS = ("folders", "slots")

@@ -66,8 +66,11 @@ def python() -> str:
 
     def begin() -> None:
         select.select([listener], [], [])
-        servers.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True,
-                                        pass_fds=[listener.fileno()]))  # fmt: skip
+        servers.append(
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[listener.fileno()]
+            )
+        )
 
     def end() -> None:
         for server in servers:
@@ -96,8 +99,13 @@ def ask(cold: str, address: str, warm_with: dict[str, str]) -> None:
         os.execv(cold, [cold, *words])
     fds = [fd for fd in sorted(map(int, os.listdir("/dev/fd"))) if _inherited(fd)]
     ignored = [int(one) for one in SIGNALS if signal.getsignal(one) is signal.SIG_IGN]
-    request = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ), "fds": fds,
-               "ignored": ignored}  # fmt: skip
+    request = {
+        "words": words,
+        "cwd": os.getcwd(),
+        "environment": dict(os.environ),
+        "fds": fds,
+        "ignored": ignored,
+    }
     content = json.dumps(request).encode()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with socket.socket(socket.AF_UNIX) as line:
@@ -251,13 +259,13 @@ if __name__ == "__main__":
         get_checkpoint_conversion_mapping("llama")  # a table of all models, made when first read
     # What every search imports, but for the entries themselves, and the grammar of its settings.
     sys.path.insert(0, str(HERE.parent))
+    import swarm.engine.batched_lora
     import swarm.engine.decode
-    import swarm.engine.stacked
     import swarm.executors.inline
+    import swarm.loop.run
     import swarm.optimizers.pso
-    import swarm.run
-    import swarm.tasks.choice  # noqa: F401
-    from swarm.places import conf_folder
+    import swarm.tasks.multiple_choice  # noqa: F401
+    from swarm._util.files import conf_folder
 
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
         hydra.compose("search", overrides=["name=x"])

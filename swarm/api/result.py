@@ -1,25 +1,149 @@
 """What a search has come to, for Python code and notebooks: its best, its history, its report."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
+from importlib import import_module
+from io import BytesIO
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from swarm.engine.base import BaseModel
+import numpy as np
+
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.models import Completion, Message, Request
-from swarm.report import result as told
-from swarm.report.compared import TestComparison
-from swarm.report.folder import PositionIndex, RunFolder
-from swarm.roster.local import LocalModels
-from swarm.roster.runs import base_of_run
-from swarm.words import describe_position
+from swarm.models.base import Completion, Message, Request
+from swarm.registry.local_models import LocalModels
+from swarm.registry.model_groups import base_of_run
+from swarm.report import sections as told
+from swarm.report.document import COLOURS, GREY
+from swarm.report.test_comparison import TestComparison
+from swarm.runs.describe import describe_position
+from swarm.runs.run_reader import PositionIndex, RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# The course of a search, as a table and as a picture.
+
+COLUMNS = ("iteration", "particle", "utility", "best")
+PROMPTS = ("prompts_asked", "prompts_saved")
+
+
+def history_frame(run: RunFolder) -> "pd.DataFrame":
+    """A row a particle and iteration, 0 being the start.
+
+    Columns: `iteration`, `particle`, `utility` on dev (NaN where none was measured), `best` (the
+    highest so far, of all particles); each expert's coefficient under its name, the mean where
+    groups of modules have their own; `prompts_asked` and `prompts_saved` of the whole iteration.
+    An expert that is called like one of these columns is "expert NAME".
+
+    Raises:
+        UserError: pandas is not installed.
+    """
+    pandas = import_optional("pandas")
+    iterations, particles = run.utilities.shape
+    number, particle = np.indices((iterations, particles))
+    columns: dict[str, Any] = dict(
+        zip(
+            COLUMNS,
+            (
+                number.ravel(),
+                particle.ravel(),
+                run.utilities.ravel(),
+                np.repeat(run.best_so_far(), particles),
+            ),
+            strict=True,
+        )
+    )
+    for place, name in enumerate(run.experts):
+        taken = name in (*COLUMNS, *PROMPTS)
+        columns[f"expert {name}" if taken else name] = run.means[..., place].ravel()
+    for name in PROMPTS:
+        columns[name] = np.repeat([entry.get(name, 0) for entry in run.rounds], particles)
+    return pandas.DataFrame(columns)
+
+
+def history_figure(run: RunFolder) -> "Figure":
+    """Above best-so-far and all particles, below the coefficients of the best so far, stacked.
+
+    Shares below 0 are stacked downwards, so that what stands above less what hangs below is the
+    sum of the coefficients. Made without a window; a notebook shows it.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    figures = import_optional("matplotlib.figure")
+    made: Figure = figures.Figure(figsize=(8, 6), layout="constrained")
+    above, below = made.subplots(2, sharex=True)
+    _plot_utilities(above, run)
+    _plot_coefficients(below, run)
+    # A notebook that has not loaded pyplot does not know how to show a figure.
+    made._repr_png_ = partial(figure_to_png, made)  # type: ignore[attr-defined]
+    return made
+
+
+def figure_to_png(figure: "Figure") -> bytes:
+    """A figure as a PNG file."""
+    image = BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def _plot_utilities(axes: "Axes", run: RunFolder) -> None:
+    when = np.arange(len(run.utilities))
+    axes.plot(when, run.utilities, ".", color=GREY, label="_")
+    axes.plot([], [], ".", color=GREY, label="particles")
+    axes.step(when, run.best_so_far(), where="post", color=COLOURS[0], label="best so far")
+    axes.set_ylabel("utility on dev")
+    axes.legend(loc="lower right")
+
+
+def _plot_coefficients(axes: "Axes", run: RunFolder) -> None:
+    shares = np.array([run.means[place] for place in best_indices(run)])
+    when = np.arange(len(shares))
+    tops, bottoms = np.zeros(len(shares)), np.zeros(len(shares))
+    for place, name in enumerate(run.experts):
+        share = shares[:, place]
+        base = np.where(share >= 0, tops, bottoms)
+        hatch = "" if place < len(COLOURS) else "//"
+        axes.bar(
+            when, share, 0.9, base, color=COLOURS[place % len(COLOURS)], hatch=hatch, label=name
+        )
+        tops, bottoms = tops + np.maximum(share, 0), bottoms + np.minimum(share, 0)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("coefficients of the best so far")
+    axes.xaxis.set_major_locator(import_optional("matplotlib.ticker").MaxNLocator(integer=True))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def best_indices(run: RunFolder) -> list[tuple[int, int]]:
+    """(iteration, particle) of the first highest utility up to each iteration."""
+    known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
+    found: list[tuple[int, int]] = []
+    for number, row in enumerate(known):
+        place = (number, int(row.argmax()))
+        found.append(place if not found or known[place] > known[found[-1]] else found[-1])
+    return found
+
+
+def import_optional(package: str) -> Any:
+    """A package that not every installation has.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        return import_module(package)
+    except ImportError:
+        raise UserError(
+            f"{package.partition('.')[0]} is not installed, which tables and plots need: "
+            'pip install "model-swarms[compare]"'
+        ) from None
 
 
 def open_run(folder: str | Path) -> "Result":
@@ -42,7 +166,9 @@ class Best:
         words: What it is made of, the largest share first.
     """
 
-    def __init__(self, run: RunFolder, place: PositionIndex, folder: Path, home: LocalModels) -> None:
+    def __init__(
+        self, run: RunFolder, place: PositionIndex, folder: Path, home: LocalModels
+    ) -> None:
         self._run, self._home, self.folder = run, home, folder
         self.iteration, self.particle = place
         self.utility = float(run.utilities[place])
@@ -62,21 +188,29 @@ class Best:
 
     @overload
     def generate(
-        self, requests: str, max_new_tokens: int = 200, temperature: float = 0.0,
-        seed: int | None = None, chat: bool = True,
-    ) -> str: ...  # fmt: skip
+        self,
+        requests: str,
+        max_new_tokens: int = 200,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        chat: bool = True,
+    ) -> str: ...
 
     @overload
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 
     def generate(
-        self, requests: str | Sequence[Request], max_new_tokens: int = 200,
-        temperature: float = 0.0, seed: int | None = None, chat: bool = True,
-    ) -> str | list[Completion]:  # fmt: skip
+        self,
+        requests: str | Sequence[Request],
+        max_new_tokens: int = 200,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        chat: bool = True,
+    ) -> str | list[Completion]:
         """The answer to a text, or to each request as any model answers it; loads what it needs.
 
         Args:
-            requests: A text, or requests (`swarm.models.Model`); what follows is for a text.
+            requests: A text, or requests (`swarm.models.base.Model`); what follows is for a text.
             max_new_tokens: The most tokens of the answer.
             temperature: Of sampling; 0 always takes the likeliest token.
             seed: Of sampling; `None` is 0.
@@ -130,7 +264,12 @@ class Result:
         for place in sorted(known, key=lambda place: (-utilities[place], place)):
             different.setdefault(tuple(self.run.positions[place]), place)
         return [
-            Best(self.run, place, self.folder / f"particle_{place[1]}/personal_best", self._local_models)
+            Best(
+                self.run,
+                place,
+                self.folder / f"particle_{place[1]}/personal_best",
+                self._local_models,
+            )
             for place in [*different.values()][:most]
         ]
 
@@ -141,14 +280,12 @@ class Result:
 
     @property
     def history(self) -> "pd.DataFrame":
-        """A row a particle and iteration; see `swarm.api.history.frame`."""
-        from swarm.api.history import history_frame
+        """A row a particle and iteration; see `swarm.api.result.history_frame`."""
 
         return history_frame(self.run)
 
     def plot(self) -> "Figure":
         """Best and particles, and below it what the best is made of; needs matplotlib."""
-        from swarm.api.history import history_figure
 
         return history_figure(self.run)
 
@@ -158,7 +295,7 @@ class Result:
         Raises:
             UserError: The folder cannot be written.
         """
-        from swarm.report.write import write_report
+        from swarm.report.build import write_report
 
         return write_report(self.folder)[0]
 
@@ -176,8 +313,11 @@ class Result:
         """What a notebook shows."""
         models = TestComparison(self.run)
         _, headline, words = told.summarize_verdict(models)
-        facts = [*told.headline_figures(models), ("best found", self.best.words),
-                 ("folder", str(self.folder))]  # fmt: skip
+        facts = [
+            *told.headline_figures(models),
+            ("best found", self.best.words),
+            ("folder", str(self.folder)),
+        ]
         rows = "".join(
             f'<tr><th style="text-align:left">{escape(name)}</th>'
             f'<td style="text-align:left">{escape(value)}</td></tr>'
@@ -188,8 +328,6 @@ class Result:
 
     def _history_image(self) -> str:
         from base64 import b64encode
-
-        from swarm.api.history import figure_to_png
 
         try:
             data = b64encode(figure_to_png(self.plot())).decode()

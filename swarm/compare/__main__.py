@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from swarm.compare.command import build_parser
+from swarm._util.terminal import escape_control_chars, std_streams
+from swarm.compare.cli import build_parser
 from swarm.errors import UserError
-from swarm.printing import escape_control_chars, std_streams
 
 
 def main(words: Sequence[str] | None = None) -> int:

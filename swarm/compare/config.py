@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from swarm.compare.asking.client import EndpointClient
-from swarm.compare.asking.discovery import ENDPOINT_INDEX
-from swarm.compare.errors import NoClientForModel, InvalidArgument
+from swarm.compare.sampling.discovery import ENDPOINT_INDEX, EndpointClient
 from swarm.compare.settings import DEFAULTS, CompareSettings, SettingsProxy
+from swarm.errors import InvalidArgument, NoClientForModel
 
 
 class _ConfigMeta(SettingsProxy):
@@ -37,7 +36,7 @@ class Config(CompareSettings, metaclass=_ConfigMeta):
         client_cache: Endpoints that were found, by model.
         base, pool: Of local/ names: the base model, `None` for the one that the experts name; and
             the folder of the experts.
-        models: Your own models by name: anything with `generate` (`swarm.models.Model`).
+        models: Your own models by name: anything with `generate` (`swarm.models.base.Model`).
     """
 
     @classmethod

@@ -8,17 +8,81 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from swarm.compare.figures import save_figures, column_file_stem
-from swarm.compare.jsonl import to_json_value
-from swarm.compare.statistics.counted import to_hashable_column, infer_kind
-from swarm.files import write_atomic
-from swarm.printing import csv_cell
+from swarm._util.files import write_atomic
+from swarm._util.jsonl import to_json_value
+from swarm._util.terminal import csv_cell
+from swarm.errors import InvalidArgument
 from swarm.report.markdown import escape_markdown
-from swarm.report.numbers import format_number, format_p_value
-from swarm.report.text import format_table
+from swarm.stats.answer_values import infer_kind, to_hashable_column
+from swarm.stats.format import format_number, format_p_value, format_table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# The figures of a report: of each column, and of which model said what to which paraphrase.
+
+MAX_HEATMAP_CATEGORIES = 60
+"""A heat map with more rows or columns could not be read."""
+
+MIN_HEATMAP_SHARE = 0.05
+"""Of an answer that is less frequent than this no heat map is drawn."""
+
+
+def column_file_stem(column: str) -> str:
+    """What the files of a column begin with."""
+    return re.sub(r"[^\w.-]", "_", column)
+
+
+def save_figures(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[str]:
+    """Save a column's figures, and give the lines that show them in a report beside the folder.
+
+    They are plot.png of "answer" and COLUMN_plot.png of others; with several models and paraphrases
+    COLUMN_models.png is a heat map.
+
+    Args:
+        by: The column of what is compared.
+
+    Raises:
+        UserError: They can't be saved there.
+    """
+    from swarm.compare.plots import heatmap, plot
+    from swarm.compare.plots.style import save_figure
+
+    drawn = "probs" if column == "answer" and "probs" in df else column
+    figures = {
+        "plot" if column == "answer" else f"{column_file_stem(column)}_plot": lambda: plot(
+            df, drawn, by
+        )
+    }
+    if _needs_heatmap(df, column):
+        figures[f"{column_file_stem(column)}_models"] = lambda: heatmap(df, column)
+    lines = []
+    for name, made in figures.items():
+        try:
+            figure = made()
+        except InvalidArgument as error:
+            lines += ["", f"No figure: {escape_markdown(str(error))}."]
+            (place / f"{name}.png").unlink(missing_ok=True)
+            continue
+        save_figure(figure, place / f"{name}.png")
+        lines += ["", f"![{escape_markdown(column)}]({quote(place.name)}/{quote(name)}.png)"]
+    return lines
+
+
+def _needs_heatmap(df: "pd.DataFrame", column: str) -> bool:
+    from swarm.stats.answer_values import read_answers
+
+    if not {"model", "paraphrase_ix"} <= set(df.columns):
+        return False
+    if not all(
+        1 < df[name].nunique() <= MAX_HEATMAP_CATEGORIES for name in ("model", "paraphrase_ix")
+    ):
+        return False
+    values = read_answers(df, column, "model")
+    if values.kind == "mean":
+        return len(values.matrix) > 0
+    return values.matrix.size > 0 and float(values.matrix[:, 0].mean()) >= MIN_HEATMAP_SHARE
+
 
 MAX_ROWS_SHOWN = 20
 """Pairs and paraphrases that the report shows; files have all."""
@@ -56,7 +120,9 @@ def write_report(
     )
     lines = [f"# {escape_markdown(title)}", "", how, ""]
     for group, models in (groups or {}).items():
-        lines.append(f"- {escape_markdown(group)}: {', '.join(escape_markdown(model) for model in models)}")
+        lines.append(
+            f"- {escape_markdown(group)}: {', '.join(escape_markdown(model) for model in models)}"
+        )
     found = []
     for name, df in frames.items():
         section = write_question_section(folder, name, df)
@@ -88,12 +154,19 @@ def write_question_section(folder: str | Path, name: str, df: "pd.DataFrame") ->
     """
     place = Path(folder) / name
     rows = (
-        json.dumps(to_json_value(row), ensure_ascii=False, default=str) for row in df.to_dict("records")
+        json.dumps(to_json_value(row), ensure_ascii=False, default=str)
+        for row in df.to_dict("records")
     )
     _write_text(place / "data.jsonl", "".join(f"{row}\n" for row in rows))
     flat = df.apply(lambda column: to_hashable_column(column.astype(object)))
     _write_text(place / "data.csv", as_csv(flat))
-    sections = [f"## {escape_markdown(name)}", "", *_format_paraphrases(df), "", *_format_counts(df)]
+    sections = [
+        f"## {escape_markdown(name)}",
+        "",
+        *_format_paraphrases(df),
+        "",
+        *_format_counts(df),
+    ]
     for column in find_answer_columns(df):
         sections += ["", *_write_column_section(place, df, column)]
     files = " and ".join(_markdown_link(name, file) for file in ("data.jsonl", "data.csv"))
@@ -124,7 +197,9 @@ def _category_column(df: "pd.DataFrame") -> str:
 
 
 def _format_paraphrases(df: "pd.DataFrame") -> list[str]:
-    paraphrases = list(to_hashable_column(df["question"]).dropna().unique()) if "question" in df else []
+    paraphrases = (
+        list(to_hashable_column(df["question"]).dropna().unique()) if "question" in df else []
+    )
     lines = [f"> {escape_markdown(str(one))}" for one in paraphrases[:MAX_ROWS_SHOWN]]
     if len(paraphrases) > MAX_ROWS_SHOWN:
         lines.append(f"> and {len(paraphrases) - MAX_ROWS_SHOWN} more")
@@ -152,12 +227,15 @@ def _format_counts(df: "pd.DataFrame") -> list[str]:
 
 def _write_column_section(place: Path, df: "pd.DataFrame", column: str) -> list[str]:
     """One column's tables by group, or by model with one group."""
-    from swarm.compare.statistics import summary
-    from swarm.compare.statistics.differences import pairwise
+    from swarm.stats.group_tests import pairwise
+    from swarm.stats.summary_table import summary
 
     category = _category_column(df)
     wholes = [f"{column_file_stem(column)}_{what}.csv" for what in ("summary", "differences")]
-    lines = [f"### {escape_markdown(column)}", *(save_figures(place, df, column, category) if len(df) else ())]
+    lines = [
+        f"### {escape_markdown(column)}",
+        *(save_figures(place, df, column, category) if len(df) else ()),
+    ]
     found = summary(df, column, category)
     _write_text(place / wholes[0], as_csv(found))
     lines += ["", *_summary_table(found, category)]
@@ -168,8 +246,15 @@ def _write_column_section(place: Path, df: "pd.DataFrame", column: str) -> list[
     _write_text(place / wholes[1], as_csv(pairs))
     kind = infer_kind(df[column].dropna())
     links = " and ".join(_markdown_link(place.name, file) for file in wholes)
-    return [*lines, "", *_pairs_table(pairs, kind == "mean"), "", *describe_differences(pairs), "",
-            f"Whole tables: {links}."]  # fmt: skip
+    return [
+        *lines,
+        "",
+        *_pairs_table(pairs, kind == "mean"),
+        "",
+        *describe_differences(pairs),
+        "",
+        f"Whole tables: {links}.",
+    ]
 
 
 def _summary_table(found: "pd.DataFrame", category: str) -> list[str]:
@@ -185,20 +270,33 @@ def _summary_table(found: "pd.DataFrame", category: str) -> list[str]:
         if not first["n"]:
             told = [["–", "–"]]
         elif len(some) > MAX_ANSWERS_SHOWN:
-            told.append([f"{len(some) - MAX_ANSWERS_SHOWN} more", format_number(some["value"][MAX_ANSWERS_SHOWN:].sum())])
+            told.append(
+                [
+                    f"{len(some) - MAX_ANSWERS_SHOWN} more",
+                    format_number(some["value"][MAX_ANSWERS_SHOWN:].sum()),
+                ]
+            )
         counts = [str(first[key]) for key in ("n", "refused", "errors")]
         rows.append([escape_markdown(str(name)), *told[0], *counts, escape_markdown(first["note"])])
         rows += [["", *one, "", "", "", ""] for one in told[1:]]
-    return format_table([escape_markdown(category), "answer", "value", "n", "refused", "failed", "note"], rows)
+    return format_table(
+        [escape_markdown(category), "answer", "value", "n", "refused", "failed", "note"], rows
+    )
 
 
 def _pairs_table(pairs: "pd.DataFrame", mean: bool) -> list[str]:
     rows = [
-        [f"{escape_markdown(str(row['a']))} – {escape_markdown(str(row['b']))}", _format_interval(row, "difference"),
-         _format_p(row["p"]), _format_p(row["p_holm"]), f"{row['n_a']}, {row['n_b']}", escape_markdown(row["test"]),
-         escape_markdown(row["note"])]
+        [
+            f"{escape_markdown(str(row['a']))} – {escape_markdown(str(row['b']))}",
+            _format_interval(row, "difference"),
+            _format_p(row["p"]),
+            _format_p(row["p_holm"]),
+            f"{row['n_a']}, {row['n_b']}",
+            escape_markdown(row["test"]),
+            escape_markdown(row["note"]),
+        ]
         for row in pairs.sort_values("p_holm").head(MAX_ROWS_SHOWN).to_dict(orient="records")
-    ]  # fmt: skip
+    ]
     first = "difference of means" if mean else "distance of all shares"
     return format_table(["pair", first, "p", "p (Holm)", "n", "test", "note"], rows)
 
@@ -215,7 +313,10 @@ def describe_differences(pairs: "pd.DataFrame") -> list[str]:
         return ["No difference could have been seen: there is too little to compare."]
     if not len(seen):
         return ["No difference was seen. That does not show that there is none."]
-    names = [f"{escape_markdown(str(r['a']))} and {escape_markdown(str(r['b']))}" for r in seen.to_dict("records")]
+    names = [
+        f"{escape_markdown(str(r['a']))} and {escape_markdown(str(r['b']))}"
+        for r in seen.to_dict("records")
+    ]
     more = f" and {len(names) - 5} more pairs" if len(names) > 5 else ""
     others = f" Of {rest} other pair{'s' * (rest > 1)} none was seen to differ." if rest else ""
     return [f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"]

@@ -5,13 +5,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from swarm.compare.asking import ModelCall, Script, SampleRequest
-from swarm.compare.asking.running import as_completed, run_scripts
 from swarm.compare.config import Config
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.questions.arguments import validate_conversation, validate_int
+from swarm.compare.sampling.scheduler import as_completed, run_scripts
+from swarm.compare.sampling.types import ModelCall, SampleRequest, Script
 from swarm.compare.settings import get_max_workers
-from swarm.errors import UserError
+from swarm.compare.validation import validate_conversation, validate_int
+from swarm.errors import InvalidArgument, UserError
 
 T = TypeVar("T")
 
@@ -113,7 +112,9 @@ class Runner:
             is told on standard error.
         """
         given = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
-        workers = get_max_workers() if max_workers is None else validate_int("max_workers", max_workers)
+        workers = (
+            get_max_workers() if max_workers is None else validate_int("max_workers", max_workers)
+        )
         owner = getattr(func, "__self__", None)
         if getattr(func, "__func__", None) in SCRIPTED_METHODS:
             make = getattr(owner, f"_{func.__name__}")
@@ -139,7 +140,7 @@ class Runner:
     def _single_token_probs(
         self, params: Mapping[str, Any], num_samples: int = 1, convert_to_probs: bool = True
     ) -> Script[RunnerResult | UserError]:
-        from swarm.compare.tokens import MOST_TOP_LOGPROBS, read_next_token, with_logprobs
+        from swarm.compare.token_probs import MOST_TOP_LOGPROBS, read_next_token, with_logprobs
 
         top = params.get("top_logprobs", MOST_TOP_LOGPROBS)
         asked = ModelCall(self.model, with_logprobs(validate_params(params), top))
@@ -149,7 +150,7 @@ class Runner:
     def _sample_probs(
         self, params: Mapping[str, Any], num_samples: int
     ) -> Script[RunnerResult | UserError]:
-        from swarm.compare.tokens.sampling import sample_answers
+        from swarm.compare.token_probs import sample_answers
 
         found = yield from sample_answers(validate_params(params), self.model, num_samples)
         return found.error or (found.answer, found.api_kwargs)
@@ -192,7 +193,9 @@ def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any
             following += 1
 
 
-def _report_failures(kwargs_list: Sequence[Mapping[str, Any]], done: Iterator[tuple[int, Any]]) -> Any:
+def _report_failures(
+    kwargs_list: Sequence[Mapping[str, Any]], done: Iterator[tuple[int, Any]]
+) -> Any:
     for number, one in done:
         if isinstance(one, Exception):
             print(f"call {number} failed: {one}", file=sys.stderr)

@@ -6,9 +6,9 @@ from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
-from swarm.compare.errors import InvalidArgument
-from swarm.models import Model
-from swarm.places import cache_folder
+from swarm._util.files import cache_folder
+from swarm.errors import InvalidArgument
+from swarm.models.base import Model
 
 EndpointPair = tuple[str, str, str]
 """An endpoint: its base_url, a key, and the name of the variable that the key is from."""

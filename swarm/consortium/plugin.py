@@ -16,7 +16,7 @@ def register_commands(cli: "click.Group") -> None:
 
     After all others', so that it is this one that answers where llm-consortium is installed, too.
     """
-    from swarm.consortium.commands import consortium
+    from swarm.consortium.cli import consortium
 
     before = cli.commands.get("consortium")
     consortium.hides_another = before not in (None, consortium)  # type: ignore[attr-defined]
@@ -30,12 +30,12 @@ def register_models(register: Callable[..., None], model_aliases: Iterable[Any])
     Whatever is wrong with them is no more than a warning: an error would end every llm command.
     """
     try:
-        from swarm.collab.shelf import ConsortiumStore
+        from swarm.multi_agent.consortium.store import ConsortiumStore
 
         shelf = ConsortiumStore()
         if not (names := shelf.list_names()):
             return
-        from swarm.consortium.models_of_llm import AsyncConsortiumModel, ConsortiumModel
+        from swarm.consortium.llm_plugin import AsyncConsortiumModel, ConsortiumModel
     except Exception as error:
         return _warn_once(f"the saved consortia cannot be used: {error}")
     taken = {one.model.model_id for one in model_aliases if one.model}
@@ -57,8 +57,11 @@ warned_messages: set[str] = set()
 
 def _warn_once(words: str) -> None:
     """Tell a person; the answers' stream stays clean."""
-    from swarm.printing import escape_control_chars
+    from swarm._util.terminal import escape_control_chars
 
     if words not in warned_messages:
         warned_messages.add(words)
-        print(f"warning: model-swarms: {escape_control_chars(' '.join(words.split()))}", file=sys.stderr)
+        print(
+            f"warning: model-swarms: {escape_control_chars(' '.join(words.split()))}",
+            file=sys.stderr,
+        )

@@ -1,14 +1,131 @@
 """Decoding of one batch whose rows come in equal blocks, one block a particle."""
 
+import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from swarm.errors import NotFinite
+from swarm.errors import NotFinite, UserError
+from swarm.models.base import Request
 
-from swarm.engine.sampling import SamplingState, sample_tokens
+# How the next token is chosen where it is not just the likeliest, and what is told of the choice.
+#
+# A draw is counter-based: its noise follows from seed, sample, prompt and place alone. So a text
+# does not depend on who else is in its batch, on the plan or on the order, as far as the logits do
+# not. Rounding changes them a little from one batch to another; a draw changes with them where two
+# tokens are as good as even after the noise, about as rarely as the likeliest token does.
+
+HASH_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
+"""Shifts and multipliers of a 32-bit integer hash of low bias (Wellons 2018, lowbias32)."""
+
+MIN_TEMPERATURE = 1e-6
+"""A temperature below counts as this one, which is greedy but for ties, and overflows nothing."""
+
+
+@dataclass(slots=True)
+class SamplingState:
+    """How one row's tokens are chosen and told of.
+
+    Attributes:
+        temperature: 0 takes the likeliest.
+        key: What the row's noise is made from.
+        top: See `Request.top_logprobs`.
+        told: Of each token so far its log probability, and token ids with theirs, likeliest first;
+            of the model's own distribution, whatever the temperature.
+    """
+
+    temperature: float
+    key: bytes
+    top: int
+    told: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+
+
+def build_sampling_state(request: Request, prompt: Sequence[int]) -> SamplingState | None:
+    """How a request's tokens are chosen; `None`: the likeliest, and nothing is told.
+
+    A seed of `None` is 0.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+    heat, top = request.temperature or 0.0, request.top_logprobs
+    if not 0 <= heat < math.inf:
+        raise UserError(f"temperature={heat}: must be a number from 0 on; 0 is greedy")
+    if top < -1:
+        raise UserError(
+            f"top_logprobs={top}: must be -1 (the chosen token alone), 0 (none) or more"
+        )
+    if not all(request.stop):
+        raise UserError("stop: an empty text would end every answer at once; leave it out")
+    if not heat and not top:
+        return None
+    told = repr((request.seed or 0, request.sample, list(prompt)))
+    return SamplingState(heat, hashlib.blake2b(told.encode(), digest_size=16).digest(), top)
+
+
+def sample_tokens(logits: torch.Tensor, rows: "Sequence[DecodingRow]") -> torch.Tensor:
+    """The next token of each row, [R], from logits [R, vocabulary]; `Draw.told` grows.
+
+    A draw is the likeliest token after Gumbel noise is added to the tempered logits, which is a
+    draw from their softmax (Gumbel 1954).
+    """
+    tokens = logits.argmax(dim=-1)
+    live = [(place, row.draw, len(row.new)) for place, row in enumerate(rows) if row.live]
+    if drawn := [(place, draw, new) for place, draw, new in live if draw and draw.temperature]:
+        places = torch.tensor([place for place, _, _ in drawn], device=logits.device)
+        heat = logits.new_tensor([max(draw.temperature, MIN_TEMPERATURE) for _, draw, _ in drawn])
+        noise = gumbel_noise([random_key(draw.key, new) for _, draw, new in drawn], logits)
+        tokens[places] = logits[places].div_(heat[:, None]).add_(noise).argmax(dim=-1)
+    if told := [(place, draw) for place, draw, _ in live if draw and draw.top]:
+        _record_logprobs(logits, tokens, told)
+    return tokens
+
+
+def _record_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, told: Sequence[tuple[int, SamplingState]]
+) -> None:
+    """Note what the rows at these places are about to say."""
+    places = torch.tensor([place for place, _ in told], device=logits.device)
+    logprobs = logits[places].log_softmax(dim=-1)
+    chosen = logprobs.gather(1, tokens[places, None])[:, 0].tolist()
+    most = min(max(0, *(draw.top for _, draw in told)), logits.shape[1])
+    values, ids = (found.tolist() for found in logprobs.topk(most, dim=-1))
+    for row, (_, draw) in enumerate(told):
+        top = list(zip(ids[row], values[row], strict=True))[: max(0, draw.top)]
+        draw.told.append((chosen[row], top))
+
+
+def random_key(key: bytes, place: int) -> tuple[int, int]:
+    """Two 32-bit numbers that the token at a place draws its noise from."""
+    digest = hashlib.blake2b(place.to_bytes(8, "big"), key=key, digest_size=8).digest()
+    return tuple(int.from_bytes(half, "big", signed=True) for half in (digest[:4], digest[4:]))  # type: ignore[return-value]
+
+
+def gumbel_noise(keys: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise [R, vocabulary], the same on every device up to rounding.
+
+    A token's number is its id and the row's keys through two rounds of a hash.
+    """
+    first, second = torch.tensor(keys, dtype=torch.int32, device=like.device).T[:, :, None]
+    numbers = _hash_numbers(
+        torch.arange(like.shape[1], dtype=torch.int32, device=like.device) ^ first
+    )
+    numbers = _hash_numbers(numbers ^ second).bitwise_and_(0x7FFFFFFF)
+    # Uniform in (0, 1), finest near 0, whence the largest noise comes; one at 1 is never chosen.
+    uniform = numbers.float().add_(0.5).mul_(2.0**-31)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _hash_numbers(numbers: torch.Tensor) -> torch.Tensor:
+    for shift, factor in HASH_ROUNDS:
+        # The shift keeps the sign, which the mask takes away.
+        numbers ^= (numbers >> shift).bitwise_and_((1 << (32 - shift)) - 1)
+        numbers *= factor
+    return numbers.bitwise_xor_((numbers >> 16).bitwise_and_(0xFFFF))
+
 
 MINIMUM_PREFIX = 16
 """Tokens that all rows must share before prefilling them once a particle is worth a forward."""
@@ -75,7 +192,9 @@ def shared_prefix_length(prompts: Sequence[list[int]]) -> int:
     return same
 
 
-def prefill_batch(model: Any, prompts: Sequence[list[int]], particles: int, pad: int) -> DecodingBatch:
+def prefill_batch(
+    model: Any, prompts: Sequence[list[int]], particles: int, pad: int
+) -> DecodingBatch:
     """Prefill R prompts, left-padded; a long enough shared prefix is read once a particle."""
     device = model.device
     rows = len(prompts)
@@ -178,3 +297,145 @@ def generate_rows(
             batch.mask, batch.position = batch.mask[index], batch.position[index]
             tokens, current = tokens[index], [current[i] for i in kept]
         decode_step(model, batch, tokens)
+
+
+# Teacher-forced scoring: how likely a model finds given continuations of its prompts.
+
+TokenIds = Sequence[int]
+
+
+class ContinuationScore(NamedTuple):
+    """One continuation's natural log probability; nothing is certain: 0 and greedy."""
+
+    logprob: float
+    greedy: bool
+    """Whether greedy decoding would say just this."""
+
+
+class ScoreAccumulator:
+    """Collects what R rows' target tokens are worth, piece by piece."""
+
+    def __init__(self) -> None:
+        self._logprobs: list[torch.Tensor] = []
+        self._likeliest: list[torch.Tensor] = []
+
+    def add(self, logits: torch.Tensor, targets: Sequence[TokenIds]) -> None:
+        """Add the logits [R, w, vocabulary] of w positions and what follows each; -1 is nothing."""
+        wanted = torch.tensor(targets, device=logits.device)
+        # One position after the other: a float32 copy of all logits could be gigabytes.
+        for place in range(wanted.shape[1]):
+            row, target = logits[:, place].float(), wanted[:, place]
+            known = target >= 0
+            picked = row.gather(1, target.clamp(min=0)[:, None])[:, 0]
+            self._logprobs.append(torch.where(known, picked - row.logsumexp(-1), 0.0))
+            self._likeliest.append(~known | (row.argmax(-1) == target))
+
+    def to_scores(self) -> list[ContinuationScore]:
+        """The rows' sums."""
+        sums = torch.stack(self._logprobs).sum(0, dtype=torch.float64).tolist()
+        return list(map(ContinuationScore, sums, torch.stack(self._likeliest).all(0).tolist()))
+
+
+@torch.inference_mode()
+def score_choices(
+    model: Any,
+    prompts: Sequence[list[int]],
+    choices: Sequence[Sequence[TokenIds]],
+    particles: int,
+    pad: int,
+    positions: int,
+) -> list[list[ContinuationScore]]:
+    """Score each prompt's choices, of which there may be more for one prompt than for another.
+
+    The prompts are read once; each choice is read after them, as a whole, and cut off again.
+    Choices of one token need no more than the prompts.
+
+    Args:
+        model: A causal language model of transformers.
+        prompts: R = P * b rows, particle by particle, of at least one token.
+        choices: Each prompt's continuations.
+        particles: P, the number of equal blocks.
+        pad: The token id to pad with; never attended.
+        positions: About how many positions' logits to hold at once, of all rows together.
+    """
+    batch = prefill_batch(model, prompts, particles, pad) if can_share_prefix(model) else None
+    found: list[list[ContinuationScore]] = [[] for _ in prompts]
+    for number in range(max(map(len, choices))):
+        tokens = [row[number] if number < len(row) else () for row in choices]
+        if batch:
+            scored = _score_after_prompt(model, batch, tokens, pad, positions)
+        else:
+            scored = _score_full_sequences(model, prompts, tokens, particles, pad, positions)
+        for mine, row, one in zip(found, choices, scored, strict=True):
+            if number < len(row):
+                mine.append(one)
+    return found
+
+
+def _score_after_prompt(
+    model: Any, batch: DecodingBatch, tokens: Sequence[TokenIds], pad: int, positions: int
+) -> list[ContinuationScore]:
+    """Score one continuation a row on the prompts' cache, which is left as it was."""
+    tally = ScoreAccumulator()
+    tally.add(batch.logits[:, None], _slice_columns(tokens, 0, 1, -1))
+    cache, mask, position = batch.cache, batch.mask, batch.position
+    last = max(len(row) for row in tokens) - 1
+    width = max(1, positions // len(tokens))
+    for start in range(0, last, width):
+        end = min(start + width, last)
+        ids = torch.tensor(_slice_columns(tokens, start, end, pad), device=mask.device)
+        real = [[int(place < len(row)) for place in range(start, end)] for row in tokens]
+        mask = torch.cat([mask, torch.tensor(real, device=mask.device)], dim=1)
+        places = position + torch.arange(start + 1, end + 1, device=mask.device)
+        out = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        tally.add(out.logits, _slice_columns(tokens, start + 1, end + 1, -1))
+    if last > 0:
+        cache.crop(-last)
+    return tally.to_scores()
+
+
+def _score_full_sequences(
+    model: Any,
+    prompts: Sequence[list[int]],
+    tokens: Sequence[TokenIds],
+    particles: int,
+    pad: int,
+    positions: int,
+) -> list[ContinuationScore]:
+    """Score one continuation a row in one forward each, for models whose cache cannot be cut."""
+    size, longest = len(prompts) // particles, max(1, *map(len, tokens))
+    width = max(1, positions // (particles * longest))
+    found: dict[int, ContinuationScore] = {}
+    for start in range(0, size, width):
+        blocks = [
+            range(p * size + start, min(p * size + start + width, (p + 1) * size))
+            for p in range(particles)
+        ]
+        rows = [row for block in blocks for row in block]
+        whole = [[*prompts[row], *tokens[row][:-1]] for row in rows]
+        length = max(map(len, whole))
+        ids = [[pad] * (length - len(one)) + one for one in whole]
+        real = [[0] * (length - len(one)) + [1] * len(one) for one in whole]
+        mask = torch.tensor(real, device=model.device)
+        out = model(
+            input_ids=torch.tensor(ids, device=model.device),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            use_cache=False,
+            logits_to_keep=longest,
+        )
+        tally = ScoreAccumulator()
+        tally.add(out.logits, [[-1] * (longest - len(tokens[r])) + [*tokens[r]] for r in rows])
+        found |= zip(rows, tally.to_scores(), strict=True)
+    return [found[row] for row in range(len(prompts))]
+
+
+def _slice_columns(tokens: Sequence[TokenIds], start: int, end: int, fill: int) -> list[list[int]]:
+    """The same places of all rows, filled up where a row has ended."""
+    return [[*row[start:end], *[fill] * (end - max(start, min(end, len(row))))] for row in tokens]

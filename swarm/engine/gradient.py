@@ -2,8 +2,8 @@
 
 Only the G x K coefficients are parameters: the base and the experts are frozen, so a position
 with 9 coefficients has 9 partial derivatives, whatever the size of the model. The loss runs through
-the stacked layers (`swarm.engine.stacked`), where autograd sums the derivative of every adapted
-module into the coefficients of its group.
+the stacked layers (`swarm.engine.batched_lora`), where autograd sums the derivative of every
+adapted module into the coefficients of its group.
 """
 
 import math
@@ -17,11 +17,10 @@ import numpy as np
 import torch
 
 from swarm.errors import NotFinite
-
-from swarm.models import Example
+from swarm.models.base import Example
 
 if TYPE_CHECKING:
-    from swarm.engine.stacked import BatchedLoraModel
+    from swarm.engine.batched_lora import BatchedLoraModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,9 @@ def compute_loss_and_gradient(
                 stack.attach_positions(leaf)
                 loss = batch.compute_loss(model)
                 if not math.isfinite(value := loss.item()):
-                    raise NotFinite(0, "activations" if stack.first_nonfinite() is None else "weights")
+                    raise NotFinite(
+                        0, "activations" if stack.first_nonfinite() is None else "weights"
+                    )
                 if slope:
                     loss.backward()
                 total += Gradient(value, np.zeros(len(position)))
@@ -183,7 +184,9 @@ def compute_loss_and_gradient(
     return Gradient(total.loss, leaf.grad[0].double().cpu().numpy())
 
 
-def batch_examples(examples: Sequence[TokenizedExample], pad: int, budget: int) -> Iterator[ExampleBatch]:
+def batch_examples(
+    examples: Sequence[TokenizedExample], pad: int, budget: int
+) -> Iterator[ExampleBatch]:
     """The examples in batches of at most `budget` tokens, padding included, the longest first."""
     waiting = sorted(examples, key=lambda one: -one.length)
     while waiting:
@@ -213,5 +216,7 @@ def checkpoint_activations(model: Any, wanted: bool) -> Iterator[None]:
             del layer.forward
 
 
-def _checkpointed_forward(checkpoint: Callable[..., Any], forward: Any, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed_forward(
+    checkpoint: Callable[..., Any], forward: Any, *args: Any, **kwargs: Any
+) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)

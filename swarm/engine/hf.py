@@ -3,36 +3,104 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from swarm.errors import NotFinite
-from swarm.engine import ExpertPool
-from swarm.engine.base import BaseModel
-from swarm.engine.plan import BATCH_CPU, BATCH_GPU, choose_plan, profile_device
-from swarm.engine.tokens import (
+from swarm.engine.base import ExpertPool
+from swarm.engine.base_model import BaseModel, validate_device
+from swarm.engine.tokenization import (
     TokenCache,
     build_completion,
-    count_choice_tokens,
-    encode_choice,
+    clip_new_tokens,
     context_length_of,
+    count_choice_tokens,
+    decode_text,
+    encode_choice,
+    encode_prompt,
     end_token_ids,
     stop_check,
-    encode_prompt,
-    decode_text,
-    clip_new_tokens,
 )
-from swarm.errors import UserError
-from swarm.models import Completion, Example, Request
-from swarm.pool import Pool
+from swarm.errors import NotFinite, UserError
+from swarm.models.base import Completion, Example, Message, Request
+from swarm.pool.pool import Pool
 
 if TYPE_CHECKING:
+    from swarm.engine.batched_lora import Factors
     from swarm.engine.decode import DecodingRow
     from swarm.engine.gradient import Gradient, TokenizedExample
-    from swarm.engine.stacked import Factors
+
+# Which of the three ways of answering many particles suits the work at hand.
+
+STACK_BELOW_CPU = 20
+"""Requests a particle below which a CPU gains by stacking; from benchmarks/batching.py."""
+
+STACK_BELOW_GPU = 150
+"""Rows a particle that saturate a GPU on their own: about 184 on an H200 in bfloat16, the ratio of
+790 TFLOP/s to 4.3 TB/s; fewer leave it reading weights."""
+
+BATCH_CPU, BATCH_GPU = 4096, 65536
+"""Padded tokens in a batch, where `engine.max_tokens` does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """What the choice depends on, besides the work.
+
+    Attributes:
+        gpu: Whether the model is on a GPU.
+        exact_merge: Whether weights are float32, so that a small update survives being added.
+        copy_bytes: Size of a copy of the adapted weights.
+        free_bytes: Memory left on the device.
+    """
+
+    gpu: bool
+    exact_merge: bool
+    copy_bytes: int
+    free_bytes: int
+
+
+def choose_plan(particles: int, rows: int, facts: DeviceProfile) -> tuple[str, str]:
+    """The plan for `particles` positions with `rows` requests each, and why, in words.
+
+    Merging gives the base's own speed to one particle at a time, but in bfloat16 it rounds the
+    update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave an error of 17 %,
+    unmerged 0.2 % (tests/test_plan.py). Stacking reads the base weights once for all particles.
+    """
+    enough = STACK_BELOW_GPU if facts.gpu else STACK_BELOW_CPU
+    if particles > 1 and rows < enough:
+        return "stacked", f"{rows} requests a particle leave the device idle, below {enough}"
+    if not facts.exact_merge:
+        return "swap", "the weights are not float32 and merging would round the update away"
+    if facts.copy_bytes > facts.free_bytes:
+        return "swap", "a copy of the adapted weights does not fit in the memory left"
+    if particles == 1:
+        return "merged", "a single particle runs as fast as the base alone"
+    return "merged", f"{rows} requests a particle, enough to run as fast as the base alone"
+
+
+def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> DeviceProfile:
+    """What `choose` needs to know of a model whose linear layers of these shapes are adapted."""
+    import torch
+
+    gpu = device != "cpu"
+    free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory_bytes()
+    size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize
+    return DeviceProfile(gpu, model.dtype == torch.float32, size, free)
+
+
+def available_memory_bytes() -> int:
+    """Bytes of main memory that are free or can be freed; a large number where nobody knows."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 1 << 60
+    found = {name: int(rest.split()[0]) for name, _, rest in (row.partition(":") for row in lines)}
+    return found.get("MemAvailable", 1 << 50) * 1024
+
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +116,7 @@ class HFEngine:
     Args:
         plan: "swap" gives the model one particle after the other, "merged" does so with the
             particle added to a copy of the weights, "stacked" gives it all of a job at once; "auto"
-            chooses (`swarm.engine.plan.choose`).
+            chooses (`swarm.engine.hf.choose_plan`).
         max_tokens: The most padded prompt and new tokens in one batch; `None` chooses 4,096 on a
             CPU and 65,536 on a GPU. Halved, and remembered, when the device runs out of memory.
         checkpointing: Compute activations again in the backward pass of a gradient, which takes a
@@ -70,13 +138,13 @@ class HFEngine:
         self._said: set[str] = set()
 
     context = math.inf
-    """See `swarm.engine.Engine`."""
+    """See `swarm.engine.base.Engine`."""
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
-        """See `swarm.engine.Engine`."""
+        """See `swarm.engine.base.Engine`."""
         import torch
 
-        from swarm.engine.stacked import install_lora_layers
+        from swarm.engine.batched_lora import install_lora_layers
 
         pool = as_adapter_pool(pool)
         model, tokenizer = base.load_without_weights()
@@ -92,7 +160,7 @@ class HFEngine:
         return tokenizer
 
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
-        """See `swarm.engine.Engine`."""
+        """See `swarm.engine.base.Engine`."""
         pool = as_adapter_pool(pool)
         basis = {name: pool.expert_factors(name) for name in pool.modules}
         self.load_base(base, device, basis, pool.folder)
@@ -100,7 +168,7 @@ class HFEngine:
     def load_base(
         self, base: BaseModel, device: str, basis: Mapping[str, "Factors"], folder: str | Path
     ) -> None:
-        """As `open`, with what `swarm.engine.stacked.Stack` keeps of each module.
+        """As `open`, with what `swarm.engine.batched_lora.BatchedLoraModel` keeps of each module.
 
         Without any the base answers as it is, at positions [P, 0].
         """
@@ -115,7 +183,7 @@ class HFEngine:
         self, base: BaseModel, device: str, basis: Mapping[str, "Factors"], folder: str | Path
     ) -> None:
         """Put these in the place of what the loaded base had in its layers; see `load`."""
-        from swarm.engine.stacked import install_lora_layers
+        from swarm.engine.batched_lora import install_lora_layers
 
         if self._stack:
             self._stack.remove()
@@ -126,7 +194,7 @@ class HFEngine:
     def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
-        """See `swarm.engine.Engine`."""
+        """See `swarm.engine.base.Engine`."""
         import torch
 
         plan = self._choose_plan(requests)
@@ -147,7 +215,7 @@ class HFEngine:
     def compute_gradient(
         self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
     ) -> "Gradient":
-        """See `swarm.engine.Differentiable`."""
+        """See `swarm.engine.base.DifferentiableEngine`."""
         import torch
 
         from swarm.engine.gradient import batch_examples, compute_loss_and_gradient
@@ -178,10 +246,14 @@ class HFEngine:
 
         if one.unlabelled and len(one.choices) == 1:
             # Any token will do: what counts is the distribution of the place.
-            return TokenizedExample(self._prompt_ids(one.prompt), [[self._tokenizer.eos_token_id]], one)
+            return TokenizedExample(
+                self._prompt_ids(one.prompt), [[self._tokenizer.eos_token_id]], one
+            )
         choices = self._choice_ids(Request(one.prompt, 0, one.choices))
         end = [self._tokenizer.eos_token_id] if one.ends else []
-        return TokenizedExample(self._prompt_ids(one.prompt), [[*choice, *end] for choice in choices], one)
+        return TokenizedExample(
+            self._prompt_ids(one.prompt), [[*choice, *end] for choice in choices], one
+        )
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
         """The plan for these requests; stacking needs the same shape of all particles."""
@@ -198,10 +270,15 @@ class HFEngine:
     def _generate_group(self, requests: Sequence[Sequence[Request]]) -> list[list[Completion]]:
         """Answer equally many requests of each particle in the layers, in the same batches."""
         answers: list[list[Completion | None]] = [[None] * len(asked) for asked in requests]
-        cost = [max(self._count_row_tokens(asked[i]) for asked in requests) for i in range(len(requests[0]))]
+        cost = [
+            max(self._count_row_tokens(asked[i]) for asked in requests)
+            for i in range(len(requests[0]))
+        ]
         for scored in (False, True):
             mine = [i for i in range(len(cost)) if bool(requests[0][i].choices) == scored]
-            self._fill_completions(requests, sorted(mine, key=lambda i: (-cost[i], i)), cost, answers)
+            self._fill_completions(
+                requests, sorted(mine, key=lambda i: (-cost[i], i)), cost, answers
+            )
         return [[c for c in row if c is not None] for row in answers]
 
     def _fill_completions(
@@ -258,15 +335,16 @@ class HFEngine:
         return list(map(partial(build_completion, self._tokenizer), flat, rows))
 
     def _build_row(self, request: Request) -> "DecodingRow":
-        from swarm.engine.decode import DecodingRow
-        from swarm.engine.sampling import build_sampling_state
+        from swarm.engine.decode import DecodingRow, build_sampling_state
 
         ended, prompt = stop_check(request), self._prompt_ids(request.prompt)
         settled = None if ended is None else (lambda new: ended(decode_text(self._tokenizer, new)))
-        return DecodingRow(prompt, request.max_new_tokens, settled, build_sampling_state(request, prompt))
+        return DecodingRow(
+            prompt, request.max_new_tokens, settled, build_sampling_state(request, prompt)
+        )
 
     def _score_choices(self, flat: Sequence[Request], particles: int) -> list[Completion]:
-        from swarm.engine.scoring import score_choices
+        from swarm.engine.decode import score_choices
 
         prompts = [self._prompt_ids(request.prompt) for request in flat]
         choices = [self._choice_ids(request) for request in flat]
@@ -280,7 +358,9 @@ class HFEngine:
         for prompt, tokens, row in zip(prompts, choices, rows, strict=True):
             logprobs, greedy = zip(*row, strict=True)
             counts = tuple(map(len, tokens))
-            done.append(Completion("", logprobs, len(prompt), count_choice_tokens(tokens), greedy, counts))
+            done.append(
+                Completion("", logprobs, len(prompt), count_choice_tokens(tokens), greedy, counts)
+            )
         return done
 
     def clip_to_context(self, request: Request) -> Request:
@@ -292,7 +372,7 @@ class HFEngine:
             UserError: A value is not allowed, turns cannot be written, or there are more tokens
                 than positions.
         """
-        from swarm.engine.sampling import build_sampling_state
+        from swarm.engine.decode import build_sampling_state
 
         prompt = self._prompt_ids(request.prompt)
         build_sampling_state(request, prompt)
@@ -340,3 +420,58 @@ def as_adapter_pool(pool: ExpertPool) -> Pool:
     if hasattr(pool, "modules"):
         return cast(Pool, pool)
     raise UserError("engine=hf mixes adapters and needs pool=adapters; models: engine=token, full")
+
+
+# A base model without experts, as a model of its own: a judge on this machine, say.
+
+
+class HFModel:
+    """Answers with a transformers model, turns through its chat template; greedily, if nothing else
+    is asked for. For models by name that share what is in memory see `swarm.registry.local_models`.
+
+    Args:
+        base: The model; its weights are read from safetensors only.
+        device: "cpu", "cuda" or "cuda:1"; `None` is where the worker's own model lives.
+        max_tokens: See `swarm.engine.hf.HFEngine`.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self, base: BaseModel, device: str | None = None, max_tokens: int | None = None
+    ) -> None:
+        self.base = base
+        self.device = validate_device(device)
+        self._engine = HFEngine("swap", max_tokens)
+
+    def check(self) -> None:
+        """Look for the model on this machine; see `swarm.tasks.base.RequiresSetup.check`.
+
+        Raises:
+            UserError: There is no such folder, or it holds no model, or one without a chat
+                template.
+        """
+        if folder := self.base.on_disk():
+            encode_prompt(self.base.load_tokenizer(folder), (Message("user", "?"),))
+
+    def fingerprint(self) -> str:
+        """See `Base.fingerprint`."""
+        return self.base.fingerprint()
+
+    def open(self, device: str) -> None:
+        """Load the model; see `swarm.tasks.base.RequiresSetup.open`.
+
+        Raises:
+            UserError: As `Base.load`.
+        """
+        self._engine.load_base(self.base, self.device or device, {}, "")
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer all requests; see `swarm.models.base.Model.generate`.
+
+        Raises:
+            UserError: One is too long for the model, or asks for what is not allowed.
+        """
+        asked = [self._engine.clip_to_context(request) for request in requests]
+        return self._engine.generate(np.zeros((1, 0)), [asked])[0] if asked else []

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from swarm.executors.jobs import Job, JobResult
-from swarm.executors.worker import Worker
+from swarm.executors.devices import check_devices
+from swarm.executors.inline import InlineExecutor
+from swarm.executors.processes import ProcessExecutor
+from swarm.executors.worker import Job, JobResult, Worker
 
 __all__ = ["Executor", "Job", "JobResult", "Worker"]
 
@@ -31,3 +33,11 @@ class Executor(Protocol):
     def close(self) -> None:
         """End all workers."""
         ...
+
+
+# Chooses an executor by the devices named.
+
+
+def choose_executor(gpus: list[int] | None = None) -> InlineExecutor | ProcessExecutor:
+    """In this process for the CPU or one GPU, a process a GPU for more."""
+    return ProcessExecutor(gpus) if len(check_devices(gpus)) > 1 else InlineExecutor(gpus)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from swarm.engine import Engine, MultiGpuEngine
+from swarm.engine.base import Engine, MultiGpuEngine
 from swarm.errors import UserError
 
 

@@ -3,11 +3,10 @@
 import logging
 from collections.abc import Iterable, Iterator
 
-from swarm.engine import MultiGpuEngine
+from swarm.engine.base import MultiGpuEngine
 from swarm.errors import UserError
 from swarm.executors.devices import check_devices, group_gpus
-from swarm.executors.jobs import Job, JobResult, format_failure
-from swarm.executors.worker import Worker
+from swarm.executors.worker import Job, JobResult, Worker, format_failure
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from swarm.engine import MultiGpuEngine
+from swarm.engine.base import MultiGpuEngine
 from swarm.errors import UserError
 from swarm.executors.devices import check_devices, group_gpus, select_device
-from swarm.executors.jobs import Job, JobResult, describe_job, format_failure
-from swarm.executors.worker import Worker
+from swarm.executors.worker import Job, JobResult, Worker, describe_job, format_failure
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +26,9 @@ MOST = 1_000
 """The most workers of one machine, and the most threads of one worker."""
 
 
-def run_worker_process(pipe: Connection, worker: Worker, gpus: list[int], threads: int | None) -> None:
+def run_worker_process(
+    pipe: Connection, worker: Worker, gpus: list[int], threads: int | None
+) -> None:
     """The life of a worker process: open once, then answer jobs until the pipe closes."""
     device = select_device(gpus, worker.engine)
     if is_model_sharded(worker):
@@ -173,8 +174,12 @@ class ProcessExecutor:
         seat.process.join(timeout=5)
         code = seat.process.exitcode
         self._stop_worker(seat)
-        log.warning("the worker on %s died (exit code %s); job %d goes to another", seat.device,
-                    code, job.number)  # fmt: skip
+        log.warning(
+            "the worker on %s died (exit code %s); job %d goes to another",
+            seat.device,
+            code,
+            job.number,
+        )
         if deaths >= MAX_DEATHS:
             raise UserError(
                 f"{deaths} workers died on the same job ({describe_job(job)}), the last with exit "

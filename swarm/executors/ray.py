@@ -3,20 +3,282 @@
 import contextlib
 import logging
 import os
+import socket
+import tempfile
 import time
+import traceback
+import warnings
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from swarm.engine import MultiGpuEngine
+import numpy as np
+
+from swarm.engine.base import ExpertPool, MultiGpuEngine
 from swarm.errors import UserError
-from swarm.executors import cluster, packing
-from swarm.executors.actor import RayWorker
 from swarm.executors.devices import check_devices
-from swarm.executors.jobs import Job, JobResult, describe_job
 from swarm.executors.processes import MAX_DEATHS
-from swarm.executors.worker import Worker
+from swarm.executors.worker import Job, JobResult, Worker, describe_job, format_failure
+from swarm.pool.pool import Pool
+
+# A Ray cluster, found or started quietly and within a bounded time.
+
+MIN_OBJECT_STORE = 100 * 2**20
+"""Bytes of object store that a cluster of our own gets beside the experts; jobs are kilobytes."""
+CONNECT_TIMEOUT_S = 10.0
+"""How long a cluster's port may take to accept a connection, and then to say a word."""
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a gRPC client says first (RFC 9113, 3.4): the preface and an empty settings frame."""
+RAY_ENVIRONMENT = {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""What keeps Ray's own words off the terminal; the user's values win."""
+
+
+def import_ray() -> Any:
+    """Ray, imported only here and only when it is used.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise UserError("executor=ray needs Ray: pip install 'model-swarms[ray]'") from None
+    return ray
+
+
+def connect_cluster(
+    address: str | None, gpus: Sequence[int], cpus: float | None, store: int
+) -> bool:
+    """Join the cluster at `address`, or start one on this machine; True if it is ours to leave.
+
+    Args:
+        address: "auto", "host:port", "ray://host:port"; `None` starts a cluster.
+        gpus: The device numbers that a started cluster may use.
+        cpus: The CPU slots of a started cluster; `None` is one a core.
+        store: Bytes that will be put into the object store of a started cluster.
+
+    Raises:
+        UserError: There is no cluster at the address, or it cannot be joined.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        return False
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    where = f"executor.address={address}"
+    try:
+        if address is None:
+            where = "a local Ray could not be started"
+            with limit_visible_gpus(gpus):
+                ray.init(
+                    "local",
+                    num_cpus=cpus and max(1, round(cpus)),
+                    num_gpus=len(gpus),
+                    object_store_memory=MIN_OBJECT_STORE + store,
+                    include_dashboard=False,
+                    **quiet,
+                )
+        else:
+            check_reachable(address)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ray.init(address, **quiet)
+    except UserError:
+        raise
+    except Exception as error:  # Ray and gRPC raise whatever comes; none of it has a common base.
+        words = " ".join(str(error).split())[:300]
+        raise UserError(f"{where}: {words or type(error).__name__}") from None
+    return True
+
+
+def check_reachable(address: str) -> None:
+    """Ask whether anything listens at an address at all; Ray itself would try for minutes.
+
+    Raises:
+        UserError: Nothing does, or the address is none.
+    """
+    asked = address
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or latest_address()
+        if address in ("", "auto", "local"):
+            return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(
+            f'executor.address={address}: must be null, "auto", "host:port" or "ray://host:port"'
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as line:
+            line.sendall(HTTP2_PREFACE)
+            heard = line.recv(9)
+        # Under TLS the greeting is not understood, and Ray has to find out for itself.
+        if heard[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
+            raise OSError("something else is at that port")
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"executor.address={asked}: no Ray cluster answers at {address} ({error}); start one "
+            "with `ray start --head`, or leave executor.address=null for this machine alone"
+        ) from None
+
+
+def latest_address() -> str:
+    """The address of the cluster last started on this machine, as Ray notes it, or nothing."""
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return (Path(place) / "ray" / "ray_current_cluster").read_text().strip()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def limit_visible_gpus(gpus: Sequence[int]) -> Iterator[None]:
+    """Let a cluster that is started inside see these devices only."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    known = before.split(",") if before else None
+    os.environ[name] = ",".join(known[g] if known else str(g) for g in gpus)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def list_nodes() -> list[dict[str, float]]:
+    """The resources of every living node of the cluster."""
+    return [dict(n["Resources"]) for n in import_ray().nodes() if n["Alive"]]
+
+
+def is_node_alive() -> bool:
+    """Whether Ray's own process of this machine (raylet) is at work, by what the cluster says."""
+    ray = import_ray()
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here)
+
+
+def find_head() -> str:
+    """The address of the process that manages the cluster (gcs_server); empty if not known."""
+    try:
+        return str(import_ray().get_runtime_context().gcs_address or "")
+    except Exception:  # a client (ray://) has no connection of its own to it
+        return ""
+
+
+def is_open(address: str) -> bool:
+    """Whether something accepts a connection at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def describe_resources() -> str:
+    """What the cluster has, in words."""
+    ray = import_ray()
+    total, free = ray.cluster_resources(), ray.available_resources()
+    parts = [f"{total.get(k, 0):g} {k} ({free.get(k, 0):g} free)" for k in ("GPU", "CPU")]
+    return f"the cluster has {' and '.join(parts)} on {len(list_nodes())} nodes"
+
+
+# The experts of a pool as one object: sent once, unpacked where they are needed.
+
+PackedExperts = dict[str, dict[str, np.ndarray]]
+"""Folder -> name of a file -> its bytes; arrays, because Ray shares those instead of copying."""
+
+
+def pack_experts(pool: ExpertPool) -> PackedExperts:
+    """The files of an opened pool; mapped, so that they are read when they are sent.
+
+    Raises:
+        UserError: Its experts are whole models.
+    """
+    if not isinstance(pool, Pool):
+        raise UserError("executor.experts=store sends adapters only; choose executor.experts=path")
+    return {
+        name: {path.name: np.asarray(np.memmap(path, np.uint8, "r")) for path in files}
+        for name, files in pool.parts().items()
+    }
+
+
+def packed_size(pack: PackedExperts) -> int:
+    """The bytes of all files."""
+    return sum(len(data) for files in pack.values() for data in files.values())
+
+
+def unpack_experts(pack: PackedExperts, folder: Path, pool: Pool) -> Pool:
+    """Write the files below `folder`; gives the same pool with these files, closed."""
+    for name, files in pack.items():
+        (folder / name).mkdir(parents=True)
+        for file, data in files.items():
+            (folder / name / file).write_bytes(data.data)
+    return pool.with_folder(folder)
+
+
+# What lives on a node of a Ray cluster: a worker, opened with its first job.
+
+
+class RayWorker:
+    """A worker that is opened once and then answers jobs; Ray starts it again when it dies.
+
+    Args:
+        device: Where its model lives; Ray shows it only the GPU that is its own.
+        threads: CPU threads.
+        home: The driver's folder, from which the paths of the configuration are read.
+    """
+
+    def __init__(self, device: str, threads: int, home: str) -> None:
+        self._device, self._threads = device, threads
+        self._worker: Worker | None = None
+        if os.path.isdir(home):
+            os.chdir(home)
+
+    def ready(self) -> int:
+        """The process number, once there is a process."""
+        return os.getpid()
+
+    def run(self, job: Job, stored: list[Any]) -> JobResult | str:
+        """What the job came to, or the error: one line for people, then the traceback.
+
+        Args:
+            job: What to do.
+            stored: References to the recipe of the worker and, if they travel, to the packed
+                experts. They come with every job, as the actor may have been started again.
+        """
+        try:
+            if self._worker is None:
+                self._worker = self._open_worker(*import_ray().get(stored))
+            return self._worker.run(job)
+        except UserError as error:
+            return str(error.args[0])
+        except Exception as error:
+            return f"{format_failure(job, error)}\n{traceback.format_exc()}"
+
+    def _open_worker(self, worker: Worker, packed: PackedExperts | None = None) -> Worker:
+        import torch
+
+        torch.set_num_threads(self._threads)
+        if packed is None:
+            worker.open(self._device)
+            return worker
+        assert isinstance(worker.pool, Pool)
+        # Once the experts are in memory their files are not needed; nothing stays on the node.
+        with tempfile.TemporaryDirectory(prefix="model-swarms-") as folder:
+            worker.pool = unpack_experts(packed, Path(folder), worker.pool)
+            worker.open(self._device)
+        return worker
+
 
 log = logging.getLogger(__name__)
 
@@ -63,16 +325,23 @@ class RayExecutor:
     """
 
     def __init__(
-        self, gpus: list[int] | None = None, address: str | None = None,
-        workers: int | None = None, gpus_per_worker: float | None = None,
-        cpus_per_worker: float = 1, max_restarts: int = 10, threads: int | None = None,
-        experts: str = "path", wait_s: float = 60,
-    ) -> None:  # fmt: skip
+        self,
+        gpus: list[int] | None = None,
+        address: str | None = None,
+        workers: int | None = None,
+        gpus_per_worker: float | None = None,
+        cpus_per_worker: float = 1,
+        max_restarts: int = 10,
+        threads: int | None = None,
+        experts: str = "path",
+        wait_s: float = 60,
+    ) -> None:
         if address is not None and (gpus or not isinstance(address, str) or not address):
             raise UserError(
                 f"gpus={gpus} with executor.address={address}: gpus are devices of this machine; "
-                "on a cluster leave gpus=[] and choose executor.workers", 2,
-            )  # fmt: skip
+                "on a cluster leave gpus=[] and choose executor.workers",
+                2,
+            )
         _check_int("workers", workers, 1, none=True)
         _check_int("max_restarts", max_restarts, 0)
         _check_int("threads", threads, 1, none=True)
@@ -80,7 +349,9 @@ class RayExecutor:
         _check_number("cpus_per_worker", cpus_per_worker)
         _check_number("wait_s", wait_s)
         if experts not in EXPERT_TRANSFERS:
-            raise UserError(f"executor.experts={experts}: must be one of {', '.join(EXPERT_TRANSFERS)}")
+            raise UserError(
+                f"executor.experts={experts}: must be one of {', '.join(EXPERT_TRANSFERS)}"
+            )
         self._gpus, self._address, self._count = check_devices(gpus), address, workers
         self._gpu_share, self._cpu_share = gpus_per_worker, cpus_per_worker
         self._max_restarts, self._wait_s = max_restarts, wait_s
@@ -94,26 +365,29 @@ class RayExecutor:
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`; joins the cluster and finds a place for every worker."""
         self.close()
-        packed = packing.pack_experts(worker.pool) if self._experts == "store" else {}
+        packed = pack_experts(worker.pool) if self._experts == "store" else {}
         slots = self._count and self._count * self._cpu_share
-        self._ours = cluster.connect_cluster(self._address, self._gpus, slots, packing.packed_size(packed))
-        self._ray = cluster.import_ray()
-        self._head, self._looked, self._silent = cluster.find_head(), time.monotonic(), 0
+        self._ours = connect_cluster(self._address, self._gpus, slots, packed_size(packed))
+        self._ray = import_ray()
+        self._head, self._looked, self._silent = find_head(), time.monotonic(), 0
         share, count = self._plan_workers(worker)
         # Kept here, as an actor that is started again needs them again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
         self._arguments = ("cuda:0" if share else "cpu", self._threads, os.getcwd())
         self._kind = self._ray.remote(RayWorker).options(
-            num_gpus=share, num_cpus=self._cpu_share, max_restarts=self._max_restarts,
-            max_task_retries=0, scheduling_strategy="SPREAD",
-        )  # fmt: skip
+            num_gpus=share,
+            num_cpus=self._cpu_share,
+            max_restarts=self._max_restarts,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )
         self._asked = f"{count} workers of {share:g} GPU and {self._cpu_share:g} CPU each"
         self._seats = [RayWorkerSlot(number) for number in range(count)]
         self._start_workers()
 
     def _plan_workers(self, worker: Worker) -> tuple[float, int]:
         """The GPUs of a worker and the number of workers."""
-        nodes = cluster.list_nodes()
+        nodes = list_nodes()
         devices = [node.get("GPU", 0) for node in nodes]
         group = worker.engine.devices if isinstance(worker.engine, MultiGpuEngine) else 1
         share = (group if any(devices) else 0.0) if self._gpu_share is None else self._gpu_share
@@ -145,7 +419,7 @@ class RayExecutor:
     def _raise_wait_timeout(self, missing: int) -> None:
         raise UserError(
             f"executor=ray: {missing} workers found no place within {self._wait_s:g} s "
-            f"(executor.wait_s): asked for {self._asked}; {cluster.describe_resources()}; "
+            f"(executor.wait_s): asked for {self._asked}; {describe_resources()}; "
             "lower executor.workers, executor.gpus_per_worker or executor.cpus_per_worker"
         )
 
@@ -211,7 +485,7 @@ class RayExecutor:
         if not self._head or time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
-        self._silent = 0 if cluster.is_open(self._head) else self._silent + 1
+        self._silent = 0 if is_open(self._head) else self._silent + 1
         if self._silent >= MOST_SILENT:
             # Nothing of the cluster can be asked any more, not even to end.
             self._seats, self._stored = [], []
@@ -224,7 +498,7 @@ class RayExecutor:
     def _why_none_is_left(self, error: Exception) -> str:
         """Why the last worker died, and is not started again."""
         with contextlib.suppress(Exception):  # Ray raises whatever comes where it has ended itself
-            if not cluster.is_node_alive():
+            if not is_node_alive():
                 return (
                     "Ray's own process raylet, which runs the workers of this machine, was ended "
                     "(by hand, or by the system where memory is short)"
@@ -237,7 +511,9 @@ class RayExecutor:
             f"(executor.max_restarts={self._max_restarts})"
         )
 
-    def _await_restart(self, seat: RayWorkerSlot, job: Job | None, deaths: Counter[int], error: Exception) -> None:
+    def _await_restart(
+        self, seat: RayWorkerSlot, job: Job | None, deaths: Counter[int], error: Exception
+    ) -> None:
         """Await the actor's next life, if Ray gives it one; the job goes to another."""
         log.info("worker %d: %s", seat.number, " ".join(str(error).split()))
         if job is not None:

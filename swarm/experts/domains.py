@@ -234,10 +234,8 @@ def opposites(generator: random.Random) -> Pair:
 
 DOMAINS: dict[str, Callable[[random.Random], Pair]] = {
     make.__name__: make
-    for make in (
-        arithmetic, calendar, counting, logic, opposites, roads, rooms, sorting, spelling
-    )
-}  # fmt: skip
+    for make in (arithmetic, calendar, counting, logic, opposites, roads, rooms, sorting, spelling)
+}
 
 
 KEPT = {"calendar": 2, "counting": 3, "opposites": 3, "spelling": 3}

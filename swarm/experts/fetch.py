@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm._util.files import in_checkout
 from swarm.errors import UserError
-from swarm.places import in_checkout
 
 OWNER = "bunsenfeng"
 PAPER = tuple(

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarm._util.files import find_path, in_checkout
 from swarm.errors import UserError
 from swarm.experts.domains import DOMAINS, Pair, examples
 from swarm.experts.pairs import Encoded, batches, encode, read_gym, read_jsonl
-from swarm.places import find_path, in_checkout
 
 RANK, ALPHA, TARGETS = 4, 16, ("q_proj", "v_proj")
 CONFIG = (
@@ -82,7 +82,7 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from swarm.engine.sources import quiet_transformers
+    from swarm.engine.base_model import quiet_transformers
 
     model, tokenizer = base.load(device)
     data = encode(tokenizer, pairs, recipe.tokens)
@@ -144,10 +144,10 @@ def load_base(given: str | None, dtype: str, name: str | None = None) -> Any:
     """
     from omegaconf import OmegaConf
 
-    from swarm import places
-    from swarm.engine.base import BaseModel
+    from swarm._util import files
+    from swarm.engine.base_model import BaseModel
 
-    config = dict(OmegaConf.load(places.conf_folder() / "model" / "smollm2.yaml"))
+    config = dict(OmegaConf.load(files.conf_folder() / "model" / "smollm2.yaml"))
     config.pop("_target_")
     return BaseModel(
         **(
@@ -246,7 +246,10 @@ def merged_data(experts: Sequence[str]) -> list[Pair]:
         data, name = find_path(expert) / "train.jsonl", Path(expert).name
         if data.is_file():
             found += read_jsonl(data)
-        elif name in DOMAINS and find_path(expert).resolve().parent == find_path("initial_experts").resolve():
+        elif (
+            name in DOMAINS
+            and find_path(expert).resolve().parent == find_path("initial_experts").resolve()
+        ):
             found += trained_on(name)
         elif expert in DOMAINS:
             found += trained_on(expert)

@@ -8,9 +8,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from swarm.cli import one_line_errors
+from swarm._util.cli import one_line_errors
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.places import conf_folder
 
 HELP_TEXT = """\
 Export what a search or a fine-tuning found: a PEFT adapter or a whole model, with its model card.

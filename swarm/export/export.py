@@ -2,19 +2,143 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from swarm.adapters import CONFIG_FILE, VLLM_RANKS, WEIGHTS_FILE, read_adapter
-from swarm.engine.base import DTYPES, BaseModel
+from swarm._util.files import as_path
+from swarm.engine.base_model import (
+    DTYPES,
+    SAFE_FILES,
+    BaseModel,
+    quiet_transformers,
+    wrap_load_errors,
+)
 from swarm.errors import UserError
-from swarm.export import hub, source
-from swarm.export.card import ModelCard
-from swarm.export.licences import collect_input_licences, find_licence
-from swarm.export.merged import copy_model, write_merged
-from swarm.folders import is_replaceable, write_folder_atomic
-from swarm.places import as_path
+from swarm.export import source
+from swarm.export.model_card import ModelCard, collect_input_licences, find_licence
+from swarm.pool.adapter import (
+    CONFIG_FILE,
+    VLLM_RANKS,
+    WEIGHTS_FILE,
+    Adapter,
+    is_replaceable,
+    read_adapter,
+    write_folder_atomic,
+)
+
+# A folder put on the Hugging Face hub, by the client's own login or token.
+
+
+def check_repository(repository: str) -> None:
+    """See that something can be put there, without asking the hub.
+
+    Raises:
+        UserError: It is no repository's name, the hub is switched off, or nobody is logged in.
+    """
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+        owner, _, name = repository.partition("/")
+    except HFValidationError:
+        owner = name = ""
+    if not (owner and name):
+        raise UserError(f"push_to_hub={repository}: must be user/name")
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(f"push_to_hub={repository}: the hub is switched off (HF_HUB_OFFLINE)")
+    if get_token() is None:
+        raise UserError(f"push_to_hub={repository}: log in first, with `hf auth login` or HF_TOKEN")
+
+
+def push_folder(folder: Path, repository: str, private: bool) -> str:
+    """Make the repository if there is none and put the folder's files there; gives its address.
+
+    Raises:
+        UserError: The hub does not answer, or refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    with wrap_load_errors(f"push_to_hub={repository}: {folder} is written, but not on the hub"):
+        hub = HfApi()
+        address = hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export")
+        return str(address)
+
+
+# An adapter added to its base: a whole model, which needs no PEFT.
+
+MAX_SHARD_SIZE = "5GB"
+"""The most bytes of one file of weights."""
+
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+
+
+def write_merged(base: BaseModel, adapter: Adapter, dtype: str, folder: Path) -> None:
+    """Write W + s B A at each adapted module, summed in float32 and rounded once to `dtype`.
+
+    Loads the base once, in float32: 4 bytes a weight of main memory. Tokenizer files are copied.
+
+    Raises:
+        UserError: The base is not there, or the adapter does not fit it.
+    """
+    base = replace(
+        base,
+        path=base.resolve(),
+        name=None,
+        wheel=None,
+        wheel_sha256=None,
+        wheel_file=None,
+        dtype="float32",
+    )
+    copy_model(Path(str(base.path)), folder, weights=False, code=base.trust_remote_code)
+    model = merge_adapter(base, adapter, dtype)
+    with quiet_transformers(), wrap_load_errors(f"{folder.name}: the model cannot be written"):
+        model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
+
+
+def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
+    """The base with the adapter added, of type `dtype`, on the CPU."""
+    import torch
+
+    model, _ = base.load("cpu")
+    for name in adapter.shapes:
+        layer = _find_layer(model, name, adapter)
+        first, second = adapter.load_factors(name)
+        change = adapter.lora_scaling(name) * (second.float() @ first.float())
+        # A weight of its own: one that is shared with the embedding must not change there.
+        layer.weight = torch.nn.Parameter(layer.weight.detach() + change, requires_grad=False)
+        if layer is model.get_output_embeddings():
+            model.config.tie_word_embeddings = False
+    return model.to(getattr(torch, dtype))
+
+
+def _find_layer(model: Any, name: str, adapter: Adapter) -> Any:
+    inputs, outputs, _ = adapter.shapes[name]
+    try:
+        layer = model.get_submodule(name)
+        if tuple(layer.weight.shape) == (outputs, inputs):
+            return layer
+    except AttributeError:
+        pass
+    raise UserError(
+        f"{adapter.folder}: it adapts {name}, {inputs} to {outputs}, which this base does not have "
+        "as a linear layer; give the base it was made for as base="
+    )
+
+
+def copy_model(source: Path, folder: Path, weights: bool = True, code: bool = False) -> None:
+    """Copy a model's files: configuration and tokenizer, weights and code as wished."""
+    kinds = [*SAFE_FILES, *(["*.py"] if code else []), "LICENSE*", "NOTICE*"]
+    left_out = set() if weights else {path for kind in WEIGHT_FILES for path in source.glob(kind)}
+    for path in sorted({path for kind in kinds for path in source.glob(kind)} - left_out):
+        if path.is_file() and path.name != "swarm.json":
+            shutil.copyfile(path, folder / path.name)
+
 
 EXPORT_FORMATS = ("peft", "merged")
 
@@ -31,10 +155,17 @@ class Export:
     """
 
     def __init__(
-        self, given: str, to: str | None, format: str = "peft", particle: int | None = None,
-        dtype: str | None = None, base: str | None = None, push_to_hub: str | None = None,
-        private: bool = True, point: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        given: str,
+        to: str | None,
+        format: str = "peft",
+        particle: int | None = None,
+        dtype: str | None = None,
+        base: str | None = None,
+        push_to_hub: str | None = None,
+        private: bool = True,
+        point: int | None = None,
+    ) -> None:
         if to is None or not str(to).strip():
             raise UserError("to is missing: give the folder to write, e.g. to=exported/first")
         if format not in EXPORT_FORMATS:
@@ -66,7 +197,7 @@ class Export:
         if not is_replaceable(self.to, is_export):
             raise UserError(f"to={self.to}: holds something else than an export; choose another")
         if self.repository:
-            hub.check_repository(self.repository)
+            check_repository(self.repository)
         fill = self._file_writer()
         card = self._build_card().render()
 
@@ -76,12 +207,14 @@ class Export:
 
         about = {"of": self.source.name, "as": "merged" if self.merged else "peft"}
         note = {**self.source.note, "exported": about}
-        write_folder_atomic(self.to, write_files, note, "model" if self.merged else "adapter", is_export)
+        write_folder_atomic(
+            self.to, write_files, note, "model" if self.merged else "adapter", is_export
+        )
         told = [f"wrote {self.to}: {format_size(self.to)}", self._serve_command(str(self.to))]
         if self.source.unfinished_note:
             told.insert(1, self.source.unfinished_note)
         if self.repository:
-            told.insert(1, "put on the hub: " + hub.push_folder(self.to, self.repository, self.private))
+            told.insert(1, "put on the hub: " + push_folder(self.to, self.repository, self.private))
         return told
 
     def _file_writer(self) -> Callable[[Path], None]:
@@ -105,7 +238,12 @@ class Export:
     def _build_card(self) -> ModelCard:
         title = self.repository or self.to.resolve().name
         return ModelCard(
-            self.source, self.merged, self.dtype, title, self._collect_licences(), self._serve_command(title)
+            self.source,
+            self.merged,
+            self.dtype,
+            title,
+            self._collect_licences(),
+            self._serve_command(title),
         )
 
     def _collect_licences(self) -> dict[str, str]:

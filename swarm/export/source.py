@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm.adapters import CONFIG_FILE, read_adapter
-from swarm.engine.base import BaseModel
+from swarm._util.files import find_path
+from swarm._util.secrets import read_config
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.folders import read_note
-from swarm.front import ParetoFront
-from swarm.manifest import read_state, verify_run_file
-from swarm.places import find_path
-from swarm.secrets import read_config
+from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note
+from swarm.runs.manifest import read_state, verify_run_file
+from swarm.runs.pareto_front import ParetoFront
 
 STATE_FILES = {"state.json": "search", "tuning.json": "finetune"}
 """The state file of each kind of run folder."""
@@ -79,8 +78,10 @@ class ExportSource:
         done = len(rounds) - 1
         words = f"the search had not ended ({done} iteration{'s' * (done != 1)} done)"
         if self.signal:
-            words += (f"; it climbs its signal ({self.signal}), and the best is chosen by the "
-                      "task's own measure when it ends")  # fmt: skip
+            words += (
+                f"; it climbs its signal ({self.signal}), and the best is chosen by the "
+                "task's own measure when it ends"
+            )
         return words
 
     @property
@@ -193,7 +194,9 @@ def read_source(given: str, particle: int | None = None, point: int | None = Non
     return ExportSource(path.resolve().name, folder, kind, particle, point, note, config, state)
 
 
-def _save_front_point(path: Path, state: dict[str, Any], config: dict[str, Any], point: int) -> Path:
+def _save_front_point(
+    path: Path, state: dict[str, Any], config: dict[str, Any], point: int
+) -> Path:
     """The folder of a point of the front; saved now, by the run's pool.
 
     Raises:

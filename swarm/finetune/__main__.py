@@ -3,9 +3,9 @@
 import hydra
 from omegaconf import DictConfig
 
-from swarm.cli import one_line_errors, run_hydra_entry
-from swarm.places import conf_folder
-from swarm.secrets import check_secrets, plain_config
+from swarm._util.cli import one_line_errors, run_hydra_entry
+from swarm._util.files import conf_folder
+from swarm._util.secrets import check_secrets, plain_config
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="finetune")

@@ -2,7 +2,7 @@
 
 import sys
 
-from swarm.judge.command import main
+from swarm.judge.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,16 +4,16 @@ import os
 import sys
 from collections.abc import Sequence
 
+from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError
-from swarm.moa.arguments import parse_arguments
-from swarm.printing import escape_control_chars
+from swarm.moa.cli import parse_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; a user's mistake is one line, and its code is given back."""
     try:
         given = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-        from swarm.moa.command import run
+        from swarm.moa.cli import run
 
         return run(given)
     except UserError as error:

@@ -6,6 +6,7 @@ kernel's on a byte of a file beside the cache, the byte whose number the claim h
 no thread of their own process, which may be waiting for that thread's answer.
 """
 
+import asyncio
 import fcntl
 import hashlib
 import json
@@ -14,14 +15,28 @@ import os
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from swarm._util.files import cache_folder, make_folder
 from swarm.errors import UserError
-from swarm.files import make_folder
-from swarm.places import cache_folder
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Model,
+    Request,
+    Stream,
+    completion_from_json,
+    completion_to_json,
+    generate_each,
+    request_to_json,
+    stream,
+)
+from swarm.models.trace import require_completions
 
 T = TypeVar("T")
 
@@ -57,8 +72,8 @@ class Cache:
     """Keeps JSON values by key; several processes and threads may use the same file at once.
 
     Args:
-        file: Path of the file; `None` is answers.sqlite in `swarm.places.cache_folder()`. Not on
-            a network file system: SQLite's write-ahead log does not work there.
+        file: Path of the file; `None` is answers.sqlite in `swarm._util.files.cache_folder()`. Not
+            on a network file system: SQLite's write-ahead log does not work there.
 
     Raises:
         UserError: The path is no text.
@@ -361,3 +376,242 @@ def retry_while_locked(work: Callable[[], T]) -> T:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
+
+
+# A model whose answers are kept: what was asked once is not asked again.
+
+REQUESTS_PER_BATCH = 64
+"""Requests that are asked before their answers are kept; an interrupt loses no more."""
+
+
+class CachedModel:
+    """Asks a model for what is not kept of it, and keeps its answers; failures are not kept.
+
+    A key is made of the identity and of everything in a request that changes its answer. Of equal
+    requests in a call, the k-th has the k-th sample of their answer from `Request.sample` on, and
+    the same again at the next call; those with a temperature of 0 have one answer. A model is not
+    told when it may stop (`Request.decided`): what is kept is whole.
+
+    Args:
+        model: Whose answers are kept.
+        cache: Where.
+        identity: What tells the model from all others that share the cache, as JSON has it.
+        label: The model's name in `python -m swarm.cache info`.
+    """
+
+    def __init__(self, model: Model, cache: Cache, identity: Sequence[Any], label: str) -> None:
+        self.model, self.cache = model, cache
+        self.identity, self.label = list(identity), label
+
+    def check(self) -> None:
+        """See `swarm.tasks.base.RequiresSetup.check`; the model's, if it has one."""
+        if check := getattr(self.model, "check", None):
+            check()
+
+    def open(self, device: str) -> None:
+        """See `swarm.tasks.base.RequiresSetup.open`; the model's, if it has one."""
+        if opened := getattr(self.model, "open", None):
+            opened(device)
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `Model.generate`; what was answered beside a failure is kept nevertheless."""
+        return require_completions(self.generate_each(requests))
+
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """See `swarm.models.base.generate_each`."""
+        asked = self._keyed_requests(requests)
+        kept = self.cache.get([key for key, _ in asked])
+        found: dict[str, Completion | UserError] = {
+            k: _restore_completion(v) for k, v in kept.items()
+        }
+        new = {key: request for key, request in asked if key not in found}
+
+        def once(keys: Sequence[str]) -> dict[str, Completion | UserError]:
+            came = zip(keys, generate_each(self.model, [new[key] for key in keys]), strict=True)
+            return {
+                k: a if isinstance(a, UserError) else self._store_completion(k, a) for k, a in came
+            }
+
+        for first in range(0, len(new), REQUESTS_PER_BATCH):
+            said, others = self.cache.once(list(new)[first : first + REQUESTS_PER_BATCH], once)
+            found |= said | {key: _restore_completion(value) for key, value in others.items()}
+        return [found[key] for key, _ in asked]
+
+    def stream(self, request: Request) -> Stream:
+        """See `swarm.models.base.stream`; an answer that is kept comes in one piece."""
+        ((key, whole),) = self._keyed_requests([request])
+        if key in (kept := self.cache.get([key])):
+            answer = _restore_completion(kept[key])
+            yield Delta(answer.text, answer.reasoning)
+            return answer
+        answer = yield from stream(self.model, whole)
+        return self._store_completion(key, answer)
+
+    def request_key(self, request: Request) -> str:
+        """Under which, with the sample's number, an answer is kept; greedy ones have number 0."""
+        return make_cache_key("model", self.identity, request_to_json(replace(request, sample=0)))
+
+    def _keyed_requests(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
+        """The requests as the model gets them, each with the key of its answer."""
+        seen: Counter[tuple[str, int]] = Counter()
+        asked = []
+        for request in requests:
+            key = self.request_key(request)
+            sample = 0 if request.temperature == 0 else request.sample + seen[key, request.sample]
+            seen[key, request.sample] += 1
+            asked.append(
+                (make_sample_key(key, sample), replace(request, sample=sample, decided=None))
+            )
+        return asked
+
+    def _store_completion(self, key: str, answer: Completion) -> Completion:
+        return completion_from_json(self.cache.put(key, completion_to_json(answer), self.label))
+
+
+def _restore_completion(value: Any) -> Completion:
+    return replace(completion_from_json(value), cached=True)
+
+
+# Answers on their way into the cache: those that come at the same moment are written together.
+
+
+class CacheWriter:
+    """Keeps answers as they come, and says in the end which are kept.
+
+    What has come in one turn of the event loop is written before the next: an answer is in the file
+    before anybody is told of it.
+
+    Args:
+        cache: Where; `None` keeps nothing.
+        label: Whose answers they are.
+    """
+
+    def __init__(self, cache: Cache | None, label: str | None) -> None:
+        self._cache, self._label = cache, label
+        self._waiting: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}
+        self._error: UserError | None = None
+
+    def add(self, key: str, answer: Any) -> None:
+        """Keep an answer; called on the event loop.
+
+        Raises:
+            UserError: An earlier one could not be written.
+        """
+        if self._error:
+            raise self._error
+        if self._cache and not self._waiting:
+            asyncio.get_running_loop().call_soon(self._write_pending)
+        self._waiting[key] = answer
+
+    def _write_pending(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        try:
+            assert self._cache
+            self._written |= self._cache.put_many(waiting, self._label)
+        except UserError as error:
+            self._error = error
+
+    def get_stored(self, key: str, answer: Any) -> Any:
+        """The answer of a key that is kept: another's, if that came first.
+
+        Raises:
+            UserError: One could not be written.
+        """
+        if self._error:
+            raise self._error
+        return self._written.get(key, answer)
+
+
+# What a file of kept answers holds, and how some of them are removed.
+
+ENTRY_BYTES = "LENGTH(key) + LENGTH(CAST(value AS BLOB))"
+SELECT_BY_LABEL = (
+    f"SELECT label, COUNT(*), SUM({ENTRY_BYTES}), MIN(time), MAX(time) FROM answers "
+    "GROUP BY label ORDER BY 3 DESC"
+)
+OLDEST_BEYOND_SIZE = (
+    "key IN (SELECT key FROM (SELECT key, "
+    f"SUM({ENTRY_BYTES}) OVER (ORDER BY time DESC NULLS LAST, key) AS so_far FROM answers) "
+    "WHERE so_far > ?)"
+)
+
+
+class CacheEntryStats(NamedTuple):
+    """What a file holds of one label.
+
+    Attributes:
+        label: The model's name; `None` where none was written down.
+        answers: How many.
+        bytes: Of their keys and values.
+        oldest, newest: When they were kept, as `time.time` has it; `None` if unknown.
+    """
+
+    label: str | None
+    answers: int
+    bytes: int
+    oldest: float | None
+    newest: float | None
+
+
+class CacheFilter(NamedTuple):
+    """Some of the answers: an SQL condition on the columns of a `Cache`, and its values."""
+
+    condition: str
+    values: tuple[Any, ...] = ()
+
+
+ALL_ENTRIES = CacheFilter("TRUE")
+UNDATED_ENTRIES = CacheFilter("time IS NULL")
+"""Answers that were kept before their time was written down."""
+
+
+def filter_older_than(seconds: float) -> CacheFilter:
+    """Answers of known time that are older than so many seconds."""
+    return CacheFilter("time < ?", (time.time() - seconds,))
+
+
+def filter_by_label(label: str | None) -> CacheFilter:
+    """The answers of one model, or those of which no model was written down."""
+    return CacheFilter("label IS ?", (label,))
+
+
+def filter_beyond_size(size: int) -> CacheFilter:
+    """The oldest answers, as many as are too many for `size` bytes; of unknown time is oldest."""
+    return CacheFilter(OLDEST_BEYOND_SIZE, (size,))
+
+
+def stats_by_label(cache: Cache) -> list[CacheEntryStats]:
+    """What the file holds of each label; the largest part first.
+
+    Raises:
+        UserError: The file cannot be read or made.
+    """
+    with cache.open_connection() as connection:
+        return [CacheEntryStats(*row) for row in connection.execute(SELECT_BY_LABEL).fetchall()]
+
+
+def count_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
+    """How many answers these are, and their bytes.
+
+    Raises:
+        UserError: The file cannot be read or made.
+    """
+    asked = f"SELECT COUNT(*), COALESCE(SUM({ENTRY_BYTES}), 0) FROM answers WHERE {which.condition}"
+    with cache.open_connection() as connection:
+        number, size = connection.execute(asked, which.values).fetchone()
+        return number, size
+
+
+def remove_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
+    """Remove answers and give the disk its space back; gives how many, and their bytes.
+
+    Raises:
+        UserError: The file cannot be written, or another process held it for too long.
+    """
+    found = count_entries(cache, which)
+    with cache.open_connection() as connection:
+        connection.execute(f"DELETE FROM answers WHERE {which.condition}", which.values)
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return found

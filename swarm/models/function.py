@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.failures import to_one_line
-from swarm.models.threads import ThreadedModel
+from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.http_errors import to_one_line
+from swarm.models.threaded import ThreadedModel
 
 
 class FunctionModel(ThreadedModel):
@@ -45,7 +45,7 @@ class FunctionModel(ThreadedModel):
         self.function = function
 
     def check(self) -> None:
-        """Import the function; see `swarm.tasks.Prepared.check`.
+        """Import the function; see `swarm.tasks.base.RequiresSetup.check`.
 
         Raises:
             UserError: There is no such module, or no such function in it.
@@ -97,7 +97,8 @@ class FunctionModel(ThreadedModel):
             found: Any = import_module(module)
         except (Exception, SystemExit) as error:
             raise UserError(
-                f"{self.who}: {module} cannot be imported from {Path.cwd()}: {describe_exception(error, None)}"
+                f"{self.who}: {module} cannot be imported from {Path.cwd()}: "
+                f"{describe_exception(error, None)}"
             ) from error
         for part in name.split("."):
             found = getattr(found, part, None)

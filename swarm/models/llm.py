@@ -10,11 +10,16 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.asking import CallFailures
-from swarm.models.failures import RateLimited, RequestTimeout, error_from_response, to_one_line
-from swarm.models.pace import Limits, AdaptiveThrottle, DeadlineExceeded
-from swarm.models.threads import ThreadedModel
+from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.http import CallFailures
+from swarm.models.http_errors import (
+    RateLimited,
+    RequestTimeout,
+    error_from_response,
+    to_one_line,
+)
+from swarm.models.rate_limit import AdaptiveThrottle, DeadlineExceeded, Limits
+from swarm.models.threaded import ThreadedModel
 
 if TYPE_CHECKING:
     import llm
@@ -69,7 +74,7 @@ class LLM(ThreadedModel):
         return {k: v for k, v in kept.items() if k not in ("_line", "_pace")} | {"_model": None}
 
     def check(self) -> None:
-        """Look for the package, the model and its key; see `swarm.tasks.Prepared.check`.
+        """Look for the package, the model and its key; see `swarm.tasks.base.RequiresSetup.check`.
 
         Raises:
             UserError: One of them is missing.
@@ -137,7 +142,9 @@ class LLM(ThreadedModel):
             with self._line:
                 while True:
                     with self._pace:
-                        step = self.throttle.next_wait(lambda: min(end, failed.retry_deadline(most, self.throttle)))
+                        step = self.throttle.next_wait(
+                            lambda: min(end, failed.retry_deadline(most, self.throttle))
+                        )
                         if step <= 0:
                             return self.throttle.record_send()
                     time.sleep(step)
@@ -168,7 +175,11 @@ class LLM(ThreadedModel):
         return RequestTimeout(f"{self.who}: no answer in time (timeout){last}")
 
     def _stream_response(
-        self, model: "llm.Model", asked: "ConversationParts", options: dict[str, Any], streamed: bool
+        self,
+        model: "llm.Model",
+        asked: "ConversationParts",
+        options: dict[str, Any],
+        streamed: bool,
     ) -> Stream:
         """The answer of one request.
 
@@ -204,7 +215,11 @@ class LLM(ThreadedModel):
         return super()._concurrency_limit()
 
     def _start_response(
-        self, model: "llm.Model", asked: "ConversationParts", options: dict[str, Any], streamed: bool
+        self,
+        model: "llm.Model",
+        asked: "ConversationParts",
+        options: dict[str, Any],
+        streamed: bool,
     ) -> "llm.Response":
         """Ask in a conversation of llm's that holds the earlier turns."""
         import llm
@@ -219,9 +234,12 @@ class LLM(ThreadedModel):
             kept.prompt = llm.Prompt(said, model, system=asked.system or None)
             conversation.responses.append(kept)
         return conversation.prompt(
-            asked.text, system=asked.system or None, messages=messages,
-            stream=streamed and model.can_stream, options=options,
-        )  # fmt: skip
+            asked.text,
+            system=asked.system or None,
+            messages=messages,
+            stream=streamed and model.can_stream,
+            options=options,
+        )
 
     def _build_options(self, model: "llm.Model", request: Request) -> dict[str, Any]:
         """The request's settings, as the model's own options call them."""

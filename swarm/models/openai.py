@@ -1,24 +1,49 @@
 """A model behind any OpenAI-compatible chat endpoint: a vendor's, a router's or your own server."""
 
+import asyncio
+import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models import Completion, Delta, Request, Stream
-from swarm.models.answers import CompletionFields, StreamedCompletion, parse_answers, is_same_model, lacks_logprobs
-from swarm.models.as_json import completion_from_json, completion_from_fields
-from swarm.models.asking import Call
-from swarm.models.cache import Cache
-from swarm.models.chat import PendingSample, build_call, chat_url, group_samples, list_pending_samples
-from swarm.models.failures import CONTENT_ERROR_CODES, BadRequest, MalformedResponse, error_code
-from swarm.models.http import HttpClient
-from swarm.models.keeping import CacheWriter
-from swarm.models.pace import Limits
-from swarm.models.spending import UsageTotals, validate_prices, compute_cost
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Request,
+    Stream,
+    UsageTotals,
+    completion_from_fields,
+    completion_from_json,
+    compute_cost,
+    validate_prices,
+)
+from swarm.models.cache import Cache, CacheWriter
+from swarm.models.http import Call, HttpClient
+from swarm.models.http_errors import (
+    CONTENT_ERROR_CODES,
+    BadRequest,
+    MalformedResponse,
+    error_code,
+)
+from swarm.models.openai_protocol import (
+    CompletionFields,
+    PendingSample,
+    StreamedCompletion,
+    build_body,
+    build_call,
+    chat_url,
+    group_samples,
+    is_same_model,
+    lacks_logprobs,
+    list_pending_samples,
+    parse_answers,
+)
+from swarm.models.rate_limit import Limits
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +79,8 @@ class OpenAI:
         samples_at_once: How many samples of one prompt a single request may ask for, by the field
             `n`; endpoints that know it count the prompt once. Of no effect with a seed.
         client: Shared with other models of one endpoint, as its limits are; stands for `base_url`,
-            `api_key_env` and `limits`. It posts to `swarm.models.chat.chat_url(base_url)`.
+            `api_key_env` and `limits`. It posts to
+            `swarm.models.openai_protocol.chat_url(base_url)`.
         greedy_once: Whether samples with a temperature of 0 are one; else each is asked for.
 
     Attributes:
@@ -102,7 +128,9 @@ class OpenAI:
         self.fixed = {key: value for key, value in fixed.items() if value is not None}
         self.prices = validate_prices(prices)
         name = model or "the model"
-        self.client = client.for_model(name) if client else HttpClient(name, url, api_key_env, limits)
+        self.client = (
+            client.for_model(name) if client else HttpClient(name, url, api_key_env, limits)
+        )
         self.cache, self.greedy_once = cache, greedy_once
         self.totals = UsageTotals()
         self._stream_options = True
@@ -136,7 +164,7 @@ class OpenAI:
         return self._generate_with_cache(requests, self.client.run_calls)
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """Answer what can be answered; see `swarm.models.attempt`.
+        """Answer what can be answered; see `swarm.models.base.generate_each`.
 
         What the endpoint says against all requests alike, such as a wrong key or a model that it
         does not know, ends the asking.
@@ -150,7 +178,7 @@ class OpenAI:
         return [self._choices_error() if request.choices else next(found) for request in requests]
 
     def stream(self, request: Request) -> Stream:
-        """Answer one request piece by piece; see `swarm.models.stream`.
+        """Answer one request piece by piece; see `swarm.models.base.stream`.
 
         An answer that is kept comes in one piece. Nothing is kept of one that does not come to its
         end.
@@ -176,7 +204,9 @@ class OpenAI:
         self._log_requests(1, 1, self.client.repeated - before)
         return self.build_completion(answer, cached=False)
 
-    def _stream_uncached(self, asked: list[PendingSample]) -> Generator[Delta, None, CompletionFields]:
+    def _stream_uncached(
+        self, asked: list[PendingSample]
+    ) -> Generator[Delta, None, CompletionFields]:
         keeping = CacheWriter(self.cache, self.model)
         [call], read, refused = self._build_calls([asked], keeping, again=False)
         options = {"stream_options": {"include_usage": True}} if self._stream_options else {}
@@ -184,7 +214,9 @@ class OpenAI:
         [answer] = yield from self.client.stream(call, StreamedCompletion, read, refused)
         return keeping.get_stored(asked[0].key, answer)
 
-    def _generate_with_cache(self, requests: Sequence[Request], ask: Callable[..., list[Any]]) -> list[Any]:
+    def _generate_with_cache(
+        self, requests: Sequence[Request], ask: Callable[..., list[Any]]
+    ) -> list[Any]:
         asked = self.list_pending_samples(requests)
         kept = self._load_cached(asked)
         new = {answer.key: answer for answer in asked if answer.key not in kept}
@@ -203,9 +235,13 @@ class OpenAI:
         found = {**kept, **said}
         self._log_requests(len(asked), len(said), self.client.repeated - before)
         answers = [(found[one.key], one.key in kept) for one in asked]
-        return [a if isinstance(a, UserError) else self.build_completion(a, old) for a, old in answers]
+        return [
+            a if isinstance(a, UserError) else self.build_completion(a, old) for a, old in answers
+        ]
 
-    def _request_uncached(self, new: list[PendingSample], ask: Callable[..., list[Any]]) -> dict[str, Any]:
+    def _request_uncached(
+        self, new: list[PendingSample], ask: Callable[..., list[Any]]
+    ) -> dict[str, Any]:
         """Answer or error by key."""
         found: dict[str, Any] = {}
         keeping = CacheWriter(self.cache, self.model)
@@ -241,7 +277,9 @@ class OpenAI:
             return {}
         kept = self.cache.get([answer.key for answer in asked])
         # Earlier versions kept answers without the log probabilities that were asked for.
-        useless = [one.key for one in asked if one.key in kept and lacks_logprobs(one.body, kept[one.key])]
+        useless = [
+            one.key for one in asked if one.key in kept and lacks_logprobs(one.body, kept[one.key])
+        ]
         if useless:
             self.cache.delete(useless)
         return {key: answer for key, answer in kept.items() if key not in useless}
@@ -313,5 +351,57 @@ class OpenAI:
     def _log_requests(self, wanted: int, asked: int, repeated: int) -> None:
         log.info(
             "%s: %d answers, %d of them asked for now, %d requests repeated; so far %s",
-            self.client.who, wanted, asked, repeated, asdict(self.totals),
-        )  # fmt: skip
+            self.client.who,
+            wanted,
+            asked,
+            repeated,
+            asdict(self.totals),
+        )
+
+
+# An endpoint's model asked for one answer after another, on the event loop where it is asked.
+
+GenerateSamples = Callable[[Sequence[str], Request, int], Awaitable[list[Completion]]]
+"""Keeps by keys what is answered to a request: one sample a key, the first of this number."""
+
+
+@asynccontextmanager
+async def open_sampler(model: OpenAI) -> AsyncIterator[GenerateSamples]:
+    """Ask on the event loop of `swarm.models.threaded.shared_event_loop`; answers are kept as they
+    come.
+
+    What it gives answers one request, even if its answer is kept already, and raises what it fails
+    for. Of a request with a seed the k-th sample is asked for with the seed plus k, and alone. For
+    several samples (`n`) an endpoint may give fewer answers than keys.
+
+    Raises:
+        UserError: There is no key.
+    """
+    keeping = CacheWriter(model.cache, model.model)
+    under_way: dict[int, list[PendingSample]] = {}
+    calls: dict[int, Call] = {}
+    numbers = itertools.count()
+    read, refused = model.response_handlers(under_way, calls, keeping)
+    async with model.client.open_caller(read, refused) as asked:
+
+        async def generate_samples(
+            keys: Sequence[str], request: Request, sample: int
+        ) -> list[Completion]:
+            number, body = next(numbers), build_body(request, model.tokens_field, model.fixed)
+            if "seed" in body:
+                body["seed"] += sample
+            some = [PendingSample(key, key, body, request.timeout) for key in keys]
+            under_way[number], calls[number] = some, build_call(some, model.tokens_field)
+            try:
+                answers = await asked(number, calls[number])
+            finally:
+                del under_way[number], calls[number]
+            # What came in this turn of the loop is written before the next.
+            await asyncio.sleep(0)
+            said = zip(keys, answers, strict=False)
+            return [
+                model.build_completion(keeping.get_stored(key, one), cached=False)
+                for key, one in said
+            ]
+
+        yield generate_samples

@@ -1,21 +1,61 @@
 """Named endpoints, each with its key's variable, its limits and its prices, out of yaml files."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from swarm._util.files import conf_folder
 from swarm.errors import UserError
-from swarm.models.address import validate_env_name, validate_url
-from swarm.models.chat import chat_url
+from swarm.models.base import validate_prices
 from swarm.models.http import HttpClient
 from swarm.models.openai import OpenAI
-from swarm.models.pace import Limits
-from swarm.models.spending import validate_prices
-from swarm.places import conf_folder
+from swarm.models.openai_protocol import chat_url
+from swarm.models.rate_limit import Limits
+from swarm.models.transport import validate_env_name, validate_url
+
+# How often a model is asked, where its name says so: "qwen2:7b:3".
+
+MAX_SAMPLE_COUNT = 99
+"""Samples that a name may ask for."""
+
+
+def split_sample_count(name: str) -> tuple[str, int]:
+    """A name, and how often its model is asked: "qwen2:7b:3" is ("qwen2:7b", 3).
+
+    A last part of digits alone is a number of samples; other tags belong to the name, and
+    "name:8:1" says that 8 is one too.
+
+    Raises:
+        UserError: The number is not from 1 to `MOST`.
+    """
+    head, colon, tail = name.rpartition(":")
+    if not colon or not (tail.isascii() and tail.isdigit()):
+        return name, 1
+    if not head or not 1 <= int(tail) <= MAX_SAMPLE_COUNT:
+        raise UserError(
+            f"{name}: a model is asked from 1 to {MAX_SAMPLE_COUNT} times; if :{tail} belongs to "
+            "its name, "
+            f"write {name}:1"
+        )
+    return head, int(tail)
+
+
+def parse_counted_names(lists: Iterable[str]) -> list[tuple[str, int]]:
+    """Names and counts in lists with commas: ["a,b:3", "c"] is [("a", 1), ("b", 3), ("c", 1)].
+
+    Raises:
+        UserError: A name is missing, or a number is not allowed.
+    """
+    lists = list(lists)
+    names = [name.strip() for one in lists for name in one.split(",")]
+    if not all(names):
+        raise UserError(f"--reference_models {','.join(lists)}: a name is missing", 2)
+    return [split_sample_count(name) for name in names]
+
 
 PROVIDERS_VARIABLE = "MODEL_SWARMS_PROVIDERS"
 """The environment variable that names the user's file."""
@@ -255,7 +295,9 @@ def _parse_env_name(key: str, settings: Mapping[str, Any]) -> str | None:
 
 def _parse_price(model: object, prices: object) -> dict[str, float]:
     priced = {} if prices is None else prices
-    if not isinstance(priced, dict) or not all(isinstance(p, NUMBER_TYPES) for p in priced.values()):
+    if not isinstance(priced, dict) or not all(
+        isinstance(p, NUMBER_TYPES) for p in priced.values()
+    ):
         raise UserError(f"prices.{model}: has to be a mapping such as {{prompt: 0.1, new: 0.4}}")
     try:
         return validate_prices(prices)

@@ -17,11 +17,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from swarm._util.files import private
+from swarm._util.secrets import clean
 from swarm.errors import UserError
-from swarm.files import private
-from swarm.models import Completion, Delta, Model, Request, generate_each, stream
-from swarm.models.as_json import completion_to_json, completion_from_json, request_to_json
-from swarm.secrets import clean
+from swarm.models.base import (
+    Completion,
+    Delta,
+    Model,
+    Request,
+    completion_from_json,
+    completion_to_json,
+    generate_each,
+    request_to_json,
+    stream,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +52,9 @@ class Trace:
         self.run = uuid.uuid4().hex[:12]
         self._append_record({"about": dict(about or {})}, first=True)
 
-    def add_call(self, call: Mapping[str, Any], request: Request, came: Completion | UserError) -> None:
+    def add_call(
+        self, call: Mapping[str, Any], request: Request, came: Completion | UserError
+    ) -> None:
         """Add one call.
 
         Args:
@@ -112,18 +123,18 @@ class TracingModel:
         getattr(self.model, "open", lambda device: None)(device)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.Model`; what was answered beside a failure is in the trace too."""
+        """See `swarm.models.base.Model`; what was answered beside a failure is in the trace too."""
         return require_completions(self.generate_each(requests))
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.attempt`."""
+        """See `swarm.models.base.generate_each`."""
         came = generate_each(self.model, requests)
         for request, one in zip(requests, came, strict=True):
             self.trace.add_call(self.call, request, one)
         return came
 
     def stream(self, request: Request) -> Generator[Delta, None, Completion]:
-        """See `swarm.models.stream`; one that is closed early is in the trace as an error."""
+        """See `swarm.models.base.stream`; one that is closed early is in the trace as an error."""
         came: Completion | UserError = UserError("closed before its end")
         try:
             came = yield from stream(self.model, request)
@@ -211,7 +222,7 @@ class ReplayModel:
         self._replay, self.name = replay, name
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `swarm.models.Model`.
+        """See `swarm.models.base.Model`.
 
         Raises:
             UserError: It was not asked this, or failed then too.
@@ -219,7 +230,7 @@ class ReplayModel:
         return require_completions(self.generate_each(requests))
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `swarm.models.attempt`."""
+        """See `swarm.models.base.generate_each`."""
         return [self._replay.next_completion(self.name, request) for request in requests]
 
 

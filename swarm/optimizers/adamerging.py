@@ -6,10 +6,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers import LossGradient, LossRequest, draws
-from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import (
+    OPTIMIZER_STREAM,
+    BaseOptimizer,
+    LossGradient,
+    LossRequest,
+    freeze_array,
+)
 from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, SHARE, Rule
-from swarm.optimizers.draws import initial_population
+from swarm.optimizers.random_streams import initial_population
 
 MINIBATCH_STREAM = OPTIMIZER_STREAM + 1
 """Purpose of the draws of the order of items."""
@@ -70,7 +76,7 @@ class AdaMerging(BaseOptimizer):
 
     @property
     def needs_gradients(self) -> bool | None:
-        """See `swarm.optimizers.Differentiating`."""
+        """See `swarm.optimizers.base.SupportsGradients`."""
         return True
 
     def _population_size(self, experts: int) -> int:
@@ -126,6 +132,8 @@ class AdaMerging(BaseOptimizer):
         first = int(self.count[0]) * self.batch
         for place in range(first, first + self.batch):
             epoch, offset = divmod(place, items)
-            order = draws.counter_rng(self.seed, epoch, 0, MINIBATCH_STREAM).permutation(items)
+            order = random_streams.counter_rng(self.seed, epoch, 0, MINIBATCH_STREAM).permutation(
+                items
+            )
             found.append(int(order[offset]))
         return tuple(found)

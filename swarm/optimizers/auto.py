@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers import SearchResources, Optimizer, LossGradient, LossRequest
+from swarm.optimizers.base import LossGradient, LossRequest, Optimizer, SearchResources
 from swarm.optimizers.bayes import REQUIRED_PACKAGES, BayesianSearch
 from swarm.optimizers.checks import AT_LEAST_ONE, SWITCH, check_number
 from swarm.optimizers.cma_es import CMAES

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OPTIMIZER_STREAM
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import OPTIMIZER_STREAM, CoefficientBounds
 from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, Rule
-from swarm.optimizers.region import CoefficientBounds
-from swarm.optimizers.starts import WarmStartOptimizer
+from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -96,14 +95,25 @@ class BayesianSearch(WarmStartOptimizer):
         else:
             inside = (np.abs(points) <= self.reach).all(axis=1)
             points, utilities = points[inside], utilities[inside]
-        study, box = self._build_study(points, utilities), self._search_distributions(points.shape[1])
+        study, box = (
+            self._build_study(points, utilities),
+            self._search_distributions(points.shape[1]),
+        )
         trials = [study.ask(box) for _ in range(min(self.batch, len(self.positions)))]
         found = np.array([[*trial.params.values()] for trial in trials])
-        return self._search_bounds().to_positions(found) if self.sum_to_one else self.best_start + found
+        return (
+            self._search_bounds().to_positions(found)
+            if self.sum_to_one
+            else self.best_start + found
+        )
 
     def _to_points(self, rows: np.ndarray) -> np.ndarray:
         """Coordinates [M, D] of positions, 0 in the middle of the box."""
-        return self._search_bounds().to_coordinates(rows) if self.sum_to_one else rows - self.best_start
+        return (
+            self._search_bounds().to_coordinates(rows)
+            if self.sum_to_one
+            else rows - self.best_start
+        )
 
     def _search_bounds(self) -> CoefficientBounds:
         return CoefficientBounds(self.experts, -np.inf, np.inf, groups=self.groups)
@@ -131,7 +141,11 @@ class BayesianSearch(WarmStartOptimizer):
     def _build_sampler(self) -> "BaseSampler":
         from optuna.samplers import GPSampler, TPESampler
 
-        word = int(draws.counter_rng(self.seed, self.iteration, 0, OPTIMIZER_STREAM).integers(2**31))
+        word = int(
+            random_streams.counter_rng(self.seed, self.iteration, 0, OPTIMIZER_STREAM).integers(
+                2**31
+            )
+        )
         if self.sampler == "gp":
             return GPSampler(seed=word)
         return TPESampler(seed=word, multivariate=True, constant_liar=True)

@@ -9,8 +9,16 @@ Rule = tuple[type, Callable[[Any], bool], str]
 MAX_VALUE = 1e6
 """The highest that any number may be: beyond it, positions leave what a float can add up."""
 
-NOT_NEGATIVE: Rule = (float, lambda value: 0 <= value <= MAX_VALUE, f"a number from 0 to {MAX_VALUE:g}")
-POSITIVE: Rule = (float, lambda value: 0 < value <= MAX_VALUE, f"a number above 0, at most {MAX_VALUE:g}")
+NOT_NEGATIVE: Rule = (
+    float,
+    lambda value: 0 <= value <= MAX_VALUE,
+    f"a number from 0 to {MAX_VALUE:g}",
+)
+POSITIVE: Rule = (
+    float,
+    lambda value: 0 < value <= MAX_VALUE,
+    f"a number above 0, at most {MAX_VALUE:g}",
+)
 STEP: Rule = (float, lambda value: 0 < value <= 100, "a number above 0, at most 100")
 SHARE: Rule = (float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 PROBABILITY: Rule = (float, lambda value: 0 <= value <= 1, "a number from 0 to 1")

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OPTIMIZER_STREAM
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import BOUND_RULES, OPTIMIZER_STREAM, CoefficientBounds
 from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
-from swarm.optimizers.region import BOUND_RULES, CoefficientBounds
-from swarm.optimizers.starts import WarmStartOptimizer
+from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:
     from cmaes import CMA, SepCMA
@@ -84,12 +83,14 @@ class CMAES(WarmStartOptimizer):
         return super()._initial_population(experts, count)
 
     def _initial_positions(self, experts: int, count: int) -> np.ndarray:
-        known = draws.expert_positions(experts, self.groups)
+        known = random_streams.expert_positions(experts, self.groups)
         return np.vstack([known, *map(self._sample_position, range(experts, count))])
 
     def _propose_after_start(self) -> np.ndarray:
         missing = self._cma.population_size - self._pending_count
-        return np.array([self._sample_position(i) for i in range(min(missing, len(self.positions)))])
+        return np.array(
+            [self._sample_position(i) for i in range(min(missing, len(self.positions)))]
+        )
 
     def _update_state(self, utilities: np.ndarray) -> None:
         super()._update_state(utilities)
@@ -135,8 +136,10 @@ class CMAES(WarmStartOptimizer):
             self._learnt += size
             if self.restart and self._cma.should_stop():
                 self._restarts += 1
-                draw = draws.counter_rng(self.seed, self._restarts, 0, OPTIMIZER_STREAM + 1)
-                mean = draws.sample_mixtures(draw, 1, self.experts, self.groups)[0]
+                draw = random_streams.counter_rng(
+                    self.seed, self._restarts, 0, OPTIMIZER_STREAM + 1
+                )
+                mean = random_streams.sample_mixtures(draw, 1, self.experts, self.groups)[0]
                 self._cma = self._build_distribution(mean, 2 * size)
 
     def _compute_losses(self, rows: np.ndarray, utilities: np.ndarray) -> np.ndarray:
@@ -145,7 +148,9 @@ class CMAES(WarmStartOptimizer):
 
     def _sample_position(self, particle: int) -> np.ndarray:
         """A position inside of the bounds, [G x K]."""
-        word = draws.counter_rng(self.seed, self.iteration, particle, OPTIMIZER_STREAM).integers(2**32)
+        word = random_streams.counter_rng(
+            self.seed, self.iteration, particle, OPTIMIZER_STREAM
+        ).integers(2**32)
         self._cma.reseed_rng(int(word))
         for _ in range(MAX_REDRAWS):
             row = self._region.to_positions(self._cma.ask())

@@ -6,11 +6,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.ask_tell import BaseOptimizer, freeze_array
+from swarm.optimizers.base import BOUND_RULES, BaseOptimizer, CoefficientBounds, freeze_array
 from swarm.optimizers.checks import POSITIVE, PROBABILITY, SWITCH, Rule
-from swarm.optimizers.draws import expert_positions, sample_mixtures
-from swarm.optimizers.region import BOUND_RULES, CoefficientBounds
-from swarm.optimizers.starts import static_start_positions
+from swarm.optimizers.random_streams import expert_positions, sample_mixtures
+from swarm.optimizers.static_merges import static_start_positions
 
 SCALE_RANGE = (0.5, 2.0)
 """Range of the sums of the first random members where sums are free."""

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
 from swarm.optimizers.checks import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Rule
 
 HIDDEN = (128, 256, 256, 256, 128)
@@ -102,7 +102,7 @@ class EvolutionaryGenerator(BaseOptimizer):
         self._pair: GeneratorPair | None = None
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        self.basis = draws.expert_positions(experts, self.groups)
+        self.basis = random_streams.expert_positions(experts, self.groups)
         self._reset_history()
         self.proposals = self._draw_population(count)
         self.members, self.member_utilities = self.proposals, np.full(count, np.nan)
@@ -131,7 +131,10 @@ class EvolutionaryGenerator(BaseOptimizer):
         everyone = np.vstack([self.members, self.proposals])
         values = np.append(self.member_utilities, utilities)
         best = rank_descending(values)[: len(self.members)]
-        self.members, self.member_utilities = freeze_array(everyone[best]), freeze_array(values[best])
+        self.members, self.member_utilities = (
+            freeze_array(everyone[best]),
+            freeze_array(values[best]),
+        )
 
     def _restore_state(self) -> None:
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
@@ -152,12 +155,15 @@ class EvolutionaryGenerator(BaseOptimizer):
         self.proposals = self.members = freeze_array(self._draw_population(len(self.members)))
         self.member_utilities = freeze_array(known)
         measured = np.isfinite(known)
-        self.rows, self.utilities = freeze_array(self.members[measured]), freeze_array(known[measured])
+        self.rows, self.utilities = (
+            freeze_array(self.members[measured]),
+            freeze_array(known[measured]),
+        )
 
     def _draw_population(self, count: int) -> np.ndarray:
         """Vectors [count, G x K] to begin a round with: the basis, its mean, uniform draws."""
         rows = self._iteration_rng().uniform(-1.0, 1.0, (count, self.groups * self.experts))
-        rows[: self.experts] = draws.expert_positions(self.experts, self.groups)
+        rows[: self.experts] = random_streams.expert_positions(self.experts, self.groups)
         rows[self.experts : self.experts + 1] = 1 / self.experts
         return rows
 
@@ -177,7 +183,7 @@ class EvolutionaryGenerator(BaseOptimizer):
         """The round's generators after its training so far; what is missing of it is done."""
         first = self.iteration - self._round_phase()
         if self._pair is None:
-            draw = draws.counter_rng(self.seed, first, 0, WEIGHTS)
+            draw = random_streams.counter_rng(self.seed, first, 0, WEIGHTS)
             scales = self.cycle_scale, self.target_scale
             self._pair = GeneratorPair(self.rows.shape[1], draw, *scales, self.learning_rate)
             self._trainings = 0
@@ -187,7 +193,7 @@ class EvolutionaryGenerator(BaseOptimizer):
             count = max(1, int(end * self.winners))
             good, bad = self.rows[order[:count]], self.rows[order[count:]]
             if len(bad):
-                batches = draws.counter_rng(self.seed, first + training, 0, BATCHES)
+                batches = random_streams.counter_rng(self.seed, first + training, 0, BATCHES)
                 self._pair.train_generators(good, bad, self.epochs, batches)
             self._trainings += 1
         return self._pair
@@ -232,7 +238,9 @@ class GeneratorPair:
             )
             self._adam_step(self.compute_gradients(good, bad)[1])
 
-    def compute_gradients(self, winners: np.ndarray, losers: np.ndarray) -> tuple[float, list[np.ndarray]]:
+    def compute_gradients(
+        self, winners: np.ndarray, losers: np.ndarray
+    ) -> tuple[float, list[np.ndarray]]:
         """The loss on [M, D] winners and losers, and its gradients by F's and B's weights."""
         cycle, target = self._scales
         better = self.forth.forward(losers)

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
+from swarm.optimizers.base import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
 from swarm.optimizers.checks import NOT_NEGATIVE, PROBABILITY, SHARE, SWITCH, Rule
-from swarm.optimizers.draws import initial_population
+from swarm.optimizers.random_streams import initial_population
 
 SELECTION_STREAM = OPTIMIZER_STREAM + 1
 """Purpose of the draws of selection, which follow those of the offspring in an iteration."""
@@ -89,7 +89,9 @@ class Genome(BaseOptimizer):
     step_length_factor: float = 0.95
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        self.members = self.own_positions = initial_population(experts, count, self.seed, groups=self.groups)
+        self.members = self.own_positions = initial_population(
+            experts, count, self.seed, groups=self.groups
+        )
         self.utilities = self.own_utilities = np.full(count, np.nan)
         self.velocities = np.zeros_like(self.members)
         self.extremes, self.extreme_utilities = np.zeros_like(self.members[:2]), np.full(2, np.nan)
@@ -129,7 +131,9 @@ class Genome(BaseOptimizer):
             for row, u in zip(self.extremes, self.extreme_utilities, strict=True)
         )
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
-        weights = phi[:, None] * (1.0 - self._iteration_rng().random((len(x), 4, self.groups)))  # (0, 1]
+        weights = phi[:, None] * (
+            1.0 - self._iteration_rng().random((len(x), 4, self.groups))
+        )  # (0, 1]
         weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny)
         w_v, w_p, w_g, w_w = weights.swapaxes(0, 1).repeat(self.experts, axis=2)
         v = w_v * v + w_p * (self.own_positions - x) + w_g * (best - x) + w_w * (x - worst)
@@ -163,7 +167,9 @@ class Genome(BaseOptimizer):
         self.velocities = freeze_array(np.where(measured[:, None], self.velocities, 0.0))
         self.utilities = freeze_array(np.where(measured, utilities, self.utilities))
         better = measured & ~(utilities <= self.own_utilities)
-        self.own_positions = freeze_array(np.where(better[:, None], self.positions, self.own_positions))
+        self.own_positions = freeze_array(
+            np.where(better[:, None], self.positions, self.own_positions)
+        )
         best = np.where(better, utilities, self.own_utilities)
         self.own_utilities = freeze_array(best)
 
@@ -192,7 +198,9 @@ class Genome(BaseOptimizer):
             places = [np.nanargmax(utilities), np.nanargmin(utilities)]
             now, sign = utilities[places], np.array([1, -1])
             new = ~(sign * now <= sign * self.extreme_utilities)
-            self.extremes = freeze_array(np.where(new[:, None], self.positions[places], self.extremes))
+            self.extremes = freeze_array(
+                np.where(new[:, None], self.positions[places], self.extremes)
+            )
             self.extreme_utilities = freeze_array(np.where(new, now, self.extreme_utilities))
 
 

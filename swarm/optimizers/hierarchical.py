@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers import Optimizer, draws
-from swarm.optimizers.ask_tell import freeze_array
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import Optimizer, freeze_array
 from swarm.optimizers.checks import (
     AT_LEAST_ONE,
     POSITIVE,
@@ -110,7 +110,9 @@ class HierarchicalOptimizer:
             raise UserError(f"""optimizer.optimizer={self.optimizer.NAME}: a stage begins at one
                 best position, and a front has none; use it by itself, or take nes or cmaes""")
 
-    def set_group_hierarchy(self, parents: Callable[[str], list[int]], positions: int | None) -> None:
+    def set_group_hierarchy(
+        self, parents: Callable[[str], list[int]], positions: int | None
+    ) -> None:
         """As `Divided.divide`.
 
         Raises:
@@ -205,7 +207,9 @@ class HierarchicalOptimizer:
         self.count, self._positions = state["groups"], state["budget"]
         self.levels = [GroupLevel(*level) for level in state["levels"]]
         self.best_utility = np.nan if state["best_utility"] is None else state["best_utility"]
-        self.best, self.anchor = (freeze_array(np.array(state[n], float)) for n in ("best", "anchor"))
+        self.best, self.anchor = (
+            freeze_array(np.array(state[n], float)) for n in ("best", "anchor")
+        )
         self.inner = self._build_inner(self.stage)
         self.inner.load_state_dict(state["inner"])
         self.positions = freeze_array(np.array(state["positions"], float))
@@ -245,7 +249,9 @@ class HierarchicalOptimizer:
             inner.begin_at = self.experts
         seed = self.seed
         if stage:
-            seed = int(draws.counter_rng(self.seed, stage, 0, STAGE_STREAM).integers(2**62))
+            seed = int(
+                random_streams.counter_rng(self.seed, stage, 0, STAGE_STREAM).integers(2**62)
+            )
         inner.start(self.experts + (stage > 0), seed, self.levels[stage].groups)
         made: Optimizer = inner
         return made
@@ -265,7 +271,9 @@ class HierarchicalOptimizer:
             rows = rows + each[:, :, self.experts :] * anchor
         # A stage with fewer rows than another one leaves the last ones idle.
         idle = self.size - len(rows)
-        self.positions = freeze_array(np.pad(rows.reshape(len(rows), -1), ((0, idle), (0, 0)), "edge"))
+        self.positions = freeze_array(
+            np.pad(rows.reshape(len(rows), -1), ((0, idle), (0, 0)), "edge")
+        )
         self.evaluate = np.pad(np.asarray(self.inner.evaluate), (0, idle))
 
     def _is_stage_over(self) -> bool:

@@ -6,9 +6,9 @@ from typing import ClassVar
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers.ask_tell import BaseOptimizer, freeze_array
+from swarm.optimizers.base import BaseOptimizer, freeze_array
 from swarm.optimizers.checks import AT_LEAST_ONE, POSITIVE, ROWS, Rule, check_number
-from swarm.optimizers.draws import expert_positions, initial_population
+from swarm.optimizers.random_streams import expert_positions, initial_population
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,7 +98,11 @@ class MergeEvolve(BaseOptimizer):
         return np.vstack([self.theta, self.theta + self.sigma * noise])
 
     def _update_state(self, utilities: np.ndarray) -> None:
-        theta = self._merge_experts(utilities) if self.iteration == 0 else self._gradient_step(utilities)
+        theta = (
+            self._merge_experts(utilities)
+            if self.iteration == 0
+            else self._gradient_step(utilities)
+        )
         self.theta = freeze_array(theta)
 
     def _merge_experts(self, utilities: np.ndarray) -> np.ndarray:

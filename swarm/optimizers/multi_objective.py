@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from swarm.errors import UserError
-from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, BaseOptimizer, freeze_array
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import (
+    BOUND_RULES,
+    OPTIMIZER_STREAM,
+    BaseOptimizer,
+    CoefficientBounds,
+    freeze_array,
+)
 from swarm.optimizers.checks import POSITIVE, PROBABILITY, SWITCH, Rule
-from swarm.optimizers.region import BOUND_RULES, CoefficientBounds
-from swarm.optimizers.starts import DEFAULT_LAMBDAS, SCALES, static_start_positions
+from swarm.optimizers.static_merges import DEFAULT_LAMBDAS, SCALES, static_start_positions
 
 if TYPE_CHECKING:
     from pymoo.core.algorithm import Algorithm
@@ -110,7 +115,7 @@ class ParetoSearch(BaseOptimizer):
         return self.constraints or {}
 
     def name_objectives(self, names: Sequence[str]) -> None:
-        """As `swarm.optimizers.MultiObjective.name_objectives`."""
+        """As `swarm.optimizers.base.MultiObjectiveOptimizer.name_objectives`."""
         allowed = ", ".join(names)
         options = {"objectives": self.objectives or (), "constraints": self._constraints}
         for key, given in options.items():
@@ -138,7 +143,7 @@ class ParetoSearch(BaseOptimizer):
         super().start(experts, seed, groups)
 
     def tell(self, utilities: np.ndarray, objectives: np.ndarray | None = None) -> None:
-        """As `swarm.optimizers.MultiObjective.tell`.
+        """As `swarm.optimizers.base.MultiObjectiveOptimizer.tell`.
 
         Raises:
             ValueError: As `AskTell.tell`, or not one row of objectives per utility.
@@ -169,12 +174,14 @@ class ParetoSearch(BaseOptimizer):
         return max(experts + self.needs_base, self.LEAST)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        known = draws.expert_positions(experts, self.groups)
+        known = random_streams.expert_positions(experts, self.groups)
         if self.needs_base:
             known = np.vstack([known, np.zeros(experts * self.groups)])
         scales = (1.0,) if self.sum_to_one else SCALES
         lambdas = () if self.sum_to_one else DEFAULT_LAMBDAS
-        recipes = self._search_bounds.project(static_start_positions(experts, self.groups, scales, lambdas)[1])
+        recipes = self._search_bounds.project(
+            static_start_positions(experts, self.groups, scales, lambdas)[1]
+        )
         known = np.vstack([known, recipes])[:count]
         return np.vstack([known, self._sample_mixtures(count - len(known))])
 
@@ -213,7 +220,7 @@ class ParetoSearch(BaseOptimizer):
     def _sample_mixtures(self, count: int) -> np.ndarray:
         """Random positions [count, G x K] of the region."""
         draw = self._iteration_rng()
-        rows = draws.sample_mixtures(draw, count, self.experts, self.groups)
+        rows = random_streams.sample_mixtures(draw, count, self.experts, self.groups)
         if self.sum_to_one:
             return rows
         totals = draw.uniform(*TOTAL_RANGE, size=(count, self.groups))
@@ -256,7 +263,9 @@ class ParetoSearch(BaseOptimizer):
             chosen = (self.generations == born) & inside
             self._learnt = born
             if chosen.any():
-                self._advance_generation(int(born), self.rows[chosen], losses[chosen], violations[chosen])
+                self._advance_generation(
+                    int(born), self.rows[chosen], losses[chosen], violations[chosen]
+                )
 
     def _advance_generation(
         self, born: int, rows: np.ndarray, losses: np.ndarray, violations: np.ndarray
@@ -272,7 +281,9 @@ class ParetoSearch(BaseOptimizer):
         problem = self._algorithm.problem
         told = Population.new("X", rows)
         Evaluator().eval(StaticProblem(problem, F=losses, G=violations), told)
-        self._algorithm.random_state = draws.counter_rng(self.seed, born, 0, SURVIVAL_STREAM)
+        self._algorithm.random_state = random_streams.counter_rng(
+            self.seed, born, 0, SURVIVAL_STREAM
+        )
         self._algorithm.tell(infills=told)
 
     def _build_algorithm(self, objectives: int, constraints: int) -> "Algorithm":

@@ -5,11 +5,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import OPTIMIZER_STREAM, freeze_array
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import BOUND_RULES, OPTIMIZER_STREAM, CoefficientBounds, freeze_array
 from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
-from swarm.optimizers.region import BOUND_RULES, CoefficientBounds
-from swarm.optimizers.starts import WarmStartOptimizer
+from swarm.optimizers.static_merges import WarmStartOptimizer
 
 MOMENTUM, SQUARES, EPSILON = 0.9, 0.99, 1e-8
 """Adam's two decay rates and the term that keeps its division finite; the second rate is shorter
@@ -62,8 +61,13 @@ class NaturalEvolution(WarmStartOptimizer):
     }
     WORDS: ClassVar[dict[str, tuple[str, ...]]] = {"update": ("plain", "adam")}
     ARRAYS: ClassVar[tuple[str, ...]] = (
-        *WarmStartOptimizer.ARRAYS, "mean", "sigma", "momentum", "squares", "steps",
-    )  # fmt: skip
+        *WarmStartOptimizer.ARRAYS,
+        "mean",
+        "sigma",
+        "momentum",
+        "squares",
+        "steps",
+    )
 
     particles: int | None = None
     max_iterations: int = 100
@@ -144,8 +148,10 @@ class NaturalEvolution(WarmStartOptimizer):
 
     def _draw_noise(self) -> np.ndarray:
         """e of each pair of this iteration, [P / 2, D]."""
-        each = [draws.counter_rng(self.seed, self.iteration, pair, OPTIMIZER_STREAM)
-                for pair in range(self._pair_count)]  # fmt: skip
+        each = [
+            random_streams.counter_rng(self.seed, self.iteration, pair, OPTIMIZER_STREAM)
+            for pair in range(self._pair_count)
+        ]
         return np.array([draw.normal(size=len(self.mean)) for draw in each])
 
     def _search_bounds(self) -> CoefficientBounds:

@@ -7,10 +7,152 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from swarm.optimizers import SearchResources, LossGradient, LossRequest, draws
-from swarm.optimizers.checks import check_pool_size, check_saved_state
-from swarm.optimizers.descent import Descent
-from swarm.optimizers.pso_options import ParticleSwarmOptions
+from swarm.errors import UserError
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import LossGradient, LossRequest, SearchResources
+from swarm.optimizers.checks import (
+    AT_LEAST_ONE,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    ROWS,
+    SHARE,
+    STEP,
+    SWITCH,
+    Rule,
+    check_choice,
+    check_number,
+    check_particles,
+    check_pool_size,
+    check_saved_state,
+)
+from swarm.optimizers.gradient import Descent
+
+# The options of the particle swarm, and what each may be.
+
+SOUP_COUNT: Rule = (int, lambda value: 0 <= value <= 5, "a whole number from 0 to 5")
+
+NUMBERS: dict[str, tuple[Rule, str]] = {
+    "inertia": (NOT_NEGATIVE, "the paper tried 0.1, 0.2 and 0.3"),
+    "cognitive": (NOT_NEGATIVE, "the paper tried 0.1 to 0.5"),
+    "social": (NOT_NEGATIVE, "the paper tried 0.2 to 0.6"),
+    "repel": (NOT_NEGATIVE, "the paper tried 0.01, 0.05 and 0.1; 0 switches it off"),
+    "weight_randomness": (SWITCH, "false takes all factors r as 1"),
+    "step_length": (STEP, "the paper tried 0.5 to 1.0"),
+    "step_length_factor": (SHARE, "1 keeps the step as it is; the paper's is 0.95"),
+    "minimum_step_length": (NOT_NEGATIVE, "0 means no floor"),
+    "patience": (AT_LEAST_ONE, "to go on for ever, raise it above optimizer.max_iterations"),
+    "max_iterations": (AT_LEAST_ONE, "the paper's is 50"),
+    "restart": (SWITCH, "false never brings a stray particle back"),
+    "restart_patience": (POSITIVE, "the paper's is 5 iterations; optimizer.restart=false is off"),
+    "restart_cool_down": (COUNT, "0 lets a particle restart every iteration"),
+    "crossover_maximum": (POSITIVE, "1 is the paper's, 2 the original code's"),
+    "drop_iteration": (PROBABILITY, "it is the chance to skip an iteration's evaluation"),
+    "drop_particle": (PROBABILITY, "it is the chance to skip a particle's evaluation"),
+    "count_skipped": (SWITCH, "true is the original code's way"),
+    "soups": (SOUP_COUNT, "0 is the paper's"),
+}
+WORDS = {
+    "starting_velocity": ("random", "zero", "best"),
+    "stale_count": ("after", "including"),
+    "restart_unit": ("iterations", "fraction"),
+    "crossover_parents": ("experts", "everyone"),
+    "worst_tie": ("first", "last"),
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class ParticleSwarmOptions:
+    """The options of Model Swarms, with the paper's symbols; docs/pso.md sets them beside its code.
+
+    Args:
+        particles: N; None is one per expert and soup, without crossover children.
+        inertia: phi_v, to go on; only the ratios of this and the next three matter.
+        cognitive: phi_p, towards the particle's own best.
+        social: phi_g, towards the best of the swarm.
+        repel: phi_w, away from the worst of the swarm.
+        weight_randomness: Each coefficient times its own r ~ U(0, 1), per particle and iteration.
+        step_length: lambda of the first iteration.
+        step_length_factor: phi_lambda, by which it shrinks once per iteration.
+        minimum_step_length: Where it stops shrinking.
+        starting_velocity: Towards a `random` other particle, `zero`, towards the `best` of all.
+        patience: c, stale iterations of the swarm after which it ends.
+        max_iterations: K; the evaluation of the start is not one of them.
+        stale_count: Iterations `after` a best are stale, or that of the best too (`including`).
+        restart: Stray particles go back to their own best and lose their velocity.
+        restart_patience: c_r, stale iterations of a particle that make it a stray.
+        restart_unit: That number in `iterations`, or as a `fraction` of patience.
+        restart_cool_down: Evaluated iterations that must pass before it may restart again.
+        crossover_maximum: A child is t * a + (1 - t) * b with t ~ U(0, this).
+        crossover_parents: Parents are `experts` only, or `everyone` there is, children too.
+        worst_tie: Which of equally bad particles of one iteration is the worst, `first` or `last`.
+        drop_iteration: Drop-K, the chance that nothing is evaluated in an iteration.
+        drop_particle: Drop-N, the chance that a particle is not evaluated in an iteration.
+        count_skipped: What was not evaluated counts as stale, for the swarm and the particle.
+        soups: How many particles after the experts begin as uniform soups, with coefficients that
+            sum to 1.5, 1, 2, .5 and 3; sums are free from then on. 0 is the paper.
+        active: So many particles, the best after the first round (with a gradient term by the
+            loss of some items, else by utility), move and are evaluated; None is all of them, and
+            the others stay where they are. "auto" is all of them without a
+            gradient term, and with it one for each `ACTIVE_POSITIONS` that the budget allows after
+            the first round, four at most.
+        descent: The gradient term of the velocity; None is none, as in the paper.
+
+    Raises:
+        UserError: An option is out of its range; named with what is allowed.
+    """
+
+    particles: int | None = None
+    inertia: float = 0.2
+    cognitive: float = 0.3
+    social: float = 0.4
+    repel: float = 0.05
+    weight_randomness: bool = True
+    step_length: float = 0.5
+    step_length_factor: float = 0.95
+    minimum_step_length: float = 0.1
+    starting_velocity: Literal["random", "zero", "best"] = "random"
+    patience: int = 10
+    max_iterations: int = 50
+    stale_count: Literal["after", "including"] = "after"
+    restart: bool = True
+    restart_patience: float = 5
+    restart_unit: Literal["iterations", "fraction"] = "iterations"
+    restart_cool_down: int = 5
+    crossover_maximum: float = 1.0
+    crossover_parents: Literal["experts", "everyone"] = "experts"
+    worst_tie: Literal["first", "last"] = "first"
+    drop_iteration: float = 0.0
+    drop_particle: float = 0.0
+    count_skipped: bool = False
+    soups: int = 1
+    active: int | Literal["auto"] | None = "auto"
+    descent: Descent | None = field(default_factory=Descent)
+
+    def __post_init__(self) -> None:
+        _check_options(self)
+
+
+def _check_options(options: ParticleSwarmOptions) -> None:
+    for name, (rule, advice) in NUMBERS.items():
+        check_number(name, getattr(options, name), rule, advice)
+    check_particles(options.particles, 2, "null is one per expert")
+    for name, allowed in WORDS.items():
+        check_choice(name, getattr(options, name), allowed)
+    if options.minimum_step_length > options.step_length:
+        raise UserError(f"""optimizer.minimum_step_length={options.minimum_step_length}: must be at
+            most optimizer.step_length={options.step_length}, lower it or raise that""")
+    if options.active not in (None, "auto"):
+        check_number("active", options.active, AT_LEAST_ONE, "null lets all particles move")
+    if options.descent is not None and not isinstance(options.descent, Descent):
+        raise UserError(f"""optimizer.descent={options.descent}: must be null, or have the keys of
+            the gradient term, as optimizer.descent.steps=20""")
+    still = not (options.inertia or options.cognitive or options.social or options.repel)
+    if still and options.descent is None:
+        raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be 0,
+            as no particle would move; raise one of them""")
+
 
 ARRAYS = {
     "positions": float,
@@ -41,7 +183,7 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     With a `descent` they are also drawn down the gradient of the gold answers' loss (a memetic
     swarm). The fifth term of the velocity is w_d d / lambda, where d is the displacement by the
-    particle's own descent (`swarm.optimizers.descent`) and lambda the step length, so that the
+    particle's own descent (`swarm.optimizers.gradient`) and lambda the step length, so that the
     position moves by w_d d whatever the step length is. Without a descent it is the paper's swarm.
 
     To read, never to write: `groups` (G), `iteration`, `current_step_length`, `positions` and
@@ -101,7 +243,7 @@ class ParticleSwarm(ParticleSwarmOptions):
 
     @property
     def needs_gradients(self) -> bool | None:
-        """See `swarm.optimizers.Differentiating`."""
+        """See `swarm.optimizers.base.SupportsGradients`."""
         return None if self.descent is None else self.descent.required
 
     def descend(self, items: int) -> Generator[list[LossRequest], list[LossGradient], None]:
@@ -193,10 +335,12 @@ class ParticleSwarm(ParticleSwarmOptions):
             self.descent.load_state_dict(state["descent"], self.groups, self.seed)
         for name in ("best_position", "worst_position"):
             position = state[name]
-            setattr(self, name, None if position is None else freeze_array(np.array(position, float)))
+            setattr(
+                self, name, None if position is None else freeze_array(np.array(position, float))
+            )
 
     def set_resources(self, offer: SearchResources) -> None:
-        """See `swarm.optimizers.Choosing`."""
+        """See `swarm.optimizers.base.ResourceAware`."""
         self._offer = offer
 
     @property
@@ -222,7 +366,7 @@ class ParticleSwarm(ParticleSwarmOptions):
     def _starting_positions(self, experts: int, count: int) -> np.ndarray:
         """[N, G x K]: the experts, then uniform soups, then crossover children."""
         crossover = self.crossover_maximum, self.crossover_parents
-        rows = draws.initial_population(experts, count, self.seed, *crossover, self.groups)
+        rows = random_streams.initial_population(experts, count, self.seed, *crossover, self.groups)
         for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
             row[:] = scale / experts
         return rows
@@ -232,7 +376,9 @@ class ParticleSwarm(ParticleSwarmOptions):
         if self.starting_velocity != "random":  # "best" has to wait for the first utilities
             return np.zeros_like(x)
         partner = [
-            draws.sample_other(i, len(x), draws.counter_rng(self.seed, 0, i, draws.PARTNER))
+            random_streams.sample_other(
+                i, len(x), random_streams.counter_rng(self.seed, 0, i, random_streams.PARTNER)
+            )
             for i in range(len(x))
         ]
         return x[partner] - x
@@ -271,7 +417,10 @@ class ParticleSwarm(ParticleSwarmOptions):
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
         r = np.ones((len(self.evaluate), 4, self.groups))
         if self.weight_randomness:
-            each = [self._particle_rng(i, draws.WEIGHTS).random(r.shape[1:]) for i in range(len(r))]
+            each = [
+                self._particle_rng(i, random_streams.WEIGHTS).random(r.shape[1:])
+                for i in range(len(r))
+            ]
             r = 1.0 - np.array(each)  # (0, 1]: the sum can not vanish
         weights = r * phi[:, None]
         # All four may be 0 where a descent moves the particles.
@@ -282,15 +431,17 @@ class ParticleSwarm(ParticleSwarmOptions):
     def _evaluation_mask(self) -> np.ndarray:
         """[N] bool: which particles to evaluate; the others have moved all the same."""
         count = len(self.evaluate)
-        if self._particle_rng(0, draws.DROP_ITERATION).random() < self.drop_iteration:
+        if self._particle_rng(0, random_streams.DROP_ITERATION).random() < self.drop_iteration:
             return np.zeros(count, bool)
         if self.drop_particle == 0:
             return np.ones(count, bool)
-        chance = [self._particle_rng(i, draws.DROP_PARTICLE).random() for i in range(count)]
+        chance = [
+            self._particle_rng(i, random_streams.DROP_PARTICLE).random() for i in range(count)
+        ]
         return np.array(chance) >= self.drop_particle
 
     def _particle_rng(self, particle: int, purpose: int) -> np.random.Generator:
-        return draws.counter_rng(self.seed, self.iteration, particle, purpose)
+        return random_streams.counter_rng(self.seed, self.iteration, particle, purpose)
 
     def _update_personal_bests(self, u: np.ndarray, stopped: np.ndarray) -> None:
         measured = np.isfinite(u)
@@ -353,3 +504,55 @@ class GradientDescent(ParticleSwarm):
 def freeze_array(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
+
+
+# The particle swarm without its barrier: a few particles move at a time, by the newest bests.
+
+
+@dataclass(kw_only=True, eq=False)
+class AsynchronousSwarm(ParticleSwarm):
+    """Particles move in turn, `batch` at a time, as soon as their own last score is there.
+
+    A particle never waits for the rest of the swarm: it sees the best and the worst of all scores
+    told before its own move (the asynchronous updates of Carlisle and Dozier, "An off-the-shelf
+    PSO", 2001), so that a good find steers the next move instead of the next round.
+
+    What the result depends on: the configuration, `batch` with it, and the seed; never on the
+    number of workers or on who is done first. A swarm whose particles moved in the order in which
+    they happen to be finished would be another run on another machine, so the order is fixed.
+    What that costs: workers wait for the slowest of `batch` particles. Give them a batch that
+    keeps all of them busy, such as job.particles times their number.
+
+    Args:
+        batch: Particles that move in an iteration; more than N are N, which is the plain swarm.
+        max_iterations: Counts moves of a batch. Patience, restart_patience and step_length_factor
+            still count rounds of the whole swarm, as in the plain one.
+
+    Raises:
+        UserError: An option is out of its range; named with what is allowed.
+    """
+
+    NAME: ClassVar[str] = "pso_async"
+
+    batch: int = 5
+    max_iterations: int = 200
+    particles: int | None = 20
+    soups: int = 0
+    active: int | Literal["auto"] | None = None
+    descent: Descent | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("batch", self.batch, ROWS, "it is how many particles move together")
+        if self.drop_iteration:
+            raise UserError(f"""optimizer.drop_iteration={self.drop_iteration}: must be 0, as only
+                a few particles move in an iteration; use optimizer.drop_particle""")
+
+    def _moving_particles(self, iteration: int) -> np.ndarray:
+        count = len(self.evaluate)
+        step = min(self.batch, count)
+        places = (step * (iteration - 1) + np.arange(step)) % count
+        return np.isin(np.arange(count), places) & self.moving
+
+    def _moving_share(self) -> float:
+        return min(1.0, self.batch / len(self.evaluate))

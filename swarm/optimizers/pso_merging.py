@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers.ask_tell import BaseOptimizer, freeze_array
+from swarm.optimizers.base import BaseOptimizer, freeze_array
 from swarm.optimizers.checks import NOT_NEGATIVE, SWITCH, Rule
-from swarm.optimizers.draws import initial_population
+from swarm.optimizers.random_streams import initial_population
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,7 +86,9 @@ class PSOMerging(BaseOptimizer):
 
     def _update_state(self, utilities: np.ndarray) -> None:
         better = np.isfinite(utilities) & ~(utilities <= self.own_utilities)
-        self.own_positions = freeze_array(np.where(better[:, None], self.positions, self.own_positions))
+        self.own_positions = freeze_array(
+            np.where(better[:, None], self.positions, self.own_positions)
+        )
         best = np.where(better, utilities, self.own_utilities)
         self.own_utilities = freeze_array(best)
 

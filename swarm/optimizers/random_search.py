@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from swarm.optimizers import draws
-from swarm.optimizers.ask_tell import BaseOptimizer
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import BaseOptimizer
 from swarm.optimizers.checks import POSITIVE, SWITCH, Rule
 
 
@@ -38,7 +38,12 @@ class RandomSearch(BaseOptimizer):
     greatest_sum: float = 2.0
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        return np.vstack([draws.expert_positions(experts, self.groups), self._sample_mixtures(count - experts)])
+        return np.vstack(
+            [
+                random_streams.expert_positions(experts, self.groups),
+                self._sample_mixtures(count - experts),
+            ]
+        )
 
     def _propose_positions(self) -> np.ndarray:
         return self._sample_mixtures(len(self.positions))
@@ -49,7 +54,7 @@ class RandomSearch(BaseOptimizer):
     def _sample_mixtures(self, count: int) -> np.ndarray:
         size = count, self.experts, self.groups
         draw = self._iteration_rng()
-        rows = draws.sample_mixtures(draw, *size, self.concentration)
+        rows = random_streams.sample_mixtures(draw, *size, self.concentration)
         rows = 1 / self.experts + self.reach * (rows - 1 / self.experts)
         if self.sum_to_one:
             return rows

@@ -6,15 +6,15 @@ A position is G * K coefficients, group by group; each module is combined with i
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swarm import mixing
 from swarm.errors import UserError
-from swarm.pool.groups import divide_modules
-from swarm.pool.rows import PoolRow
+from swarm.merging import lora_math
+from swarm.pool.module_groups import divide_modules
+from swarm.pool.synthetic_rows import PoolRow
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swarm.mixing import FactorPair, WeightedFactors
+    from swarm.merging.lora_math import FactorPair, WeightedFactors
 
 
 SPACES = ("factor", "delta")
@@ -44,7 +44,7 @@ class Basis:
         rows: K of them.
         shapes: (in, out) of every module that any of them changes.
         space: "factor" combines A and B apart from each other, "delta" their products.
-        division: See `swarm.pool.groups.divide`.
+        division: See `swarm.pool.module_groups.divide_modules`.
 
     Attributes:
         names: Of the rows.
@@ -74,7 +74,9 @@ class Basis:
         }
         self.groups, self._group = divide_modules(list(self.modules), division)
 
-    def combine_module(self, module: str, vector: Sequence[float], folded: bool = True) -> "FactorPair":
+    def combine_module(
+        self, module: str, vector: Sequence[float], folded: bool = True
+    ) -> "FactorPair":
         """A and B of `module` at a position [G * K], float64; the scaling is in B if `folded`.
 
         Summed in the order of the rows, so the result does not depend on threads or machines.
@@ -88,7 +90,7 @@ class Basis:
 
         pairs = [self._combine_group(module, row) for row in torch.eye(len(self.rows)).tolist()]
         rank = max(len(a) for a, _ in pairs)
-        wide = [mixing.pad_rank(pair, rank) for pair in pairs]
+        wide = [lora_math.pad_rank(pair, rank) for pair in pairs]
         return torch.stack([a.float() for a, _ in wide]), torch.stack([b.float() for _, b in wide])
 
     def expert_factors(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
@@ -108,15 +110,19 @@ class Basis:
         places = torch.arange(start, start + len(self.rows)).repeat_interleave(torch.tensor(ranks))
         return a.float(), b.float(), places
 
-    def _combine_group(self, module: str, part: Sequence[float], folded: bool = True) -> "FactorPair":
+    def _combine_group(
+        self, module: str, part: Sequence[float], folded: bool = True
+    ) -> "FactorPair":
         """A and B of one module with the K coefficients of its group."""
         inputs, outputs, rank = self.modules[module]
         terms = self._expert_terms(module, part, folded)
         if self.space == "factor":
-            return mixing.sum_factors(terms, inputs, outputs, rank)
-        return mixing.concatenate_factors(terms, inputs, outputs)
+            return lora_math.sum_factors(terms, inputs, outputs, rank)
+        return lora_math.concatenate_factors(terms, inputs, outputs)
 
-    def _expert_terms(self, module: str, part: Sequence[float], folded: bool) -> "Iterator[WeightedFactors]":
+    def _expert_terms(
+        self, module: str, part: Sequence[float], folded: bool
+    ) -> "Iterator[WeightedFactors]":
         for coefficient, row in zip(part, self.rows, strict=True):
             if coefficient != 0.0 and module in row.shapes:
                 a, b = row.load_factors(module)

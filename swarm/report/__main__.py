@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm._util.cli import CommandParser
 from swarm.errors import UserError
-from swarm.examples import CommandParser
 
 EPILOG = """python -m swarm.report search/NAME is short for python -m swarm.report page search/NAME.
 It writes report.html (one file, opens offline), report.md and, with matplotlib, report/*.png."""
@@ -29,12 +29,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _run_page(given: argparse.Namespace) -> int:
-    from swarm.report import png, write
+    from swarm.report import build, charts
 
     code = 0
     for folder in given.folders:
         try:
-            paths = write.write_report(folder)
+            paths = build.write_report(folder)
         except UserError as error:  # the other folders have their reports all the same
             print(f"error: {error}", file=sys.stderr)
             code = error.code
@@ -43,19 +43,21 @@ def _run_page(given: argparse.Namespace) -> int:
         pictures = len(paths) - len(texts)
         more = f" and {pictures} pictures in {folder}/report/" if pictures else ""
         print(f"wrote {', '.join(map(str, texts))}{more}")
-    if not png.is_available():
-        print('no PNGs: matplotlib is not installed; pip install "model-swarms[report]"',
-              file=sys.stderr)  # fmt: skip
+    if not charts.is_available():
+        print(
+            'no PNGs: matplotlib is not installed; pip install "model-swarms[report]"',
+            file=sys.stderr,
+        )
     return code
 
 
 def _run_analyse(given: argparse.Namespace) -> int:
-    from swarm.report import analyse
+    from swarm.report import analyses
 
-    found = analyse.analyse_runs(given.folders)
-    print(analyse.as_json(found) if given.json else analyse.as_text(found))
+    found = analyses.analyse_runs(given.folders)
+    print(analyses.as_json(found) if given.json else analyses.as_text(found))
     if given.plots:
-        for path in analyse.draw_charts(found, given.plots):
+        for path in analyses.draw_charts(found, given.plots):
             print(f"wrote {path}", file=sys.stderr)
     return 0
 

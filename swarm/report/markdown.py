@@ -4,10 +4,19 @@ import math
 import re
 from collections.abc import Collection, Sequence
 
-from swarm.report.blocks import ReportBlock, ChartChoice, ChangedItems, Report, ReportSection, Sparkline, TableBlock, TextBlock
-from swarm.report.pictures import Chart
-from swarm.report.text import format_sparkline
-from swarm.report.text import format_table as aligned
+from swarm.report.document import (
+    ChangedItems,
+    Chart,
+    ChartChoice,
+    Report,
+    ReportBlock,
+    ReportSection,
+    Sparkline,
+    TableBlock,
+    TextBlock,
+)
+from swarm.stats.format import format_sparkline
+from swarm.stats.format import format_table as aligned
 
 MAX_CHANGED_ITEMS = 20
 """Items shown of those won, and of those lost; the page has more."""
@@ -46,22 +55,33 @@ def _render_block(block: ReportBlock, pictures: Collection[str]) -> list[str]:
     match block:
         case TextBlock():
             mark = "- " if block.listed else ""
-            return [line for words in block.lines for line in (f"{mark}{escape_markdown(words)}", "")][:-1]
+            return [
+                line for words in block.lines for line in (f"{mark}{escape_markdown(words)}", "")
+            ][:-1]
         case TableBlock():
             return _render_table(block)
         case Chart():
             if block.key in pictures:
-                return [f"![{escape_markdown(block.title)}. {escape_markdown(block.told)}](report/{block.key}.png)"]
+                return [
+                    f"![{escape_markdown(block.title)}. "
+                    f"{escape_markdown(block.told)}](report/{block.key}.png)"
+                ]
             return [f"{escape_markdown(block.title)}: {escape_markdown(block.told)}."]
         case ChartChoice():
-            return [line for chart in block.charts.values() for line in _render_block(chart, pictures)]
+            return [
+                line for chart in block.charts.values() for line in _render_block(chart, pictures)
+            ]
         case ChangedItems():
             return _render_changed_items(block)
 
 
 def _render_table(one: TableBlock) -> list[str]:
     rows = [[_render_cell(cell) for cell in row] for row in one.rows]
-    return [f"**{escape_markdown(one.caption)}**", "", *aligned([escape_markdown(name) for name in one.header], rows)]
+    return [
+        f"**{escape_markdown(one.caption)}**",
+        "",
+        *aligned([escape_markdown(name) for name in one.header], rows),
+    ]
 
 
 def _render_cell(cell: str | Sparkline) -> str:
@@ -73,10 +93,15 @@ def _render_cell(cell: str | Sparkline) -> str:
 def _render_changed_items(block: ChangedItems) -> list[str]:
     lines = [f"### {escape_markdown(block.title)}", ""]
     rows: list[Sequence[str]] = [
-        [escape_markdown(_shorten_text(one.item)), escape_markdown(_shorten_text(one.question)), escape_markdown(_shorten_text(one.gold)),
-         escape_markdown(_shorten_text(one.before[0])), escape_markdown(_shorten_text(one.after[0]))]
+        [
+            escape_markdown(_shorten_text(one.item)),
+            escape_markdown(_shorten_text(one.question)),
+            escape_markdown(_shorten_text(one.gold)),
+            escape_markdown(_shorten_text(one.before[0])),
+            escape_markdown(_shorten_text(one.after[0])),
+        ]
         for one in block.flips[:MAX_CHANGED_ITEMS]
-    ]  # fmt: skip
+    ]
     if not rows:
         return [*lines, "None."]
     lines += aligned(["item", "question", "right", *map(escape_markdown, block.names)], rows)

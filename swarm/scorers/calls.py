@@ -42,13 +42,39 @@ MUTABLE = (list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict)
 BASES = (int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 COMPARED = ("lt", "le", "gt", "ge")
-BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift",
-          "and_", "or_", "xor")  # fmt: skip
+BINARY = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "lshift",
+    "rshift",
+    "and_",
+    "or_",
+    "xor",
+)
 UNARY = {
-    "len": len, "iter": iter, "next": next, "bool": bool, "str": str, "repr": repr, "int": int,
-    "float": float, "complex": complex, "abs": abs, "neg": operator.neg, "pos": operator.pos,
-    "invert": operator.invert, "index": operator.index, "reversed": reversed, "round": round,
-}  # fmt: skip
+    "len": len,
+    "iter": iter,
+    "next": next,
+    "bool": bool,
+    "str": str,
+    "repr": repr,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "abs": abs,
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "invert": operator.invert,
+    "index": operator.index,
+    "reversed": reversed,
+    "round": round,
+}
 ITEMS = ("getitem", "setitem", "delitem", "contains")
 
 ALIASES = {"np": "numpy", "pd": "pandas"}

@@ -19,8 +19,15 @@ from typing import Any, NoReturn
 from swarm.scorers.calls import Link, judge, play
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-NEW = {"NS": 0x20000, "CGROUP": 0x2000000, "UTS": 0x4000000, "IPC": 0x8000000, "USER": 0x10000000,
-       "PID": 0x20000000, "NET": 0x40000000}  # fmt: skip
+NEW = {
+    "NS": 0x20000,
+    "CGROUP": 0x2000000,
+    "UTS": 0x4000000,
+    "IPC": 0x8000000,
+    "USER": 0x10000000,
+    "PID": 0x20000000,
+    "NET": 0x40000000,
+}
 NOSUID, NODEV, NOEXEC, RDONLY, REMOUNT, BIND, REC, PRIVATE = 2, 4, 8, 1, 32, 4096, 16384, 1 << 18
 KEPT_FLAGS = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
 """Flags of statvfs and those of mount that a user namespace may not take away."""
@@ -51,8 +58,11 @@ def enter(task: dict[str, Any]) -> None:
     uid, gid = os.getuid(), os.getgid()
     LIBC.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     checked(LIBC.unshare(sum(NEW.values())), "unshare")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{USER} {uid} 1"),
-                       ("gid_map", f"{USER} {gid} 1")):  # fmt: skip
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{USER} {uid} 1"),
+        ("gid_map", f"{USER} {gid} 1"),
+    ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     child = os.fork()

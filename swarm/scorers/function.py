@@ -12,10 +12,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from swarm._util import validation
 from swarm.errors import UserError
 from swarm.models.function import function_name
-from swarm.tasks import Item, Score, keys
-from swarm.tasks.written import FreeText
+from swarm.tasks.base import Item, Score
+from swarm.tasks.free_text import FreeText
 
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
@@ -45,7 +46,7 @@ class FunctionScorer:
     ) -> None:
         self.function = function if callable(function) else None
         told = function_name(function) if callable(function) else function
-        self.path = keys.check_optional_text("function", told)
+        self.path = validation.check_optional_text("function", told)
         self.highest = None if highest is None else to_finite_float(highest)
         if highest is not None and self.highest is None:
             raise UserError(f"task.highest: {highest!r} is neither null nor a number.")
@@ -70,7 +71,7 @@ class FunctionScorer:
         """See `Prepared.open`; a module is imported at its first use."""
 
     def source_digests(self) -> dict[str, str]:
-        """See `swarm.tasks.Sourced`: the function, and what it uses of its own folder."""
+        """See `swarm.tasks.base.HasSources`: the function, and what it uses of its own folder."""
         return {"function source": source_digest(self._load_function())}
 
     def item_error(self, item: Item) -> str | None:
@@ -78,7 +79,7 @@ class FunctionScorer:
         return None
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """See `swarm.tasks.written.Scorer`.
+        """See `swarm.tasks.free_text.Scorer`.
 
         Raises:
             UserError: The function failed or returned no finite number; the message names the item.

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models.asking import Call
 from swarm.models.cache import Cache, make_cache_key
-from swarm.models.failures import BadRequest, MalformedResponse
-from swarm.models.http import HttpClient
-from swarm.models.pace import Limits
-from swarm.scorers.toxicity import NonToxicity
+from swarm.models.http import Call, HttpClient
+from swarm.models.http_errors import BadRequest, MalformedResponse
+from swarm.models.rate_limit import Limits
+from swarm.scorers.classifier import NonToxicity
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class PerspectiveScorer(NonToxicity):
         self.cache = cache
 
     def check(self) -> None:
-        """See that the key is there; see `swarm.tasks.Prepared.check`."""
+        """See that the key is there; see `swarm.tasks.base.RequiresSetup.check`."""
         self.client.check()
 
     def open(self, device: str) -> None:
@@ -113,8 +112,11 @@ class PerspectiveScorer(NonToxicity):
         found.update(zip((names[i] for i in new), values, strict=True))
         log.info(
             "%s: %d texts, %d of them asked for now, %d requests repeated",
-            self.client.who, len(texts), len(new), self.client.repeated - before,
-        )  # fmt: skip
+            self.client.who,
+            len(texts),
+            len(new),
+            self.client.repeated - before,
+        )
         return [found[name] for name in names]
 
     def _request_body(self, text: str) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
+from swarm._util import validation
 from swarm.errors import UserError
-from swarm.tasks import Item, Score, answers, keys
-from swarm.tasks.data import gold_answer_error
+from swarm.tasks import parsing
+from swarm.tasks.base import Item, Score
+from swarm.tasks.dataset import gold_answer_error
 
 
 class RuleScorer:
@@ -29,11 +31,11 @@ class RuleScorer:
         raise NotImplementedError
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """See `swarm.tasks.written.Grader`."""
+        """See `swarm.tasks.free_text.Grader`."""
         return 0.0 if answer is None else self.answer_value(item, answer)
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """See `swarm.tasks.written.Scorer`."""
+        """See `swarm.tasks.free_text.Scorer`."""
         found = [self.read_answer(text) for text in texts]
         rows = zip(items, found, texts, strict=True)
         return [Score(self.grade(item, answer), answer, text) for item, answer, text in rows]
@@ -57,12 +59,12 @@ class Regex(RuleScorer):
 
     def __init__(self, pattern: str, take: str = "first") -> None:
         try:
-            self.pattern = re.compile(keys.check_text("scorer.pattern", pattern))
+            self.pattern = re.compile(validation.check_text("scorer.pattern", pattern))
         except re.error as error:
             raise UserError(
                 f"task.scorer.pattern: {pattern!r} is no regular expression: {error}."
             ) from None
-        self.take = keys.check_one_of("scorer.take", take, ("first", "last"))
+        self.take = validation.check_one_of("scorer.take", take, ("first", "last"))
 
     def item_error(self, item: Item) -> str | None:
         """An "answer", where there is one, has to be a text or a number."""
@@ -89,7 +91,7 @@ class Regex(RuleScorer):
 
 
 class Numeric(RuleScorer):
-    """1 if the number that a text gives (swarm/tasks/answers.py) is near enough to the "answer".
+    """1 if the number that a text gives (swarm/tasks/parsing.py) is near enough to the "answer".
 
     Near enough is `absolute`, or `relative` times the answer's size, whichever is more; both 0
     asks for the same value, however it is spelt.
@@ -106,7 +108,7 @@ class Numeric(RuleScorer):
     """
 
     def __init__(self, take: str = "last", absolute: float = 0.0, relative: float = 0.0) -> None:
-        self.take = keys.check_one_of("scorer.take", take, ("first", "last"))
+        self.take = validation.check_one_of("scorer.take", take, ("first", "last"))
         self.absolute = _check_tolerance("absolute", absolute)
         self.relative = _check_tolerance("relative", relative)
 
@@ -118,7 +120,7 @@ class Numeric(RuleScorer):
 
     def read_answer(self, text: str) -> str | None:
         """See `Rule.read`."""
-        return answers.extract_answer(text, "number", self.take)
+        return parsing.extract_answer(text, "number", self.take)
 
     def answer_value(self, item: Item, answer: str) -> float:
         """See `Rule.value`."""
@@ -128,8 +130,8 @@ class Numeric(RuleScorer):
         return float(abs(given - gold) <= max(self.absolute, self.relative * abs(gold)))
 
     def build_stop_check(self, item: Item) -> Callable[[str], bool]:
-        """See `swarm.tasks.written.Settling`."""
-        return partial(answers.is_answer_final, "number", self.take)
+        """See `swarm.tasks.free_text.SupportsEarlyStop`."""
+        return partial(parsing.is_answer_final, "number", self.take)
 
 
 class F1(RuleScorer):
@@ -150,7 +152,7 @@ class F1(RuleScorer):
     votes = False
 
     def __init__(self, lines: str = "first") -> None:
-        self.lines = keys.check_one_of("scorer.lines", lines, ("first", "all"))
+        self.lines = validation.check_one_of("scorer.lines", lines, ("first", "all"))
 
     def item_error(self, item: Item) -> str | None:
         """The "answer" has to be one text or number, or a list of them, each with a word."""
@@ -168,16 +170,18 @@ class F1(RuleScorer):
     def read_answer(self, text: str) -> str | None:
         """See `Rule.read`; the words that count, with single blanks."""
         if self.lines == "first":
-            lines = (answers.ANSWER_LEAD.sub("", line) for line in text.split("\n"))
+            lines = (parsing.ANSWER_LEAD.sub("", line) for line in text.split("\n"))
             text = next((line for line in lines if split_words(line)), "")
         return " ".join(split_words(text)) or None
 
     def answer_value(self, item: Item, answer: str) -> float:
         """See `Rule.value`."""
-        return max(token_f1(split_words(answer), split_words(str(one))) for one in _gold_values(item))
+        return max(
+            token_f1(split_words(answer), split_words(str(one))) for one in _gold_values(item)
+        )
 
     def build_stop_check(self, item: Item) -> Callable[[str], bool] | None:
-        """See `swarm.tasks.written.Settling`."""
+        """See `swarm.tasks.free_text.SupportsEarlyStop`."""
         return self._is_line_complete if self.lines == "first" else None
 
     def _is_line_complete(self, text: str) -> bool:
@@ -207,7 +211,7 @@ def _to_decimal(value: object) -> Decimal | None:
     if isinstance(value, float):
         return Decimal(str(value)) if isfinite(value) else None
     spelt = str(value).strip()
-    return Decimal(answers.normalize_number(spelt)) if answers.NUMBER.fullmatch(spelt) else None
+    return Decimal(parsing.normalize_number(spelt)) if parsing.NUMBER.fullmatch(spelt) else None
 
 
 def _check_tolerance(key: str, value: object) -> Decimal:

@@ -32,8 +32,19 @@ CLOCK = 10
 FILE_SIZE, FILES = 2**26, 256
 """The most bytes of a file that a program may write, and the most files that it has open."""
 
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache",
-          "/etc/alternatives", "/nix/store", "/gnu/store")  # fmt: skip
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+    "/nix/store",
+    "/gnu/store",
+)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 HOME = "/sandbox"
 SIZES = {HOME: "64m", "/tmp": "64m", "/dev/shm": "16m"}
@@ -65,9 +76,12 @@ class Sandbox:
         self.kind, self.clock = kind, CLOCK * seconds
         self.memory, self.processes = memory * 2**20, processes
         self.limits = {
-            "RLIMIT_CPU": seconds, "RLIMIT_AS": self.memory, "RLIMIT_FSIZE": FILE_SIZE,
-            "RLIMIT_CORE": 0, "RLIMIT_NOFILE": FILES,
-        }  # fmt: skip
+            "RLIMIT_CPU": seconds,
+            "RLIMIT_AS": self.memory,
+            "RLIMIT_FSIZE": FILE_SIZE,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_NOFILE": FILES,
+        }
         release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
         if kind != "none" and release >= RLIMIT_OF_A_NAMESPACE:
             self.limits["RLIMIT_NPROC"] = processes
@@ -110,19 +124,34 @@ class Sandbox:
         """Start one of the two processes, with what it is to do on its standard input."""
         inside = str(home) if self.kind == "none" else HOME
         whole = {
-            **task, "enter": self.kind == "namespaces", "socket": end.fileno(),
-            "folder": str(home), "home": HOME, "links": links(), "paths": paths(),
-            "devices": devices(), "sizes": SIZES, "limits": self.limits, "clock": self.clock,
-            "memory": self.memory, "processes": self.processes,
+            **task,
+            "enter": self.kind == "namespaces",
+            "socket": end.fileno(),
+            "folder": str(home),
+            "home": HOME,
+            "links": links(),
+            "paths": paths(),
+            "devices": devices(),
+            "sizes": SIZES,
+            "limits": self.limits,
+            "clock": self.clock,
+            "memory": self.memory,
+            "processes": self.processes,
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
-        }  # fmt: skip
+        }
         stdout = subprocess.PIPE if task["role"] == "judge" else subprocess.DEVNULL
         try:
             with _before_all_others():
                 process = subprocess.Popen(
-                    self._command(), cwd=home, env=_environment(inside), stdin=subprocess.PIPE,
-                    stdout=stdout, stderr=errors, start_new_session=True, pass_fds=[end.fileno()],
-                )  # fmt: skip
+                    self._command(),
+                    cwd=home,
+                    env=_environment(inside),
+                    stdin=subprocess.PIPE,
+                    stdout=stdout,
+                    stderr=errors,
+                    start_new_session=True,
+                    pass_fds=[end.fileno()],
+                )
         except OSError as error:
             raise NoSandbox(f"{error.filename}: {error.strerror}") from None
         assert process.stdin is not None
@@ -135,10 +164,25 @@ class Sandbox:
         python = [sys.executable, "-I", "-c", _source()]
         if self.kind != "bubblewrap":
             return python
-        words = ["bwrap", "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc",
-                 "--unshare-uts", "--unshare-cgroup-try", DISABLE_USERNS, "--die-with-parent",
-                 "--as-pid-1", "--new-session", "--hostname", "sandbox",
-                 "--uid", str(confined.USER), "--gid", str(confined.USER)]  # fmt: skip
+        words = [
+            "bwrap",
+            "--unshare-user",
+            "--unshare-pid",
+            "--unshare-net",
+            "--unshare-ipc",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+            DISABLE_USERNS,
+            "--die-with-parent",
+            "--as-pid-1",
+            "--new-session",
+            "--hostname",
+            "sandbox",
+            "--uid",
+            str(confined.USER),
+            "--gid",
+            str(confined.USER),
+        ]
         for place, size in SIZES.items():
             number = int(size.removesuffix("m")) * 2**20
             words += ["--size", str(number), "--perms", "1777", "--tmpfs", place]
@@ -209,9 +253,12 @@ def _judging(prompt: str, test: str) -> dict[str, Any]:
     asked = re.findall(r"^\s*(?:async\s+)?(?:def|class)\s+(\w+)", prompt, re.MULTILINE)
     imports = re.findall(r"^(?:import|from)[ \t].*$", prompt, re.MULTILINE)
     return {
-        "role": "judge", "test": test, "asked": asked, "imports": [*filter(_compiles, imports)],
+        "role": "judge",
+        "test": test,
+        "asked": asked,
+        "imports": [*filter(_compiles, imports)],
         "modules": {name: one for name, one in _modules(test).items() if name not in asked},
-    }  # fmt: skip
+    }
 
 
 def _compiles(line: str) -> bool:
@@ -260,8 +307,13 @@ def _forbids_namespaces() -> bool:
 @functools.cache
 def paths() -> list[str]:
     """What is seen inside, read-only: the system's programs and Python's own."""
-    python = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).parent),
-              str(Path(sys.executable).resolve().parent)}  # fmt: skip
+    python = {
+        sys.prefix,
+        sys.base_prefix,
+        sys.exec_prefix,
+        str(Path(sys.executable).parent),
+        str(Path(sys.executable).resolve().parent),
+    }
     wanted = [*SYSTEM, *python, *_libraries()]
     there = [path for path in wanted if os.path.exists(path) and not os.path.islink(path)]
     shallow = sorted({path for path in there if path != "/"}, key=len)

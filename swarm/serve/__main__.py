@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
+from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError
-from swarm.printing import escape_control_chars
-from swarm.serve.arguments import parse_arguments
+from swarm.serve.cli import parse_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

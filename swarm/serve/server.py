@@ -7,12 +7,12 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError
-from swarm.models import Model
+from swarm.models.base import Model
 from swarm.models.trace import Trace
-from swarm.printing import escape_control_chars
-from swarm.serve.arguments import DEFAULT_KEY_VARIABLE, is_loopback
-from swarm.serve.served import discover_models, trace_models, select_models
+from swarm.serve.cli import DEFAULT_KEY_VARIABLE, is_loopback
+from swarm.serve.request_params import discover_models, select_models, trace_models
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -38,8 +38,14 @@ def run(given: Namespace) -> None:
             _preload_models(models, given.device)
         for line in format_greeting(server_url(bound), list(models), given):
             print(escape_control_chars(line), flush=True)
-        build_server(models, given.key, is_loopback(given.host), given.concurrency, given.queue,
-               given.max_tokens).run([bound])  # fmt: skip
+        build_server(
+            models,
+            given.key,
+            is_loopback(given.host),
+            given.concurrency,
+            given.queue,
+            given.max_tokens,
+        ).run([bound])
 
 
 def build_server(
@@ -50,12 +56,12 @@ def build_server(
     queue: int = 256,
     longest: int = 1024,
 ) -> "Server":
-    """A server of models by name, to be run on a socket; see `swarm.serve.application.Service`."""
+    """A server of models by name, to be run on a socket; see `swarm.serve.app.ChatService`."""
     import uvicorn
 
-    from swarm.serve.application import ChatService
-    from swarm.serve.guard import ApiKeyGuard
-    from swarm.serve.underway import RequestQueue
+    from swarm.serve.app import ChatService
+    from swarm.serve.errors import ApiKeyGuard
+    from swarm.serve.streaming import RequestQueue
 
     line = RequestQueue(concurrency, queue)
     service = ChatService(models, ApiKeyGuard(key, local), line, longest)
@@ -66,10 +72,18 @@ def build_server(
             line.stop_all()
             await super().shutdown(sockets)
 
-    return NotifyingServer(uvicorn.Config(
-        service.app, log_config=None, log_level="warning", access_log=False, lifespan="off",
-        server_header=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_S, ws="none",
-    ))  # fmt: skip
+    return NotifyingServer(
+        uvicorn.Config(
+            service.app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+            ws="none",
+        )
+    )
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -103,10 +117,15 @@ def format_greeting(url: str, names: list[str], given: Namespace) -> list[str]:
     lines = [f"serving {len(names)} models at {url}" + (f", key in {variable}" if sent else "")]
     lines += [f"  {name}" for name in names]
     if not given.preload and any(name.startswith("local/") for name in names):
-        lines.append("models of this machine are loaded at the first question; --preload does it "
-                     "at the start")  # fmt: skip
-    return [*lines, f"curl {url}/chat/completions -H 'Content-Type: application/json'{sent} "
-            f"-d '{body}'", "Ctrl-C ends it"]  # fmt: skip
+        lines.append(
+            "models of this machine are loaded at the first question; --preload does it "
+            "at the start"
+        )
+    return [
+        *lines,
+        f"curl {url}/chat/completions -H 'Content-Type: application/json'{sent} -d '{body}'",
+        "Ctrl-C ends it",
+    ]
 
 
 def _load_models(given: Namespace) -> dict[str, Model]:
@@ -116,8 +135,8 @@ def _load_models(given: Namespace) -> dict[str, Model]:
         UserError: A name that was given is none, or there is nothing.
     """
     from swarm.models.providers import Providers
-    from swarm.roster import Roster
-    from swarm.roster.local import LocalModels
+    from swarm.registry.local_models import LocalModels
+    from swarm.registry.registry import Roster
 
     own: dict[str, Any] = {
         name: getattr(given, name) for name in ("base", "pool", "device") if getattr(given, name)
@@ -128,15 +147,19 @@ def _load_models(given: Namespace) -> dict[str, Model]:
         return select_models(roster, list(dict.fromkeys(given.model)))
     found, left_out = discover_models(roster, LocalModels(**own).list_names())
     if left_out:
-        print(escape_control_chars(f"not served, as a key or a file is missing or the model is left open: "
-                       f"{', '.join(left_out)} (--model NAME says what)"))  # fmt: skip
+        print(
+            escape_control_chars(
+                f"not served, as a key or a file is missing or the model is left open: "
+                f"{', '.join(left_out)} (--model NAME says what)"
+            )
+        )
     if not found:
         raise UserError("there is no model to serve; --model NAME names one, see docs/models.md")
     return found
 
 
 def _preload_models(models: Mapping[str, Model], device: str | None) -> None:
-    from swarm.engine.device import choose_device
+    from swarm.engine.base_model import choose_device
 
     place = choose_device(device)
     print(f"loading the models of this machine on {place}", flush=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarm._util.files import conf_folder, read_yaml
 from swarm.errors import UserError
-from swarm.files import read_yaml
-from swarm.places import conf_folder
 
 METHOD_KINDS = ("search", "finetune", "evaluate")
 """What a method runs: swarm.search, swarm.finetune or swarm.evaluate."""

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from swarm._util.files import write_atomic, write_json
 from swarm.errors import UserError
-from swarm.files import write_json, write_atomic
-from swarm.report.pictures import Chart, Series
-from swarm.report.statistics import exact_sign_flip_p, holm_correction, interval_over_seeds
-from swarm.report.svg import render_standalone
-from swarm.report.text import format_table
+from swarm.report.charts import render_standalone
+from swarm.report.document import Chart, Series
+from swarm.stats.format import format_table
+from swarm.stats.tests import exact_sign_flip_p, holm_correction, interval_over_seeds
 from swarm.studies.suite import Suite, list_cells, result_path
 
 SIGNIFICANCE_LEVEL = 0.01
@@ -27,7 +27,7 @@ NUM_RESAMPLES = 2_000
 """Bootstrap samples of the mean ranks."""
 
 BOOTSTRAP_KEY = 4
-"""Key of the bootstrap's generator; `swarm.report.statistics` has lower ones."""
+"""Key of the bootstrap's generator; `swarm.stats.tests` has lower ones."""
 
 RecordsByMethod = dict[str, dict[int, dict[str, Any]]]
 """A method's results by seed, by the method's name."""
@@ -416,7 +416,8 @@ def _explain_columns(found: Mapping[str, Any]) -> list[str]:
     return [
         "Mean rank: over tasks, 1 is the best; in brackets 95 % intervals by the bootstrap over "
         'seeds and test items. "vs": on how many tasks a method is better (+) or worse (-) with '
-        f"p < {SIGNIFICANCE_LEVEL} than {against}: exact sign-flip tests paired on the test items, seeds "
+        f"p < {SIGNIFICANCE_LEVEL} than {against}: exact sign-flip tests paired on the test "
+        "items, seeds "
         'averaged, with Holm\'s correction over all methods and tasks of a budget. "dev - test": '
         "the mean over tasks scored by right answers, and the largest.",
     ]
@@ -452,13 +453,16 @@ def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[st
         gap = start["dev"] - start["test"]
         of = {"dev": _format_number(start["dev"]), "test": _format_number(start["test"])}
         add_row(
-            f"best initial expert ({', '.join(start['names'])})", **of, **{"dev - test": _format_signed(gap)}
+            f"best initial expert ({', '.join(start['names'])})",
+            **of,
+            **{"dev - test": _format_signed(gap)},
         )
     for row in block["methods"]:
         low, high = row["interval"]
         pairs = {f"vs {name}, p": pair for name, pair in row["against"].items() if pair}
         told = {
-            name: f"{_format_signed(p['difference'])} [{_format_signed(p['low'])}, {_format_signed(p['high'])}], "
+            name: f"{_format_signed(p['difference'])} [{_format_signed(p['low'])}, "
+            f"{_format_signed(p['high'])}], "
             f"{p['p_holm']:.2g}"
             for name, p in pairs.items()
         } | {
@@ -479,7 +483,9 @@ def render_picture(suite: Suite, found: Mapping[str, Any]) -> str | None:
     """Mean ranks, or test against dev items where the suite has several numbers (SVG)."""
     if not found["summaries"]:
         return None
-    return render_standalone(_build_dev_chart(suite, found) if suite.dev_items else _build_ranks_chart(found))
+    return render_standalone(
+        _build_dev_chart(suite, found) if suite.dev_items else _build_ranks_chart(found)
+    )
 
 
 def _build_ranks_chart(found: Mapping[str, Any]) -> Chart:

@@ -22,18 +22,17 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from swarm._util.files import PACKAGE_FOLDER, conf_folder, read_gzip_json, write_atomic, write_json
 from swarm._version import __version__
-from swarm.certainty import best_constant_answers, is_mean_utility
 from swarm.errors import UserError
-from swarm.evaluation import records_to_scores, split_dev_holdout
-from swarm.files import read_gzip_json, write_json, write_atomic
-from swarm.identity import digest_items
-from swarm.places import PACKAGE_FOLDER, conf_folder
-from swarm.report.folder import RunFolder
-from swarm.studies import rerun
-from swarm.studies.suite import SuiteCell, Suite, cell_words, list_cells, key_head, result_path
-from swarm.tasks import metric_task
-from swarm.words import describe_position
+from swarm.loop.evaluator import records_to_scores, split_dev_holdout
+from swarm.loop.fingerprint import digest_items
+from swarm.runs.describe import describe_position
+from swarm.runs.run_reader import RunFolder
+from swarm.studies import subprocess_runs
+from swarm.studies.suite import Suite, SuiteCell, cell_words, key_head, list_cells, result_path
+from swarm.tasks.base import metric_task
+from swarm.tasks.metrics import best_constant_answers, is_mean_utility
 
 EVALUATE_KEYS = ("task", "model", "pool")
 """Keys of a search that an evaluation has, too."""
@@ -101,7 +100,11 @@ class CellPlanner:
             UserError: An input is wrong.
             Failed: A process failed.
         """
-        kind = {"search": self._search_cell, "finetune": self._finetune_cell, "evaluate": self._evaluate_cell}
+        kind = {
+            "search": self._search_cell,
+            "finetune": self._finetune_cell,
+            "evaluate": self._evaluate_cell,
+        }
         task = self._load_task(cell)
         found = yield from kind[cell.method.kind](cell, task)
         return {
@@ -181,7 +184,7 @@ class CellPlanner:
         return task
 
     def _compose_config(self, words: Sequence[str]) -> dict[str, Any]:
-        return rerun.to_plain_config(rerun.compose_search(list(words), "suite"))
+        return subprocess_runs.to_plain_config(subprocess_runs.compose_search(list(words), "suite"))
 
     def _open_pool(self, cell: SuiteCell) -> Any:
         """The open pool without what a method adds to it."""
@@ -195,19 +198,21 @@ class CellPlanner:
 
     def _build_search(
         self, cell: SuiteCell, words: Sequence[str], folder: Path, budget: int
-    ) -> rerun.SearchProcess:
-        whole = rerun.compose_search([*words, f"seed={cell.seed or 0}"], "suite")
+    ) -> subprocess_runs.SearchProcess:
+        whole = subprocess_runs.compose_search([*words, f"seed={cell.seed or 0}"], "suite")
         if cell.method.limits == "lifted":
-            rerun.lift_limits(whole, words, max(1, budget // cell.dev))
-        config = rerun.to_plain_config(whole) | {
+            subprocess_runs.lift_limits(whole, words, max(1, budget // cell.dev))
+        config = subprocess_runs.to_plain_config(whole) | {
             "folder": str(folder.parent),
             "name": folder.name,
             "budget": budget,
             "shared": str(self.shared_answers_folder(cell)),
         }
-        return rerun.SearchProcess(config)
+        return subprocess_runs.SearchProcess(config)
 
-    def _run_search(self, search: rerun.SearchProcess) -> Generator[list[str], ProcessResult, RunFolder]:
+    def _run_search(
+        self, search: subprocess_runs.SearchProcess
+    ) -> Generator[list[str], ProcessResult, RunFolder]:
         """Run a search, or go on with it, unless it has ended."""
         if search.load_metrics() is None:
             with TemporaryDirectory() as folder:
@@ -275,7 +280,9 @@ class CellPlanner:
             "noise_floor=false",
         ]
         start = self._start_folder(cell)
-        run = yield from self._run_search(self._build_search(cell, [*base, *experts], start, count * cell.dev))
+        run = yield from self._run_search(
+            self._build_search(cell, [*base, *experts], start, count * cell.dev)
+        )
         folder = self.run_folder(cell)
         words = [
             *base,
@@ -560,7 +567,9 @@ class SuiteRunner:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - `Live.ended` closes it
             # Secrets of a search's configuration are put into this process's environment.
             environment = {**os.environ, **self.environment}
-            process = rerun.spawn_process(command, self.locks, subprocess.DEVNULL, errors, environment)
+            process = subprocess_runs.spawn_process(
+                command, self.locks, subprocess.DEVNULL, errors, environment
+            )
             self._live.append(RunningCell(cell, steps, process, errors))
 
     def _interrupt_all(self) -> None:
@@ -600,7 +609,7 @@ def run_cells(
         environment.setdefault("OMP_NUM_THREADS", "1")
     workshop = CellPlanner(suite, keep)
     workshop.check_cells(todo)
-    with rerun.lock_study_folder(suite.runs) as lock:
+    with subprocess_runs.lock_study_folder(suite.runs) as lock:
         runner = SuiteRunner(
             workshop,
             parallel,

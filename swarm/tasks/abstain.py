@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from swarm.models import Completion, Message, Request
-from swarm.tasks import Item, TaskRun, Score, mean_score
-from swarm.tasks.choice import MultipleChoice, build_choice_prompt
+from swarm.models.base import Completion, Message, Request
+from swarm.tasks.base import Item, Score, TaskRun, mean_score
+from swarm.tasks.multiple_choice import MultipleChoice, build_choice_prompt
 
 REFLECTION_PROMPT = (
     "\nProposed answer: {}\n"

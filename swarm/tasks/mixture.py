@@ -2,13 +2,66 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from statistics import fmean, harmonic_mean
 from typing import Any
 
+from swarm._util import validation
 from swarm.errors import UserError
-from swarm.models import Completion, Example, Request
-from swarm.tasks import HasScoreScale, Item, TaskRun, RequiresSetup, Score, HasGoldAnswers, Task, keys, metric_task
-from swarm.tasks.parts import check_tasks, check_weights
+from swarm.models.base import Completion, Example, Request
+from swarm.tasks.base import (
+    HasGoldAnswers,
+    HasScoreScale,
+    Item,
+    RequiresSetup,
+    Score,
+    Task,
+    TaskRun,
+    metric_task,
+)
+
+# The parts of a mixture and their weights, checked.
+
+
+def check_tasks(tasks: object) -> dict[str, Task]:
+    """The parts by name, checked."""
+    if isinstance(tasks, Mapping):
+        pairs = [(str(part), task) for part, task in tasks.items()]
+    elif isinstance(tasks, Sequence) and not isinstance(tasks, str):
+        pairs = [(str(getattr(task, "name", task)), task) for task in tasks]
+    else:
+        raise UserError(f"task.tasks: {tasks!r} is neither tasks by name nor a list of tasks.")
+    if not pairs:
+        raise UserError(
+            "task.tasks: a mixture needs at least one task, as +task@task.tasks.one=nlgraph_mini"
+        )
+    found: dict[str, Task] = {}
+    for part, task in pairs:
+        if not part or "/" in part:
+            raise UserError(f'task.tasks: the name "{part}" is empty or has a "/".')
+        if not all(hasattr(task, needed) for needed in ("items", "run", "grade", "utility")):
+            raise UserError(f"task.tasks.{part}: {task!r} is not a task.")
+        if part in found:
+            raise UserError(f'task.tasks: the name "{part}" occurs more than once.')
+        found[part] = task
+    return found
+
+
+def check_weights(weights: object, tasks: Mapping[str, Task]) -> dict[str, float]:
+    """The weights by part, checked."""
+    if not isinstance(weights, Mapping) or {str(part) for part in weights} != set(tasks):
+        raise UserError(
+            f"task.weights: {weights!r} is not one number for each of {', '.join(tasks)}."
+        )
+    found = {str(part): weight for part, weight in weights.items()}
+    for part, weight in found.items():
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not number or not isfinite(weight) or weight < 0:
+            raise UserError(f"task.weights.{part}: {weight!r} is not a number from 0 on.")
+    if not any(found.values()):
+        raise UserError("task.weights: one of them has to be above 0.")
+    return {part: float(weight) for part, weight in found.items()}
+
 
 COMBINATIONS = ("harmonic", "mean", "minimum", "weights")
 
@@ -53,10 +106,10 @@ class Mixture:
         combine: str = "harmonic",
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        self.name = keys.check_text("name", name)
+        self.name = validation.check_text("name", name)
         self.tasks = check_tasks(tasks)
         self.votes = all(getattr(task, "votes", True) for task in self.tasks.values())
-        self.combine = keys.check_one_of("combine", combine, COMBINATIONS)
+        self.combine = validation.check_one_of("combine", combine, COMBINATIONS)
         self.weights = check_weights(weights, self.tasks) if self.combine == "weights" else None
         if weights is not None and self.weights is None:
             raise UserError("task.weights: they have an effect with task.combine=weights only.")
@@ -90,7 +143,12 @@ class Mixture:
     def items(self, split: str) -> Sequence[Item]:
         """The items of all parts, one part after the other; see `Task.items`."""
         found = tuple(
-            {**item, "id": f"{part}/{item['id']}", "part": self._subtask_path(part, item), "item": item}
+            {
+                **item,
+                "id": f"{part}/{item['id']}",
+                "part": self._subtask_path(part, item),
+                "item": item,
+            }
             for part, task in self.tasks.items()
             for item in task.items(split)
         )
@@ -120,7 +178,7 @@ class Mixture:
         return [found[place] for place in range(len(items))]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.Supervised`.
+        """See `swarm.tasks.base.HasGoldAnswers`.
 
         Weighted so that the mean loss over all dev items is the mean of the parts' mean losses, by
         the `weights` where there are any; every other combination takes the parts alike.

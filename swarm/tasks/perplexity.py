@@ -6,10 +6,11 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm._util import validation
+from swarm._util.files import find_path
 from swarm.errors import UserError
-from swarm.models import Completion, Example, Request
-from swarm.places import find_path
-from swarm.tasks import Item, TaskRun, Score, keys, mean_score
+from swarm.models.base import Completion, Example, Request
+from swarm.tasks.base import Item, Score, TaskRun, mean_score
 
 UNIFORM_BITS_PER_BYTE = 8.0
 """Bits a byte of who holds all bytes for equally likely."""
@@ -64,17 +65,19 @@ class Perplexity:
         dev_seed: int | None = None,
         too_long: str = "refuse",
     ) -> None:
-        self.name = keys.check_text("name", name)
-        self.file = keys.check_optional_text("file", file)
-        self.window = keys.check_positive_int("window", window)
-        self.context = keys.check_non_negative_int("context", context)
+        self.name = validation.check_text("name", name)
+        self.file = validation.check_optional_text("file", file)
+        self.window = validation.check_positive_int("window", window)
+        self.context = validation.check_non_negative_int("context", context)
         self.limits = {
-            "dev": keys.check_optional_int("dev_limit", dev_limit),
-            "test": keys.check_optional_int("test_limit", test_limit),
+            "dev": validation.check_optional_int("dev_limit", dev_limit),
+            "test": validation.check_optional_int("test_limit", test_limit),
         }
-        self.seed = keys.check_non_negative_int("seed", seed)
-        self.dev_seed = None if dev_seed is None else keys.check_non_negative_int("dev_seed", dev_seed)
-        self.too_long = keys.check_one_of("too_long", too_long, keys.TOO_LONG)
+        self.seed = validation.check_non_negative_int("seed", seed)
+        self.dev_seed = (
+            None if dev_seed is None else validation.check_non_negative_int("dev_seed", dev_seed)
+        )
+        self.too_long = validation.check_one_of("too_long", too_long, validation.TOO_LONG)
         self._splits: dict[str, list[Item]] = {}
 
     def items(self, split: str) -> Sequence[Item]:
@@ -92,10 +95,12 @@ class Perplexity:
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Have every window scored, in one round."""
         completions = yield [Request(item["prompt"], 0, (item["answer"],)) for item in items]
-        return [self.score_completion(item, said) for item, said in zip(items, completions, strict=True)]
+        return [
+            self.score_completion(item, said) for item, said in zip(items, completions, strict=True)
+        ]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
-        """See `swarm.tasks.Supervised`: the loss is minus the utility, in bits a byte."""
+        """See `swarm.tasks.base.HasGoldAnswers`: the loss is minus the utility, in bits a byte."""
         return [
             Example(item["prompt"], (item["answer"],), unit=item["mean_bytes"] * math.log(2))
             for item in items
@@ -134,7 +139,11 @@ class Perplexity:
             raise UserError("task.file: name a text file, or a .jsonl file with a text a line.")
         path = find_path(self.file)
         found: list[Item] = [
-            {"id": f"{number}:{start}", "prompt": preceding_context(text, start, self.context), "answer": part}
+            {
+                "id": f"{number}:{start}",
+                "prompt": preceding_context(text, start, self.context),
+                "answer": part,
+            }
             for number, text in enumerate(read_texts(path))
             for start, part in split_windows(text, self.window)
         ]

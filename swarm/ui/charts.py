@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from swarm.front import ParetoFront
-from swarm.report.course import best_positions, objective_label
-from swarm.report.folder import RunFolder
-from swarm.report.front import objective_chart
+from swarm.report.analyses.convergence import best_positions, objective_label
+from swarm.report.pareto_front import objective_chart
+from swarm.runs.pareto_front import ParetoFront
+from swarm.runs.run_reader import RunFolder
 
 TEXT_COLOUR = "#7d8791"
 """Of words and lines: readable on light and on dark."""
@@ -26,10 +26,13 @@ def particle_chart(run: RunFolder) -> dict[str, Any]:
     most = max(1, MAX_POINTS // max(1, len(run.utilities)))
     step = math.ceil(run.particles / most)
     others = [
-        _line_series(f"particle {i}", run.utilities[:, i], TEXT_COLOUR, 1) | {"lineStyle": _thin_line_style()}
+        _line_series(f"particle {i}", run.utilities[:, i], TEXT_COLOUR, 1)
+        | {"lineStyle": _thin_line_style()}
         for i in range(0, run.particles, step)
     ]
-    return _build_chart(objective_label(run), [*others, best], len(run.utilities), legend=["best so far"])
+    return _build_chart(
+        objective_label(run), [*others, best], len(run.utilities), legend=["best so far"]
+    )
 
 
 def coefficient_chart(run: RunFolder) -> dict[str, Any]:
@@ -38,12 +41,22 @@ def coefficient_chart(run: RunFolder) -> dict[str, Any]:
     values = trail.reshape(len(trail), len(run.groups), len(run.experts)).mean(axis=1)
     order = np.argsort(-np.abs(values).max(axis=0))
     series = [
-        {"name": run.experts[k], "type": "bar", "stack": "all", "barCategoryGap": "0%",
-         "data": _to_json_numbers(values[:, k]), "itemStyle": {"color": _series_colour(rank)}}
+        {
+            "name": run.experts[k],
+            "type": "bar",
+            "stack": "all",
+            "barCategoryGap": "0%",
+            "data": _to_json_numbers(values[:, k]),
+            "itemStyle": {"color": _series_colour(rank)},
+        }
         for rank, k in enumerate(order)
-    ]  # fmt: skip
-    return _build_chart("coefficient in the best", series, len(values),
-                  legend=[one["name"] for one in series[: len(COLOURS)]])  # fmt: skip
+    ]
+    return _build_chart(
+        "coefficient in the best",
+        series,
+        len(values),
+        legend=[one["name"] for one in series[: len(COLOURS)]],
+    )
 
 
 def run_comparison_chart(runs: Sequence[RunFolder]) -> dict[str, Any]:
@@ -53,8 +66,12 @@ def run_comparison_chart(runs: Sequence[RunFolder]) -> dict[str, Any]:
         for n, run in enumerate(runs)
     ]
     measures = list(dict.fromkeys(map(objective_label, runs)))
-    return _build_chart(" / ".join(measures), series, max(len(run.rounds) for run in runs),
-                  legend=[one["name"] for one in series])  # fmt: skip
+    return _build_chart(
+        " / ".join(measures),
+        series,
+        max(len(run.rounds) for run in runs),
+        legend=[one["name"] for one in series],
+    )
 
 
 def front_chart(run: RunFolder, found: ParetoFront) -> dict[str, Any]:
@@ -101,21 +118,45 @@ def _build_chart(
         "animation": False,
         "textStyle": quiet,
         "grid": {"left": 8, "right": 16, "top": 34, "bottom": 62, "containLabel": True},
-        "legend": {"data": legend, "type": "scroll", "bottom": 4, "textStyle": quiet,
-                   "pageTextStyle": quiet},
+        "legend": {
+            "data": legend,
+            "type": "scroll",
+            "bottom": 4,
+            "textStyle": quiet,
+            "pageTextStyle": quiet,
+        },
         "tooltip": {"trigger": "item", "renderMode": "richText", "confine": True},
-        "xAxis": {"type": "category", "data": list(range(iterations)), "name": "iteration",
-                  "nameLocation": "middle", "nameGap": 26, "axisLabel": quiet},
-        "yAxis": {"type": "value", "scale": not from_zero, "name": what, "axisLabel": quiet,
-                  "nameTextStyle": {"align": "left", **quiet}, "splitLine": lines},
+        "xAxis": {
+            "type": "category",
+            "data": list(range(iterations)),
+            "name": "iteration",
+            "nameLocation": "middle",
+            "nameGap": 26,
+            "axisLabel": quiet,
+        },
+        "yAxis": {
+            "type": "value",
+            "scale": not from_zero,
+            "name": what,
+            "axisLabel": quiet,
+            "nameTextStyle": {"align": "left", **quiet},
+            "splitLine": lines,
+        },
         "series": series,
-    }  # fmt: skip
+    }
 
 
 def _line_series(name: str, values: np.ndarray, colour: str, width: float) -> dict[str, Any]:
-    return {"name": name, "type": "line", "data": _to_json_numbers(values), "symbolSize": 3,
-            "showSymbol": len(values) == 1, "itemStyle": {"color": colour},
-            "lineStyle": {"width": width, "color": colour}, "connectNulls": True}  # fmt: skip
+    return {
+        "name": name,
+        "type": "line",
+        "data": _to_json_numbers(values),
+        "symbolSize": 3,
+        "showSymbol": len(values) == 1,
+        "itemStyle": {"color": colour},
+        "lineStyle": {"width": width, "color": colour},
+        "connectNulls": True,
+    }
 
 
 def _thin_line_style() -> dict[str, Any]:

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from swarm.compare.finetuning.commands import add_parsers
+from swarm._util.cli import RaisingParser
+from swarm._util.terminal import escape_control_chars
+from swarm.compare.finetuning.cli import add_parsers
 from swarm.errors import UserError
-from swarm.examples import RaisingParser
-from swarm.printing import escape_control_chars
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

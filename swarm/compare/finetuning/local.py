@@ -1,21 +1,194 @@
 """Jobs on this machine: each trains in a process of its own, or in this one."""
 
+import argparse
+import hashlib
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.finetuning.examples import parse_examples
+from swarm._util.files import find_path
+from swarm.compare.finetuning.dataset import parse_examples, read_training_file, tokenize_examples
 from swarm.compare.finetuning.params import LocalTrainingParams
 from swarm.compare.finetuning.store import FINAL_STATES, JobRow, JobStore
-from swarm.compare.finetuning.training import POOL_BASE, load_base, model_name, expert_folder, run_job
-from swarm.compare.finetuning.validation import read_training_file
-from swarm.errors import UserError
-from swarm.folders import read_note
-from swarm.places import find_path
+from swarm.errors import InvalidArgument, UserError
+from swarm.pool.adapter import read_note
+
+if TYPE_CHECKING:
+    from swarm.engine.base_model import BaseModel
+
+# The training of a LoRA on chats: what comes of it is an expert, and a kill loses a few steps.
+
+CHECKPOINT_EVERY = 10
+"""Steps between two looks at the loss, each of which is gone on from after a kill."""
+
+POOL_BASE = "base"
+"""What the experts of a folder are of, as `swarm.registry.local_models` calls it."""
+
+PROGRESS_FILE = "training.safetensors"
+
+
+def load_base(job: JobRow) -> "BaseModel":
+    """The base model of a job; nothing of it is loaded.
+
+    Raises:
+        UserError: There is none.
+    """
+    from swarm.registry.local_models import LocalModels
+
+    named = job["base_path"]
+    return LocalModels(None if named == POOL_BASE else named, job["expert_path"]).base
+
+
+def expert_folder(job: JobRow) -> Path:
+    """The folder of the expert that a job makes."""
+    return Path(job["expert_path"]) / str(job["expert"])
+
+
+def model_name(job: JobRow) -> str:
+    """What a roster calls the expert: by its name in the usual folder, else with the folder's."""
+    usual = Path(job["expert_folder"]) == Path("initial_experts")
+    return f"local/{job['expert'] if usual else expert_folder(job)}"
+
+
+def run_job(store: JobStore, id: str) -> JobRow:
+    """Train the job in this process; what it comes to is kept, however it ends.
+
+    Raises:
+        UserError: There is no such job, or its training failed.
+    """
+    job = store.get_row("jobs", id)
+    if job is None or job.get("kind") != "local":
+        raise UserError(f"{store.folder}: there is no local job {id}")
+    if job["state"] in FINAL_STATES:
+        return job
+    job = store.update_row("jobs", id, state="running", pid=os.getpid())
+    try:
+        return train_job(store, job, store.folder / "training" / id)
+    except KeyboardInterrupt:
+        store.update_row("jobs", id, state="stopped")
+        raise
+    except UserError as error:
+        store.update_row("jobs", id, state="failed", error=str(error))
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        store.update_row("jobs", id, state="failed", error=" ".join(words.split()))
+        raise
+
+
+def train_job(store: JobStore, job: JobRow, folder: Path) -> JobRow:
+    """Train, or go on; gives what is kept of the job then.
+
+    Args:
+        folder: What is needed to go on lies there.
+
+    Raises:
+        UserError: Something is wrong with the file, the model or a value.
+    """
+    from swarm.engine.base_model import choose_device
+    from swarm.engine.tokenization import context_length_of
+    from swarm.finetune.trainer import TrainingArguments
+
+    data = read_training_file(job["file_path"])
+    if hashlib.md5(data).hexdigest() != job["file_md5"]:
+        raise InvalidArgument(f"{job['file_path']} has changed since the job was created")
+    base, found = load_base(job), parse_examples(data)
+    model, tokenizer = base.load(choose_device(job["device"]))
+    learnt = tokenize_examples(found, tokenizer, context_length_of(model))
+    batch = min(job["batch_size"], len(learnt))
+    steps = math.ceil(len(learnt) * job["epochs"] / batch)
+    print(f"{job['suffix']}: {len(learnt)} answers, {steps} steps of {batch}", flush=True)
+    recipe = TrainingArguments(
+        steps, batch, job["learning_rate"], min(CHECKPOINT_EVERY, steps), steps, job["seed"]
+    )
+    adapted = _load_start_adapter(job, base, model, folder)
+    progress = _run_trainer(store, job, adapted, recipe, learnt, folder)
+    losses = [loss for _, loss, _ in progress.looks if loss is not None]
+    training = {"file_md5": job["file_md5"], "steps": steps, "losses": losses}
+    note = {"job": job["id"], "tuned_from": "the base", "training": training}
+    _save_expert(adapted, job, note)
+    (folder / PROGRESS_FILE).unlink(missing_ok=True)
+    models = [{"model": model_name(job), "epochs": job["epochs"], "step": steps}]
+    return store.update_row(
+        "jobs",
+        job["id"],
+        state="succeeded",
+        models=models,
+        error=None,
+        step=steps,
+        steps=steps,
+        losses=losses,
+    )
+
+
+def _run_trainer(
+    store: JobStore, job: JobRow, adapted: Any, recipe: Any, learnt: list[Any], folder: Path
+) -> Any:
+    """Train an adapted model, writing down each look."""
+    import torch
+
+    from swarm.finetune.trainer import Trainer
+
+    def report_progress(line: str) -> None:
+        print(line, flush=True)
+        step, loss, _ = trainer.progress.looks[-1]
+        store.update_row("jobs", job["id"], step=step, steps=recipe.steps, loss=loss)
+
+    trainer = Trainer(adapted, recipe, folder / PROGRESS_FILE, report_progress)
+    try:
+        return trainer.train(learnt, ())
+    except torch.OutOfMemoryError:
+        raise UserError(f"out of memory; lower batch_size={recipe.batch}") from None
+
+
+def _load_start_adapter(job: JobRow, base: "BaseModel", model: Any, folder: Path) -> Any:
+    """The model with the LoRA that training starts from; drawn once."""
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    from swarm.engine.base_model import quiet_transformers
+    from swarm.finetune.trainer import FRESH_LABEL, check_start_adapter, write_start_adapter
+
+    check_start_adapter(None, job["target_modules"], base)
+
+    def build_fresh_adapter() -> Any:
+        how = LoraConfig(
+            r=job["lora_rank"],
+            lora_alpha=job["lora_alpha"],
+            target_modules=job["target_modules"],
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(job["seed"])
+            made = get_peft_model(model, how)
+        made.peft_config["default"].base_model_name_or_path = base.name or base.path
+        return made
+
+    with quiet_transformers():
+        if not (folder / "start").is_dir():
+            write_start_adapter(folder / "start", None, build_fresh_adapter, FRESH_LABEL)
+        return PeftModel.from_pretrained(model, folder / "start", is_trainable=True)
+
+
+def _save_expert(adapted: Any, job: JobRow, note: dict[str, Any]) -> None:
+    from swarm.finetune.trainer import save_adapter
+    from swarm.pool.adapter import write_folder_atomic
+
+    write_folder_atomic(
+        expert_folder(job),
+        lambda to: save_adapter(adapted, to),
+        note,
+        "adapter",
+        lambda there: there.get("job") == job["id"],
+    )
+
 
 DEFAULT_EXPERT_FOLDER = Path("initial_experts")
 """The usual folder of experts."""
@@ -43,7 +216,9 @@ class LocalJobs:
         # From another folder the names alone would be other places.
         folder, base = Path(row["expert_folder"]).expanduser(), find_path(row["base_model"])
         # Where a roster looks for it; any other name is that of a folder from here.
-        row["expert_path"] = str((find_path(folder) if folder == DEFAULT_EXPERT_FOLDER else folder).resolve())
+        row["expert_path"] = str(
+            (find_path(folder) if folder == DEFAULT_EXPERT_FOLDER else folder).resolve()
+        )
         named = row["base_model"] == POOL_BASE or not base.is_dir()
         row["base_path"] = row["base_model"] if named else str(base.resolve())
         load_base(row).on_disk()
@@ -52,7 +227,9 @@ class LocalJobs:
             same = all(job.get(key) == value for key, value in row.items())
             if same and job["state"] not in FINAL_STATES and not self._is_running(job):
                 print(f"{job['suffix']}: goes on with {job['id']}, which was interrupted")
-                return self.store.update_row("jobs", job["id"], state="starting", starts=0, told=False)
+                return self.store.update_row(
+                    "jobs", job["id"], state="starting", starts=0, told=False
+                )
         taken = {expert_folder(job) for job in jobs if job["state"] not in ("cancelled", "deleted")}
         row |= {"expert": row["suffix"]}
         for number in range(2, len(jobs) + 1000):
@@ -86,17 +263,27 @@ class LocalJobs:
             if lock is None:
                 return job
             folder = self.store.folder / "training" / job["id"]
-            job = self.store.update_row("jobs", job["id"], starts=job.get("starts", 0) + 1,
-                                    pid=None, blocking=False)  # fmt: skip
+            job = self.store.update_row(
+                "jobs", job["id"], starts=job.get("starts", 0) + 1, pid=None, blocking=False
+            )
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 with (folder / "log.txt").open("ab") as log:
                     subprocess.Popen(
-                        [sys.executable, "-m", "swarm.compare.finetuning.worker", job["id"],
-                         "--data-dir", str(self.store.folder.resolve())],
-                        stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                        start_new_session=True, pass_fds=[lock.fileno()],
-                    )  # fmt: skip
+                        [
+                            sys.executable,
+                            "-m",
+                            "swarm.compare.finetuning.local",
+                            job["id"],
+                            "--data-dir",
+                            str(self.store.folder.resolve()),
+                        ],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        pass_fds=[lock.fileno()],
+                    )
             except OSError as error:
                 raise UserError(f"{folder}: the training cannot be started: {error}") from None
         return job
@@ -119,7 +306,9 @@ class LocalJobs:
         if job["state"] == "stopped":
             return job, f"… {suffix}: stopped by hand at {step}; create_job as before goes on"
         if job.get("starts", 0) < MAX_STARTS:
-            return self.start_worker(job), f"… {suffix}: its process was killed; goes on after {step}"
+            return self.start_worker(
+                job
+            ), f"… {suffix}: its process was killed; goes on after {step}"
         words = f"its process was killed {MAX_STARTS} times, the last time at {step}{self._log_tail(job)}"
         return self.store.update_row("jobs", job["id"], state="failed", error=words), (
             f"✗ {suffix}: failed: {words}"
@@ -152,7 +341,9 @@ class LocalJobs:
         place = expert_folder(job)
         if place.is_dir():
             if read_note(place).get("job") != job["id"]:
-                raise InvalidArgument(f"{place}: is not what {job['id']} has made; nothing is removed")
+                raise InvalidArgument(
+                    f"{place}: is not what {job['id']} has made; nothing is removed"
+                )
             shutil.rmtree(place)
 
     def _is_running(self, job: JobRow) -> bool:
@@ -171,3 +362,27 @@ class LocalJobs:
 
 def _lock_name(job: JobRow) -> str:
     return f"training/{job['id']}"
+
+
+# Trains one local job and ends: python -m swarm.compare.finetuning.local ID --data-dir FOLDER.
+
+
+def run_worker(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m swarm.compare.finetuning.local")
+    parser.add_argument("id")
+    parser.add_argument("--data-dir", default="llmcomp_models")
+    given = parser.parse_args(arguments)
+    try:
+        run_job(JobStore(given.data_dir), given.id)
+        return 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker())

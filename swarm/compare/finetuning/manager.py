@@ -7,30 +7,280 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.finetuning import following
-from swarm.compare.finetuning.imported import import_llmcomp_jobs
-from swarm.compare.finetuning.keys import ApiKeyRing
-from swarm.compare.finetuning.listing import MODEL_COLUMNS, JOB_COLUMNS, build_frame, list_job_rows, list_model_rows
-from swarm.compare.finetuning.local import LocalJobs
-from swarm.compare.finetuning.params import (
-    LocalTrainingParams,
-    OpenaiTrainingParams,
-    TinkerTrainingParams,
-)
-from swarm.compare.finetuning.remote import RemoteJobs
-from swarm.compare.finetuning.store import FINAL_STATES, JobRow, JobStore
-from swarm.compare.finetuning.validation import (
+from swarm.compare.finetuning.client import ApiKeyRing, FinetuningClient, format_time, format_wait
+from swarm.compare.finetuning.dataset import (
     MIN_EXAMPLES,
     Finding,
     ValidationResult,
     read_training_file,
     validate_dataset,
 )
-from swarm.errors import UserError
+from swarm.compare.finetuning.local import LocalJobs
+from swarm.compare.finetuning.params import (
+    LocalTrainingParams,
+    OpenaiTrainingParams,
+    TinkerTrainingParams,
+)
+from swarm.compare.finetuning.remote import RemoteJobs, extract_job_fields, missing_key_error
+from swarm.compare.finetuning.store import FINAL_STATES, JobRow, JobStore, import_llmcomp_jobs
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.http_errors import (
+    AccessDenied,
+    BadRequest,
+    NotFound,
+    RequestError,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+# How jobs at servers are doing: their states, models, checkpoints and when they will be done.
+
+SAFETY_CHECK_S = 20 * 60
+"""Seconds that OpenAI's safety checks take after training, roughly."""
+
+
+class JobPoller:
+    """Asks servers about jobs; for one round of updates, in which nobody dead is asked twice."""
+
+    def __init__(self, remote: RemoteJobs) -> None:
+        self.remote, self.store = remote, remote.store
+        self._dead: dict[tuple[str, str], RequestError] = {}
+
+    def update_job(self, job: JobRow) -> tuple[JobRow, str]:
+        """A job as it is now, and a line about it.
+
+        Raises:
+            UserError: No key is known, or none of them may see the job, or the server is not there.
+        """
+        if job.get("job") is None:
+            with self.store.hold_lock("creating", wait=False) as free:
+                if free is None:
+                    return job, f"… {job['suffix']}: is being created by another process"
+                # What was read before the lock was ours may be old.
+                now = self.store.get_row("jobs", job["id"]) or job
+                if now.get("job") is None and now["state"] == "creating":
+                    now = self.remote.submit_job(now)
+                    if now.get("job") is None:
+                        return now, f"… {job['suffix']}: waits for a slot"
+                return now, f"… {now['suffix']} ({now['base_model']}): {now['state']}"
+        client, told = self.find_client(job)
+        changes = {"state": told["status"], **extract_job_fields(told)}
+        if told["status"] == "succeeded":
+            changes["models"] = self._list_models(client, job | changes, told)
+        job = self.store.update_row("jobs", job["id"], **changes)
+        return job, self._status_line(client, job, told)
+
+    def find_client(self, job: JobRow) -> tuple[FinetuningClient, Any]:
+        """The first client that may see a job, and what it is told."""
+        failed: RequestError | None = None
+        for key in self.remote.keys.access_keys(job):
+            place = (job["base_url"], key.secret)
+            if place in self._dead:
+                failed = self._dead[place]
+                continue
+            client = self.remote.client_for_job(job, key)
+            try:
+                told = client.get_job(job["job"])
+            except (AccessDenied, NotFound, BadRequest) as error:
+                # Another project's key, perhaps.
+                failed = error
+                continue
+            except RequestError as error:
+                failed = self._dead[place] = error
+                continue
+            self.store.update_row(
+                "jobs",
+                job["id"],
+                key_variable=key.variable,
+                key_print=self.remote.keys.hash_key(key.secret),
+            )
+            return client, told
+        raise failed or missing_key_error(job)
+
+    def _list_models(self, client: FinetuningClient, job: JobRow, told: Any) -> list[JobRow]:
+        """The final model and those of earlier steps, the latest first."""
+        final = told.get("fine_tuned_model")
+        if not isinstance(final, str):
+            return []
+        try:
+            found = client.list_checkpoints(job["job"])
+        except (NotFound, BadRequest):
+            found = []
+        steps = {
+            one["fine_tuned_model_checkpoint"]: one["step_number"]
+            for one in found
+            if isinstance(one.get("fine_tuned_model_checkpoint"), str)
+            and type(one.get("step_number")) is int
+        }
+        last = steps.pop(final, None) or max(steps.values(), default=None)
+        models: list[JobRow] = [{"model": final, "epochs": job["epochs"], "step": last}]
+        for name, step in sorted(steps.items(), key=lambda one: -one[1]):
+            models.append(
+                {"model": name, "epochs": _epochs_at_step(job["epochs"], step, last), "step": step}
+            )
+        return models
+
+    def _status_line(self, client: FinetuningClient, job: JobRow, told: Any) -> str:
+        suffix, state = job["suffix"], job["state"]
+        if state == "succeeded":
+            names = [one["model"] for one in job["models"]]
+            more = f" and {len(names) - 1} checkpoints" if len(names) > 1 else ""
+            return f"✓ {suffix}: succeeded → {names[0] if names else 'no model named'}{more}"
+        if state in FINAL_STATES:
+            reason = f": {job['error']}" if job.get("error") else ""
+            return f"✗ {suffix}: {state}{reason}"
+        parts = [f"… {suffix} ({job['base_model']}): {state}"]
+        if type(end := told.get("estimated_finish")) in (int, float):
+            left = end - time.time()
+            parts.append(
+                f"trained at about {format_time(end)} ({format_wait(left)}), usable some "
+                f"{SAFETY_CHECK_S // 60} min later"
+                if left > 0
+                else "training is to end any moment"
+            )
+        if state == "running" and (event := self._latest_event(client, job)):
+            parts.append(event)
+        return ", ".join(parts)
+
+    def _latest_event(self, client: FinetuningClient, job: JobRow) -> str:
+        """The phase, or the last event's words."""
+        try:
+            words = [str(one.get("message") or "") for one in client.list_events(job["job"])]
+        except RequestError:
+            return ""
+        if any("usage policies" in one.lower() for one in words):
+            return "trained, in the safety checks"
+        return f"last event: {to_one_line(words[0])}" if words else ""
+
+
+def _epochs_at_step(epochs: Any, step: int, last: int | None) -> Any:
+    """How many epochs a step is the end of; a fraction inside one."""
+    if type(epochs) not in (int, float) or not last:
+        return None
+    found = epochs * step / last
+    return round(found) if abs(found - round(found)) < 0.05 else round(found, 2)
+
+
+def cancel_job(remote: RemoteJobs, job: JobRow) -> JobRow:
+    """End a job at its server, or drop one that has not come there.
+
+    Raises:
+        UserError: It is over already, or the server does not say that it ends.
+    """
+    if job["state"] in FINAL_STATES:
+        raise UserError(f"{job['id']} is {job['state']}: there is nothing to cancel")
+    if job.get("job") is None:
+        with remote.store.hold_lock("creating", wait=False) as free:
+            if free is None:
+                raise UserError(f"{job['id']} is being created by another process; try again")
+            try:
+                found = remote.recover_job(job) if job.get("sent") else None
+            except (NotFound, BadRequest) as error:
+                print(f"{job['suffix']}: see at the server whether it has a job; {error}")
+                found = None
+            if found is None:
+                return remote.store.update_row("jobs", job["id"], state="cancelled")
+            job = found
+    client, _ = JobPoller(remote).find_client(job)
+    told = client.cancel_job(job["job"])
+    return remote.store.update_row("jobs", job["id"], state=told["status"])
+
+
+def delete_models(remote: RemoteJobs, job: JobRow, names: list[str]) -> None:
+    """Remove models at a job's server; those that are gone already are well too.
+
+    Raises:
+        UserError: No key is known, or the server refuses.
+    """
+    client, _ = JobPoller(remote).find_client(job)
+    for name in names:
+        try:
+            client.delete_model(name)
+        except NotFound:
+            print(f"{name}: was gone already")
+
+
+# The models and the jobs that a database holds, as data frames.
+
+MODEL_COLUMNS = (
+    "model",
+    "base_model",
+    "file_name",
+    "file_id",
+    "file_md5",
+    "suffix",
+    "batch_size",
+    "learning_rate_multiplier",
+    "epochs",
+    "seed",
+    "learning_rate",
+    "lora_rank",
+    "checkpoint_step",
+)
+
+JOB_COLUMNS = (
+    "id",
+    "kind",
+    "state",
+    "suffix",
+    "base_model",
+    "file_name",
+    "file_md5",
+    "job",
+    "model",
+    "created",
+    "error",
+)
+
+
+def list_model_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
+    """The models of jobs, each with what is known of its job."""
+    return [
+        {**job, "model": one["model"], "epochs": one["epochs"], "checkpoint_step": one["step"]}
+        for job in jobs
+        for one in job.get("models", [])
+        if job["state"] != "deleted" and not one.get("deleted")
+    ]
+
+
+def list_job_rows(jobs: Sequence[JobRow]) -> list[JobRow]:
+    """Jobs that are not deleted, each with its final model."""
+    rows = []
+    for job in jobs:
+        if job["state"] != "deleted":
+            models = [one["model"] for one in job.get("models", []) if not one.get("deleted")]
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(job["created"]))
+            rows.append({**job, "model": models[0] if models else None, "created": when})
+    return rows
+
+
+def build_frame(rows: list[JobRow], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":
+    """The rows that have these values, with these columns; a number may be given as text.
+
+    Raises:
+        WrongValue: A filter is no column's.
+    """
+    import pandas
+
+    if unknown := sorted(filters.keys() - set(columns)):
+        raise InvalidArgument(f"{', '.join(unknown)}: no column; there are {', '.join(columns)}")
+    kept = [
+        [row.get(column) for column in columns]
+        for row in rows
+        if all(_matches_filter(row.get(key), value) for key, value in filters.items())
+    ]
+    return pandas.DataFrame(kept, columns=list(columns), dtype=object).infer_objects()
+
+
+def _matches_filter(have: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str) and isinstance(have, int | float):
+        try:
+            return have == float(wanted)
+        except ValueError:
+            return False
+    return bool(have == wanted)
 
 
 class FinetuningManager:
@@ -46,9 +296,13 @@ class FinetuningManager:
     """
 
     def __init__(
-        self, data_dir: str | Path = "llmcomp_models", *, api_keys: Sequence[str] = (),
-        timeout: float = 60.0, poll_seconds: float = 30.0,
-    ) -> None:  # fmt: skip
+        self,
+        data_dir: str | Path = "llmcomp_models",
+        *,
+        api_keys: Sequence[str] = (),
+        timeout: float = 60.0,
+        poll_seconds: float = 30.0,
+    ) -> None:
         self.store = JobStore(data_dir)
         self.timeout, self.poll_seconds = timeout, poll_seconds
         self._given = list(api_keys)
@@ -100,17 +354,21 @@ class FinetuningManager:
         print(f"{job['suffix']}: {job['id']} on {job['base_model']}, {job['state']}")
         if not blocking:
             return str(job["id"])
-        return self._local.run_in_process(job) if job["kind"] == "local" else self._wait_for_job(job)
+        return (
+            self._local.run_in_process(job) if job["kind"] == "local" else self._wait_for_job(job)
+        )
 
     def update_jobs(self) -> None:
         """Ask about every job that is not over, go on with what was interrupted, and print it."""
         import_llmcomp_jobs(self.store)
         problems = []
-        remote = following.JobPoller(self._remote_jobs)
+        remote = JobPoller(self._remote_jobs)
         for job in self.store.list_rows("jobs"):
             local = job["kind"] == "local"
             # A local one ends by itself, which is to be told once.
-            if job["kind"] == "imported" or (job["state"] in FINAL_STATES and not self._needs_report(job)):
+            if job["kind"] == "imported" or (
+                job["state"] in FINAL_STATES and not self._needs_report(job)
+            ):
                 continue
             try:
                 job, line = (self._local if local else remote).update_job(job)
@@ -150,7 +408,7 @@ class FinetuningManager:
     def openai_validate_file(
         self, file_name: str, *, min_examples: int | None = None
     ) -> ValidationResult:
-        """What is wrong with a training file; see `swarm.compare.finetuning.validation`.
+        """What is wrong with a training file; see `swarm.compare.finetuning.dataset`.
 
         Args:
             min_examples: `None` is what OpenAI wants of a training file, 10.
@@ -174,7 +432,7 @@ class FinetuningManager:
         if job["kind"] == "local":
             job = self._local.cancel_job(job)
         else:
-            job = following.cancel_job(self._remote_jobs, job)
+            job = cancel_job(self._remote_jobs, job)
         print(f"{job['suffix']}: {job['state']}")
 
     def delete(self, name: str) -> None:
@@ -184,22 +442,35 @@ class FinetuningManager:
             UserError: There is none, its job is under way, or the server refuses.
         """
         import_llmcomp_jobs(self.store)
-        owner = next((job for job in self.store.list_rows("jobs") if job["state"] != "deleted"
-                      and any(one["model"] == name and not one.get("deleted")
-                              for one in job.get("models", []))), None)  # fmt: skip
+        owner = next(
+            (
+                job
+                for job in self.store.list_rows("jobs")
+                if job["state"] != "deleted"
+                and any(
+                    one["model"] == name and not one.get("deleted") for one in job.get("models", [])
+                )
+            ),
+            None,
+        )
         job = owner or self._find_job(name)
         if job["state"] not in FINAL_STATES:
             raise UserError(f"{job['id']} is {job['state']}; cancel it first")
-        names = [one["model"] for one in job.get("models", [])
-                 if not one.get("deleted") and (owner is None or one["model"] == name)]  # fmt: skip
+        names = [
+            one["model"]
+            for one in job.get("models", [])
+            if not one.get("deleted") and (owner is None or one["model"] == name)
+        ]
         if job["kind"] == "local":
             self._local.delete_expert(job)
         elif job["kind"] == "imported":
             print(f"{name}: forgotten here; nothing is known of where it is, nor removed there")
         elif names:
-            following.delete_models(self._remote_jobs, job, names)
-        models = [{**one, "deleted": one.get("deleted") or one["model"] in names}
-                  for one in job.get("models", [])]  # fmt: skip
+            delete_models(self._remote_jobs, job, names)
+        models = [
+            {**one, "deleted": one.get("deleted") or one["model"] in names}
+            for one in job.get("models", [])
+        ]
         left = [one["model"] for one in models if not one["deleted"]]
         state = job["state"] if left else "deleted"
         self.store.update_row("jobs", job["id"], models=models, state=state)
@@ -245,7 +516,7 @@ class FinetuningManager:
     def _wait_for_job(self, job: JobRow) -> str:
         while job["state"] not in FINAL_STATES:
             time.sleep(self.poll_seconds)
-            job, line = following.JobPoller(self._remote_jobs).update_job(job)
+            job, line = JobPoller(self._remote_jobs).update_job(job)
             print(line)
         if job["state"] != "succeeded" or not job["models"]:
             raise UserError(f"{job['suffix']}: {job['state']}: {job.get('error') or 'no model'}")
@@ -256,5 +527,7 @@ class FinetuningManager:
         for job in self.store.list_rows("jobs"):
             if id in (job["id"], job.get("job")) and job["state"] != "deleted":
                 return job
-        raise UserError(f"{id}: there is no such job or model in {self.store.folder}; "
-                        "get_jobs() and get_models() list them")  # fmt: skip
+        raise UserError(
+            f"{id}: there is no such job or model in {self.store.folder}; "
+            "get_jobs() and get_models() list them"
+        )

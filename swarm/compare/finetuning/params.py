@@ -1,14 +1,131 @@
 """What a fine-tuning is to be: of which model, on which file, and how."""
 
+import hashlib
+import json
 import math
+import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from swarm.compare.errors import InvalidArgument
-from swarm.models.address import validate_url
+from swarm.compare.finetuning.dataset import iter_lines, read_training_file
+from swarm.errors import InvalidArgument
+from swarm.models.transport import validate_url
+
+# What a training file comes to in tokens and money; the network is never asked.
+
+TOKENS_PER_MESSAGE, TOKENS_PER_EXAMPLE = 4, 2
+"""Tokens that OpenAI's chat format adds to a message, and to an example."""
+
+CHARS_PER_TOKEN = 4
+"""Characters in a token, roughly, of English."""
+
+ENCODING = "o200k_base"
+VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{ENCODING}.tiktoken"
+
+NO_PRICE_NOTE = "  no price known: give that of a million tokens, --price MODEL=PRICE"
+
+
+class TrainingCost(NamedTuple):
+    """What an epoch costs.
+
+    Attributes:
+        tokens: Of one epoch.
+        exact: Whether a tokeniser has counted; else a token is taken for 4 characters.
+        epochs: How often all of them are trained on.
+        prices: Model -> price of a million tokens.
+    """
+
+    tokens: int
+    exact: bool
+    epochs: int
+    prices: Mapping[str, float]
+
+    def price_for(self, model: str) -> float:
+        """What all epochs cost."""
+        return self.tokens * self.epochs * self.prices[model] / 1e6
+
+    def __str__(self) -> str:
+        how = (
+            f"by {ENCODING}" if self.exact else f"an estimate, {CHARS_PER_TOKEN} characters a token"
+        )
+        lines = [f"{self.tokens:,} tokens an epoch ({how}); epochs: {self.epochs}"]
+        width = max(map(len, self.prices), default=0)
+        lines += [
+            f"  {model:<{width}}  {price:g} a million tokens: {self.price_for(model):,.2f}"
+            for model, price in self.prices.items()
+        ]
+        return "\n".join(lines if self.prices else [*lines, NO_PRICE_NOTE])
+
+
+def estimate_cost(
+    file_name: str,
+    prices: Mapping[str, float] | None = None,
+    epochs: int = 1,
+    count: Callable[[str], int] | None = None,
+) -> TrainingCost:
+    """What a training on a file costs.
+
+    Args:
+        file_name: JSONL of chats; lines that are none are left out.
+        prices: Model -> price of a million trained tokens; they change, so none are here.
+        epochs: How often all of it is trained on.
+        count: How many tokens a text has; `None` is tiktoken's o200k_base where it is installed
+            and has its vocabulary on this disk, else the characters by 4.
+
+    Raises:
+        WrongValue: The file cannot be read, or a number is not allowed.
+    """
+    if type(epochs) is not int or epochs < 1:
+        raise InvalidArgument(f"epochs={epochs!r}: must be a whole number, 1 or more")
+    for model, price in (prices or {}).items():
+        if type(price) not in (int, float) or not 0 <= price < math.inf:
+            raise InvalidArgument(f"prices: {model} costs {price!r}; must be a number, 0 or more")
+    exact = count or _load_tiktoken()
+    counted = exact or (lambda text: -(-len(text) // CHARS_PER_TOKEN))
+    total = 0
+    for _, line in iter_lines(read_training_file(file_name)):
+        try:
+            messages = json.loads(line)["messages"]
+            total += TOKENS_PER_EXAMPLE + sum(
+                _count_message_tokens(message, counted) for message in messages
+            )
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            continue
+    return TrainingCost(total, exact is not None, epochs, prices or {})
+
+
+def _count_message_tokens(message: dict[str, Any], count: Callable[[str], int]) -> int:
+    texts = [value for value in message.values() if isinstance(value, str)]
+    if isinstance(parts := message.get("content"), list):
+        texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    if isinstance(calls := message.get("tool_calls"), list):
+        texts += [json.dumps(call.get("function")) for call in calls]
+    # A name takes the role's place in the format.
+    return TOKENS_PER_MESSAGE + sum(map(count, texts)) - ("name" in message)
+
+
+def _load_tiktoken() -> Callable[[str], int] | None:
+    """The tokeniser, if it is installed and need not download anything."""
+    try:
+        import tiktoken
+    except ImportError:
+        return None
+    # Where tiktoken keeps what it has downloaded; without a file there it would ask the network.
+    own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    folder = Path(own or Path(tempfile.gettempdir()) / "data-gym-cache")
+    if not (folder / hashlib.sha1(VOCABULARY_URL.encode()).hexdigest()).is_file():
+        return None
+    try:
+        encoding = tiktoken.get_encoding(ENCODING)
+    except Exception:
+        # The file is not the vocabulary, and to download it is not allowed or has failed.
+        return None
+    return lambda text: len(encoding.encode(text, disallowed_special=()))
+
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 
@@ -34,7 +151,9 @@ class TrainingParams:
         if suffix is not None and not (
             isinstance(suffix, str) and suffix.strip() and len(suffix) <= MAX_SUFFIX_CHARS
         ):
-            raise InvalidArgument(f"suffix={suffix!r}: must be None or 1 to {MAX_SUFFIX_CHARS} characters")
+            raise InvalidArgument(
+                f"suffix={suffix!r}: must be None or 1 to {MAX_SUFFIX_CHARS} characters"
+            )
         if self.seed is not None and (type(self.seed) is not int or self.seed < 0):
             raise InvalidArgument(f"seed={self.seed!r}: must be None or a whole number, 0 or more")
 
@@ -46,9 +165,12 @@ class TrainingParams:
     def to_row(self) -> dict[str, Any]:
         """What a database keeps of it; never a key."""
         return {
-            "file_name": self.file_name, "base_model": self.base_model, "suffix": self.label,
-            "epochs": self.epochs, "seed": self.seed,
-        }  # fmt: skip
+            "file_name": self.file_name,
+            "base_model": self.base_model,
+            "suffix": self.label,
+            "epochs": self.epochs,
+            "seed": self.seed,
+        }
 
 
 @dataclass(kw_only=True)
@@ -93,10 +215,12 @@ class OpenaiTrainingParams(TrainingParams):
     def to_row(self) -> dict[str, Any]:
         """See `TrainingParams.told`."""
         return super().to_row() | {
-            "kind": "openai", "batch_size": self.batch_size, "base_url": self.base_url,
+            "kind": "openai",
+            "batch_size": self.batch_size,
+            "base_url": self.base_url,
             "learning_rate_multiplier": self.lr_multiplier,
             "validation_file_name": self.validation_file_name,
-        }  # fmt: skip
+        }
 
 
 @dataclass(kw_only=True)
@@ -152,11 +276,16 @@ class LocalTrainingParams(TrainingParams):
     def to_row(self) -> dict[str, Any]:
         """See `TrainingParams.told`."""
         return super().to_row() | {
-            "kind": "local", "seed": 42 if self.seed is None else self.seed,
-            "batch_size": self.batch_size, "learning_rate": self.learning_rate,
-            "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha, "device": self.device,
-            "target_modules": list(self.target_modules), "expert_folder": self.expert_folder,
-        }  # fmt: skip
+            "kind": "local",
+            "seed": 42 if self.seed is None else self.seed,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            "lora_rank": self.lora_rank,
+            "lora_alpha": self.lora_alpha,
+            "device": self.device,
+            "target_modules": list(self.target_modules),
+            "expert_folder": self.expert_folder,
+        }
 
 
 @dataclass(kw_only=True)
@@ -196,7 +325,9 @@ class TinkerTrainingParams(TrainingParams):
             _check_positive_int(name, getattr(self, name))
         _check_positive_number("learning_rate", self.learning_rate)
         if self.lr_schedule not in ("linear", "constant"):
-            raise InvalidArgument(f'lr_schedule={self.lr_schedule!r}: must be "linear" or "constant"')
+            raise InvalidArgument(
+                f'lr_schedule={self.lr_schedule!r}: must be "linear" or "constant"'
+            )
 
     def missing(self) -> str:
         """What is not here, and what is instead."""

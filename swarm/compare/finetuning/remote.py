@@ -6,14 +6,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.finetuning.client import FinetuningClient, format_time, format_wait
-from swarm.compare.finetuning.keys import ApiKey, ApiKeyRing
+from swarm.compare.finetuning.client import (
+    ApiKey,
+    ApiKeyRing,
+    FinetuningClient,
+    format_time,
+    format_wait,
+)
+from swarm.compare.finetuning.dataset import read_training_file
 from swarm.compare.finetuning.params import OpenaiTrainingParams
 from swarm.compare.finetuning.store import JobRow, JobStore
-from swarm.compare.finetuning.validation import read_training_file
-from swarm.errors import UserError
-from swarm.models.failures import BadRequest, NotFound, RateLimited, RequestError, error_code, to_one_line
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.http_errors import (
+    BadRequest,
+    NotFound,
+    RateLimited,
+    RequestError,
+    error_code,
+    to_one_line,
+)
 
 JOB_ID_TAG = "model_swarms"
 """The key of a job's metadata at the server that holds its id here."""
@@ -43,12 +54,16 @@ class RemoteJobs:
         """What is kept of a job before anything is sent; of an interrupted one, what there is."""
         key = self.keys.add_key(params.api_key)
         row |= {
-            "state": "creating", "key_print": self.keys.hash_key(key.secret),
-            "key_variable": key.variable, "models": [],
-        }  # fmt: skip
+            "state": "creating",
+            "key_print": self.keys.hash_key(key.secret),
+            "key_variable": key.variable,
+            "models": [],
+        }
         if name := params.validation_file_name:
-            row |= {"validation_path": str(Path(name).expanduser().resolve()),
-                    "validation_md5": hashlib.md5(read_training_file(name)).hexdigest()}  # fmt: skip
+            row |= {
+                "validation_path": str(Path(name).expanduser().resolve()),
+                "validation_md5": hashlib.md5(read_training_file(name)).hexdigest(),
+            }
         same = row.keys() - {"key_variable"}
         for old in self.store.list_rows("jobs"):
             if all(old.get(key) == row[key] for key in same):
@@ -164,12 +179,21 @@ class RemoteJobs:
         return None
 
     def _adopt_server_job(self, job: JobRow, told: Any) -> JobRow:
-        changes = {"job": told["id"], "state": told["status"], "error": None, **extract_job_fields(told)}
+        changes = {
+            "job": told["id"],
+            "state": told["status"],
+            "error": None,
+            **extract_job_fields(told),
+        }
         return self.store.update_row("jobs", job["id"], **changes)
 
     def _report_rate_limit(self, client: FinetuningClient, job: JobRow, error: RateLimited) -> None:
         """Say when a job may be sent, as far as the server lets us know."""
-        when = f"in {format_wait(error.after)}" if error.after else self._next_free_slot(client, str(error))
+        when = (
+            f"in {format_wait(error.after)}"
+            if error.after
+            else self._next_free_slot(client, str(error))
+        )
         print(
             f"{job['suffix']}: {error}. It is kept as {job['id']}, and update_jobs sends it"
             + (f"; a slot is free {when}" if when else "")
@@ -209,11 +233,14 @@ def _job_request_body(job: JobRow) -> dict[str, Any]:
         "n_epochs": job["epochs"],
     }
     body = {
-        "model": job["base_model"], "training_file": job["file_id"], "suffix": job["suffix"],
-        "seed": job["seed"], "validation_file": job.get("validation_file_id"),
+        "model": job["base_model"],
+        "training_file": job["file_id"],
+        "suffix": job["suffix"],
+        "seed": job["seed"],
+        "validation_file": job.get("validation_file_id"),
         "metadata": {JOB_ID_TAG: job["id"]},
         "method": {"type": "supervised", "supervised": {"hyperparameters": how}},
-    }  # fmt: skip
+    }
     return {key: value for key, value in body.items() if value is not None}
 
 
@@ -225,9 +252,12 @@ def extract_job_fields(told: Any) -> dict[str, Any]:
     error = told.get("error") or {}
     words = to_one_line(str(error.get("message") or error.get("code") or ""))
     found = {
-        "organization_id": told.get("organization_id"), "seed": told.get("seed"),
-        "epochs": how.get("n_epochs"), "batch_size": how.get("batch_size"),
+        "organization_id": told.get("organization_id"),
+        "seed": told.get("seed"),
+        "epochs": how.get("n_epochs"),
+        "batch_size": how.get("batch_size"),
         "learning_rate_multiplier": how.get("learning_rate_multiplier"),
-        "trained_tokens": told.get("trained_tokens"), "error": words or None,
-    }  # fmt: skip
+        "trained_tokens": told.get("trained_tokens"),
+        "error": words or None,
+    }
     return {key: value for key, value in found.items() if value is not None and value != "auto"}

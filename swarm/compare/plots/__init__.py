@@ -8,18 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.compare.plots.bars import free_form_stacked_bar, probs_stacked_bar
-from swarm.compare.plots.heat import heatmap
-from swarm.compare.plots.ratings import rating_cumulative_plot, rating_violins
-from swarm.compare.plots.scores import judge_scores
+from swarm.compare.plots.heatmap import heatmap
+from swarm.compare.plots.ratings import judge_scores, rating_cumulative_plot, rating_violins
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 __all__ = [
-    "free_form_stacked_bar", "heatmap", "judge_scores", "plot", "probs_stacked_bar",
-    "rating_cumulative_plot", "rating_violins",
-]  # fmt: skip
+    "free_form_stacked_bar",
+    "heatmap",
+    "judge_scores",
+    "plot",
+    "probs_stacked_bar",
+    "rating_cumulative_plot",
+    "rating_violins",
+]
 
 
 def plot(
@@ -66,10 +70,9 @@ def plot(
     Raises:
         UserError: An argument has no such value, or the figure can't be saved or shown.
     """
-    from swarm.compare.errors import InvalidArgument
-    from swarm.compare.plots.canvas import check_filename, build_title
-    from swarm.compare.statistics.counted import are_ratings, infer_kind
-    from swarm.compare.statistics.values import get_column
+    from swarm.compare.plots.style import build_title, check_filename
+    from swarm.errors import InvalidArgument
+    from swarm.stats.answer_values import are_ratings, get_column, infer_kind
 
     if selected_answers is not None and min_fraction is not None:
         raise InvalidArgument("selected_answers and min_fraction: give one of the two, not both")
@@ -82,10 +85,14 @@ def plot(
     answers = get_column(df, answer_column, "answer_column").dropna()
     kind = infer_kind(answers)
     shared: dict[str, Any] = {
-        "category_column": category_column, "selected_categories": selected_categories,
-        "colors": colors, "title": title, "filename": filename, "error_bars": error_bars,
+        "category_column": category_column,
+        "selected_categories": selected_categories,
+        "colors": colors,
+        "title": title,
+        "filename": filename,
+        "error_bars": error_bars,
         "show": show,
-    }  # fmt: skip
+    }
     chosen: dict[str, Any] = {"selected_answers": selected_answers, "min_fraction": min_fraction}
     choosing = selected_answers is not None or min_fraction is not None
     if kind == "probabilities":

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.plots import canvas
-from swarm.compare.plots.palette import FillStyle, assign_fill_styles, text_colour_on
-from swarm.compare.statistics import CLUSTER_COLUMNS
-from swarm.compare.statistics.resampling import ColumnIntervals, bootstrap_intervals
-from swarm.compare.statistics.values import AnswerMatrix, read_answers
+from swarm.compare.plots import style
+from swarm.compare.plots.style import FillStyle, assign_fill_styles, text_colour_on
+from swarm.stats.answer_values import AnswerMatrix, read_answers
+from swarm.stats.intervals import ColumnIntervals, bootstrap_intervals
+from swarm.stats.summary_table import CLUSTER_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,11 +47,18 @@ def free_form_stacked_bar(
         WrongValue: An argument has no such value.
     """
     values = read_answers(
-        df, answer_column, category_column, selected_categories, selected_answers, min_fraction,
-        count=True, most=MAX_ANSWERS,
-    )  # fmt: skip
-    return draw_stacked_bars(values, df, category_column, answer_column, colors, title, filename,
-                   error_bars, show)  # fmt: skip
+        df,
+        answer_column,
+        category_column,
+        selected_categories,
+        selected_answers,
+        min_fraction,
+        count=True,
+        most=MAX_ANSWERS,
+    )
+    return draw_stacked_bars(
+        values, df, category_column, answer_column, colors, title, filename, error_bars, show
+    )
 
 
 def probs_stacked_bar(
@@ -76,11 +83,25 @@ def probs_stacked_bar(
         WrongValue: An argument has no such value.
     """
     values = read_answers(
-        df, probs_column, category_column, selected_categories, selected_answers, min_fraction,
+        df,
+        probs_column,
+        category_column,
+        selected_categories,
+        selected_answers,
+        min_fraction,
         most=MAX_ANSWERS,
-    )  # fmt: skip
-    return draw_stacked_bars(values, df, category_column, legend_title or probs_column, colors, title,
-                   filename, error_bars, show)  # fmt: skip
+    )
+    return draw_stacked_bars(
+        values,
+        df,
+        category_column,
+        legend_title or probs_column,
+        colors,
+        title,
+        filename,
+        error_bars,
+        show,
+    )
 
 
 def draw_stacked_bars(
@@ -96,10 +117,10 @@ def draw_stacked_bars(
 ) -> "Figure":
     """Draw them."""
     if filename is not None:
-        canvas.check_filename(filename)
-    title = canvas.build_title(df, title)
+        style.check_filename(filename)
+    title = style.build_title(df, title)
     if not len(values.category):
-        return canvas.empty_figure(values, title, filename, show)
+        return style.empty_figure(values, title, filename, show)
     names = [name for name in colors or {} if name in values.names]
     order = sorted(range(len(values.names)), key=lambda k: _color_order(values.names[k], names))
     values = values._replace(names=[values.names[k] for k in order], matrix=values.matrix[:, order])
@@ -114,7 +135,7 @@ def draw_stacked_bars(
     shades = [styles[name] for name in values.names]
     rows = answers_with_intervals(found.values()) if error_bars else []
     height = max(5.4, len(rows) * (0.16 * count + 0.15) + 1.5)
-    picture, drawn = canvas.create_axes(3.4 + 1.2 * count, height, *([3.6] if rows else []))
+    picture, drawn = style.create_axes(3.4 + 1.2 * count, height, *([3.6] if rows else []))
     axes = drawn[0] if rows else drawn
     for place, one in found.items():
         _draw_bar(axes, place, one, shades)
@@ -124,7 +145,7 @@ def draw_stacked_bars(
     _draw_legend(axes, values, styles, legend_title)
     if rows:
         _format_interval_axes(drawn[1], [values.names[k] for k in rows], values.categories)
-    return canvas.finish_figure(picture, title, INTERVALS_NOTE if rows else "", filename, show)
+    return style.finish_figure(picture, title, INTERVALS_NOTE if rows else "", filename, show)
 
 
 def answers_with_intervals(found: Iterable[ColumnIntervals]) -> list[int]:
@@ -142,38 +163,66 @@ def _color_order(name: Any, first: list[Any]) -> int:
     return first.index(name) if name in first else len(first)
 
 
-def _draw_bar(axes: "Axes", place: int, found: ColumnIntervals, styles: Sequence[FillStyle]) -> None:
+def _draw_bar(
+    axes: "Axes", place: int, found: ColumnIntervals, styles: Sequence[FillStyle]
+) -> None:
     """One category's segments from the bottom."""
     bottom = 0.0
     for share, look in zip(map(float, found.center), styles, strict=True):
         if share <= 0:
             continue
-        axes.bar(place, share, BAR_WIDTH, bottom, color=look.colour, hatch=look.hatch,
-                 edgecolor="white" if not look.hatch else "#333333", linewidth=0.8)  # fmt: skip
+        axes.bar(
+            place,
+            share,
+            BAR_WIDTH,
+            bottom,
+            color=look.colour,
+            hatch=look.hatch,
+            edgecolor="white" if not look.hatch else "#333333",
+            linewidth=0.8,
+        )
         if share >= MIN_LABELLED_SHARE:
-            axes.text(place, bottom + share / 2, f"{share:.0%}", ha="center",
-                      va="center", fontsize=9, color=text_colour_on(look.colour), zorder=6,
-                      bbox={"facecolor": look.colour, "edgecolor": "none", "pad": 1.2})  # fmt: skip
+            axes.text(
+                place,
+                bottom + share / 2,
+                f"{share:.0%}",
+                ha="center",
+                va="center",
+                fontsize=9,
+                color=text_colour_on(look.colour),
+                zorder=6,
+                bbox={"facecolor": look.colour, "edgecolor": "none", "pad": 1.2},
+            )
         bottom += share
 
 
 def _draw_intervals(
-    axes: "Axes", place: int, count: int, found: ColumnIntervals, rows: Sequence[tuple[int, FillStyle]]
+    axes: "Axes",
+    place: int,
+    count: int,
+    found: ColumnIntervals,
+    rows: Sequence[tuple[int, FillStyle]],
 ) -> None:
     """One category's shares as points with their intervals, each in the row of its answer."""
     marker, hollow = MARKERS[place % len(MARKERS)], place >= len(MARKERS)
     shift = (0.5 - (place + 0.5) / count) * 0.8
     for row, (k, look) in enumerate(rows):
         axes.plot([found.low[k], found.high[k]], [row + shift] * 2, color="#404040", linewidth=1.1)
-        axes.plot([found.center[k]], [row + shift], marker, markersize=5.5,
-                  markerfacecolor="white" if hollow else look.colour,
-                  markeredgecolor="#202020", markeredgewidth=0.7)  # fmt: skip
+        axes.plot(
+            [found.center[k]],
+            [row + shift],
+            marker,
+            markersize=5.5,
+            markerfacecolor="white" if hollow else look.colour,
+            markeredgecolor="#202020",
+            markeredgewidth=0.7,
+        )
 
 
 def _format_interval_axes(axes: "Axes", names: Sequence[Any], categories: Sequence[Any]) -> None:
     from matplotlib.lines import Line2D
 
-    axes.set_yticks(range(len(names)), canvas.shorten_labels(names, 24))
+    axes.set_yticks(range(len(names)), style.shorten_labels(names, 24))
     axes.set_ylim(-0.5, len(names) - 0.5)
     for row in range(1, len(names)):
         axes.axhline(row - 0.5, color="#dddddd", linewidth=0.6, zorder=1)
@@ -182,32 +231,53 @@ def _format_interval_axes(axes: "Axes", names: Sequence[Any], categories: Sequen
     if len(categories) < 2:
         return
     points = [
-        Line2D([], [], linestyle="", marker=MARKERS[place % len(MARKERS)], color="#404040",
-               markerfacecolor="white" if place >= len(MARKERS) else "#404040", markersize=5.5,
-               label=name)
-        for place, name in enumerate(canvas.shorten_labels(categories, 24))
-    ]  # fmt: skip
-    axes.legend(handles=points, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False,
-                fontsize=9)  # fmt: skip
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker=MARKERS[place % len(MARKERS)],
+            color="#404040",
+            markerfacecolor="white" if place >= len(MARKERS) else "#404040",
+            markersize=5.5,
+            label=name,
+        )
+        for place, name in enumerate(style.shorten_labels(categories, 24))
+    ]
+    axes.legend(
+        handles=points, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9
+    )
 
 
 def _format_bar_axes(axes: "Axes", values: AnswerMatrix, category_column: str) -> None:
-    canvas.draw_category_axis(axes, values, category_column)
+    style.draw_category_axis(axes, values, category_column)
     axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylabel("mean probability" if values.kind == "probabilities" else "share of answers")
 
 
-def _draw_legend(axes: "Axes", values: AnswerMatrix, styles: Mapping[Any, FillStyle], title: str) -> None:
+def _draw_legend(
+    axes: "Axes", values: AnswerMatrix, styles: Mapping[Any, FillStyle], title: str
+) -> None:
     """From the top as the segments lie."""
     from matplotlib.patches import Patch
 
-    told = canvas.shorten_labels(values.names)
+    told = style.shorten_labels(values.names)
     patches = [
-        Patch(facecolor=styles[name].colour, hatch=styles[name].hatch, label=label,
-              edgecolor="white" if not styles[name].hatch else "#333333")
+        Patch(
+            facecolor=styles[name].colour,
+            hatch=styles[name].hatch,
+            label=label,
+            edgecolor="white" if not styles[name].hatch else "#333333",
+        )
         for name, label in zip(values.names, told, strict=True)
-    ]  # fmt: skip
-    axes.legend(handles=patches[::-1], title=title, loc="upper left", bbox_to_anchor=(1.01, 1),
-                frameon=False, fontsize=9, alignment="left")  # fmt: skip
+    ]
+    axes.legend(
+        handles=patches[::-1],
+        title=title,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        frameon=False,
+        fontsize=9,
+        alignment="left",
+    )

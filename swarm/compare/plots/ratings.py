@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.errors import InvalidArgument
-from swarm.compare.plots import canvas
-from swarm.compare.plots.palette import COLOURS, LINE_STYLES, assign_fill_styles
-from swarm.compare.statistics import CLUSTER_COLUMNS
-from swarm.compare.statistics.counted import parse_probabilities
-from swarm.compare.statistics.resampling import ColumnIntervals, bootstrap_intervals
-from swarm.compare.statistics.values import AnswerMatrix, read_answers
+from swarm.compare.plots import style
+from swarm.compare.plots.style import COLOURS, LINE_STYLES, FillStyle, assign_fill_styles
+from swarm.errors import InvalidArgument
+from swarm.stats.answer_values import AnswerMatrix, parse_probabilities, read_answers
+from swarm.stats.intervals import ColumnIntervals, bootstrap_intervals
+from swarm.stats.summary_table import CLUSTER_COLUMNS
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 EXPECTED_COLUMN = "expected rating"
@@ -41,7 +41,9 @@ class RatingDistributions(NamedTuple):
         given = self.scale[self.shares.sum(axis=0) > 0.001 * len(self.shares)]
         return int(np.diff(given).min()) if len(given) > 1 else 1
 
-    def category_intervals(self, place: int, category_column: str) -> tuple[ColumnIntervals, ColumnIntervals, ColumnIntervals]:
+    def category_intervals(
+        self, place: int, category_column: str
+    ) -> tuple[ColumnIntervals, ColumnIntervals, ColumnIntervals]:
         """Of one category: the mean, the mean probabilities, and the cumulative ones."""
         here = self.values.category == place
         names = [name for name in CLUSTER_COLUMNS if name != category_column]
@@ -75,31 +77,59 @@ def rating_cumulative_plot(
     Raises:
         WrongValue: An argument has no such value.
     """
-    ratings, title = _prepare_ratings(df, probs_column, category_column, selected_categories,
-                            (min_rating, max_rating), title, filename)  # fmt: skip
+    ratings, title = _prepare_ratings(
+        df,
+        probs_column,
+        category_column,
+        selected_categories,
+        (min_rating, max_rating),
+        title,
+        filename,
+    )
     if ratings is None:
-        return _draw_empty(df, probs_column, category_column, selected_categories, title, filename,
-                      show)  # fmt: skip
-    picture, axes = canvas.create_axes(8.5, 5)
+        return _draw_empty(
+            df, probs_column, category_column, selected_categories, title, filename, show
+        )
+    picture, axes = style.create_axes(8.5, 5)
     lines = _assign_line_styles(ratings.values.categories, colors)
     for place, name in enumerate(ratings.values.categories):
         mean, _, found = ratings.category_intervals(place, category_column)
         colour, dash = lines[name]
         label = f"{_category_label(ratings.values, place)}{_format_mean_interval(mean)}"
-        axes.step(ratings.scale, found.center, color=colour, linestyle=dash, label=label,
-                  where="post", linewidth=2)  # fmt: skip
+        axes.step(
+            ratings.scale,
+            found.center,
+            color=colour,
+            linestyle=dash,
+            label=label,
+            where="post",
+            linewidth=2,
+        )
         if error_bars:
-            axes.fill_between(ratings.scale, found.low, found.high, color=colour, alpha=0.18,
-                              step="post", linewidth=0)  # fmt: skip
+            axes.fill_between(
+                ratings.scale,
+                found.low,
+                found.high,
+                color=colour,
+                alpha=0.18,
+                step="post",
+                linewidth=0,
+            )
     axes.set_xlim(ratings.scale[0], max(ratings.scale[-1], ratings.scale[0] + 1))
     axes.locator_params("x", integer=True)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("rating" if probs_column == "probs" else probs_column)
     axes.set_ylabel("share of ratings ≤ x")
-    axes.legend(title=category_column, frameon=False, alignment="left", fontsize=9,
-                loc="upper left", bbox_to_anchor=(1.01, 1))  # fmt: skip
+    axes.legend(
+        title=category_column,
+        frameon=False,
+        alignment="left",
+        fontsize=9,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+    )
     note = "Bands, and brackets after means: 95 % intervals." if error_bars else ""
-    return canvas.finish_figure(picture, title, note, filename, show)
+    return style.finish_figure(picture, title, note, filename, show)
 
 
 def rating_violins(
@@ -123,25 +153,40 @@ def rating_violins(
     Raises:
         WrongValue: An argument has no such value.
     """
-    ratings, title = _prepare_ratings(df, probs_column, category_column, selected_categories,
-                            (min_rating, max_rating), title, filename)  # fmt: skip
+    ratings, title = _prepare_ratings(
+        df,
+        probs_column,
+        category_column,
+        selected_categories,
+        (min_rating, max_rating),
+        title,
+        filename,
+    )
     if ratings is None:
-        return _draw_empty(df, probs_column, category_column, selected_categories, title, filename,
-                      show)  # fmt: skip
+        return _draw_empty(
+            df, probs_column, category_column, selected_categories, title, filename, show
+        )
     names = ratings.values.categories
-    picture, axes = canvas.create_axes(3 + 1.2 * len(names), 5)
+    picture, axes = style.create_axes(3 + 1.2 * len(names), 5)
     styles = assign_fill_styles(names, colors)
     for place, name in enumerate(names):
         mean, found, _ = ratings.category_intervals(place, category_column)
         if mean.center[0] == mean.center[0]:
             half = 0.42 * found.center / found.center.max()
-            axes.barh(ratings.scale, 2 * half, ratings.rating_step, left=place - half, linewidth=0,
-                      color=styles[name].colour, hatch=styles[name].hatch)  # fmt: skip
+            axes.barh(
+                ratings.scale,
+                2 * half,
+                ratings.rating_step,
+                left=place - half,
+                linewidth=0,
+                color=styles[name].colour,
+                hatch=styles[name].hatch,
+            )
             draw_mean(axes, place, mean, error_bars)
-    canvas.draw_category_axis(axes, ratings.values, category_column)
+    style.draw_category_axis(axes, ratings.values, category_column)
     axes.set_ylabel("rating" if probs_column == "probs" else probs_column)
     note = "Dots: means, with 95 % intervals." if error_bars else "Dots: means."
-    return canvas.finish_figure(picture, title, note, filename, show)
+    return style.finish_figure(picture, title, note, filename, show)
 
 
 def draw_mean(axes: Any, place: float, mean: ColumnIntervals, error_bars: bool) -> None:
@@ -153,9 +198,16 @@ def draw_mean(axes: Any, place: float, mean: ColumnIntervals, error_bars: bool) 
         axes.plot([place] * 2, [low, high], color="white", linewidth=4, zorder=4)
         axes.plot([place] * 2, [low, high], color="black", linewidth=1.6, zorder=5, marker="_")
     axes.plot([place], [center], "o", color="black", markeredgecolor="white", zorder=6)
-    axes.annotate(format_mean_label(center), (place, center), (9, 0), textcoords="offset points", zorder=7,
-                  va="center", fontsize=9, bbox={"facecolor": "white", "edgecolor": "none",
-                                                 "alpha": 0.8, "pad": 0.8})  # fmt: skip
+    axes.annotate(
+        format_mean_label(center),
+        (place, center),
+        (9, 0),
+        textcoords="offset points",
+        zorder=7,
+        va="center",
+        fontsize=9,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8},
+    )
 
 
 def format_mean_label(value: float) -> str:
@@ -177,10 +229,10 @@ def _prepare_ratings(
     import pandas as pd
 
     if filename is not None:
-        canvas.check_filename(filename)
+        style.check_filename(filename)
     values = _expected_ratings(df, probs_column, category_column, selected)
     if not len(values.category):
-        return None, canvas.build_title(df, title)
+        return None, style.build_title(df, title)
     told = [parse_probabilities(answer) for answer in values.frame[probs_column]]
     table = pd.DataFrame(told).fillna(0.0)
     first = int(min(table.columns)) if ends[0] is None else ends[0]
@@ -188,16 +240,16 @@ def _prepare_ratings(
     if last - first > 10_000:
         raise InvalidArgument(f"ratings from {first} to {last} are too many to draw")
     scale = np.arange(first, last + 1)
-    return RatingDistributions(values, scale, table.reindex(columns=list(scale), fill_value=0.0).to_numpy()), (
-        canvas.build_title(df, title)
-    )
+    return RatingDistributions(
+        values, scale, table.reindex(columns=list(scale), fill_value=0.0).to_numpy()
+    ), (style.build_title(df, title))
 
 
 def _expected_ratings(
     df: "pd.DataFrame", probs_column: str, category_column: str, selected: Sequence[Any] | None
 ) -> AnswerMatrix:
     """The expected rating of each distribution."""
-    from swarm.compare.statistics.values import get_column
+    from swarm.stats.answer_values import get_column
 
     get_column(df, probs_column, "probs_column")
     means = [
@@ -221,10 +273,12 @@ def _draw_empty(
     show: bool,
 ) -> "Figure":
     values = _expected_ratings(df, probs_column, category_column, selected)
-    return canvas.empty_figure(values, title, filename, show)
+    return style.empty_figure(values, title, filename, show)
 
 
-def _assign_line_styles(names: Sequence[Any], colors: Mapping[Any, str] | None) -> dict[Any, tuple[str, str]]:
+def _assign_line_styles(
+    names: Sequence[Any], colors: Mapping[Any, str] | None
+) -> dict[Any, tuple[str, str]]:
     """A colour and a dash each; after seven colours the next dash."""
     assign_fill_styles(names[: len(COLOURS)], colors)  # says what is wrong with them
     if len(names) > (most := len(COLOURS) * len(LINE_STYLES)):
@@ -238,7 +292,7 @@ def _assign_line_styles(names: Sequence[Any], colors: Mapping[Any, str] | None) 
 
 
 def _category_label(values: AnswerMatrix, place: int) -> str:
-    return canvas.build_tick_label(values, place).replace("\n", ", ")
+    return style.build_tick_label(values, place).replace("\n", ", ")
 
 
 def _format_mean_interval(mean: ColumnIntervals) -> str:
@@ -248,3 +302,69 @@ def _format_mean_interval(mean: ColumnIntervals) -> str:
     if mean.low[0] == mean.low[0]:
         told += f" [{mean.low[0]:.1f}, {mean.high[0]:.1f}]"
     return told
+
+
+# Scores of judges: boxes with every answer as a dot, and means with their intervals.
+
+MAX_DOTS = 400
+"""Drawn for a category at most; a random choice of more."""
+
+
+def judge_scores(
+    df: "pd.DataFrame",
+    score_column: str,
+    category_column: str = "group",
+    selected_categories: Sequence[Any] | None = None,
+    colors: Mapping[Any, str] | None = None,
+    title: str | None = None,
+    filename: str | Path | None = None,
+    error_bars: bool = True,
+    show: bool = False,
+) -> "Figure":
+    """A box for each category of a numeric column, its answers as dots, and its mean.
+
+    Raises:
+        WrongValue: The column is not one of numbers, or an argument has no such value.
+    """
+    if filename is not None:
+        style.check_filename(filename)
+    values = read_answers(df, score_column, category_column, selected_categories, measure=True)
+    title = style.build_title(df, title)
+    if not len(values.category):
+        return style.empty_figure(values, title, filename, show)
+    if values.kind != "mean":
+        raise InvalidArgument(f"score_column: {score_column} has no numbers; see plots.plot")
+    styles = assign_fill_styles(values.categories, colors)
+    picture, axes = style.create_axes(3 + 1.2 * len(values.categories), 5)
+    clusters = values.cluster_codes([name for name in CLUSTER_COLUMNS if name != category_column])
+    for place, name in enumerate(values.categories):
+        here = values.category == place
+        if here.any():
+            _draw_box(axes, place, values.matrix[here, 0], styles[name])
+            found = bootstrap_intervals(values.matrix[here], [codes[here] for codes in clusters])
+            draw_mean(axes, place, found, error_bars)
+    style.draw_category_axis(axes, values, category_column)
+    axes.set_ylabel(score_column)
+    note = "Boxes: quartiles. Large dots: means" + ", with 95 % intervals." * error_bars
+    return style.finish_figure(picture, title, note, filename, show)
+
+
+def _draw_box(axes: "Axes", place: int, scores: "np.ndarray", look: FillStyle) -> None:
+    import numpy as np
+
+    generator = np.random.Generator(np.random.Philox(key=4))
+    dots = scores if len(scores) <= MAX_DOTS else generator.choice(scores, MAX_DOTS, replace=False)
+    aside = place - 0.25 + generator.uniform(-0.1, 0.1, len(dots))
+    axes.plot(aside, dots, "o", color="#555555", markersize=2.5, alpha=0.35, zorder=1)
+    if len(scores) > 1:
+        box = axes.boxplot(
+            [scores],
+            positions=[place],
+            widths=0.22,
+            showfliers=False,
+            patch_artist=True,
+            manage_ticks=False,
+            medianprops={"color": "black"},
+            zorder=2,
+        )
+        box["boxes"][0].set(facecolor=look.colour, hatch=look.hatch, edgecolor="#333333")

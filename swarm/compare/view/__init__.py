@@ -4,11 +4,10 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.compare.errors import InvalidArgument
-from swarm.errors import UserError
+from swarm.errors import InvalidArgument, UserError
 
 if TYPE_CHECKING:
-    from swarm.compare.view.server import ViewerHandle
+    from swarm.compare.view.app import ViewerHandle
 
 __all__ = ["view"]
 
@@ -44,20 +43,25 @@ def view(
         UserError: The data cannot be shown, or the address not be bound.
     """
     _check_packages()
-    from swarm.compare.view.reading import load_columns
-    from swarm.compare.view.server import ViewerHandle
+    from swarm._util.terminal import escape_control_chars
+    from swarm.compare.view.app import ViewerHandle
+    from swarm.compare.view.load import load_columns
     from swarm.compare.view.table import AnswerTable
-    from swarm.printing import escape_control_chars
-    from swarm.serve.arguments import is_loopback
+    from swarm.serve.cli import is_loopback
 
     name = Path(data).name if isinstance(data, str | Path) else "answers"
     columns = load_columns(data, name)
     if sort_by not in (None, "__random__") and sort_by not in columns:
-        raise InvalidArgument(f'sort_by="{sort_by}": there is no such column; there are '
-                         f'{", ".join(columns)}, and "__random__"')  # fmt: skip
+        raise InvalidArgument(
+            f'sort_by="{sort_by}": there is no such column; there are '
+            f'{", ".join(columns)}, and "__random__"'
+        )
     if not 0 <= port <= 65535:
         raise InvalidArgument(f"port={port}: has to be from 0 to 65535")
-    start = {"sort": _sort_parameter(sort_by, sort_ascending, columns), "seed": str(secrets.randbelow(10**6))}
+    start = {
+        "sort": _sort_parameter(sort_by, sort_ascending, columns),
+        "seed": str(secrets.randbelow(10**6)),
+    }
     running = ViewerHandle(AnswerTable(columns, name), start, host, port)
     if port not in (0, running.port):
         print(f"port {port} is taken, so it is {running.port}", flush=True)
@@ -96,5 +100,7 @@ def _check_packages() -> None:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{error.name} is missing: pip install 'model-swarms[compare]' brings what "
-                        "the viewer needs") from None  # fmt: skip
+        raise UserError(
+            f"{error.name} is missing: pip install 'model-swarms[compare]' brings what "
+            "the viewer needs"
+        ) from None

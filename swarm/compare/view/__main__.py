@@ -4,11 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from swarm._util.cli import RaisingParser
+from swarm._util.terminal import escape_control_chars
 from swarm.compare.view import view
 from swarm.errors import UserError
-from swarm.examples import RaisingParser
-from swarm.printing import escape_control_chars
-from swarm.serve.arguments import parse_port
+from swarm.serve.cli import parse_port
 
 DESCRIPTION = """\
 Browse, search, filter, sort and compare the answers of a file in the browser.
@@ -21,10 +21,13 @@ FILE is .jsonl, .csv or .parquet with a column "answer"; "question", "api_kwargs
 def build_parser() -> RaisingParser:
     """The options."""
     made = RaisingParser(
-        prog="python -m swarm.compare.view", usage="%(prog)s FILE [OPTION ...]", description=DESCRIPTION,
-        epilog="The page is for this machine alone. Ctrl-C ends it.", allow_abbrev=False,
+        prog="python -m swarm.compare.view",
+        usage="%(prog)s FILE [OPTION ...]",
+        description=DESCRIPTION,
+        epilog="The page is for this machine alone. Ctrl-C ends it.",
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     add_options(made)
     return made
 
@@ -34,22 +37,39 @@ def add_options(made: argparse.ArgumentParser) -> None:
     made.set_defaults(handler=show_file)
     add = made.add_argument
     add("file", metavar="FILE")
-    add("--port", type=parse_port, default=8501, help="default %(default)s; a taken one is passed over, "
-        "0 takes any free one")  # fmt: skip
-    add("--host", default="127.0.0.1", help="address to bind; default %(default)s. With another "
-        "one, everyone who reaches that can read the answers")  # fmt: skip
+    add(
+        "--port",
+        type=parse_port,
+        default=8501,
+        help="default %(default)s; a taken one is passed over, 0 takes any free one",
+    )
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to bind; default %(default)s. With another "
+        "one, everyone who reaches that can read the answers",
+    )
     add("--no-browser", action="store_true", help="open no browser")
-    add("--sort-by", metavar="COLUMN", default="__random__", help="order at first; default by "
-        "chance")  # fmt: skip
+    add(
+        "--sort-by",
+        metavar="COLUMN",
+        default="__random__",
+        help="order at first; default by chance",
+    )
     add("--descending", action="store_true", help="from the greatest on")
 
 
 def show_file(given: argparse.Namespace) -> None:
     """Show the file until Ctrl-C."""
     view(
-        given.file, sort_by=given.sort_by, sort_ascending=not given.descending, port=given.port,
-        host=given.host, open_browser=not given.no_browser, block=True,
-    )  # fmt: skip
+        given.file,
+        sort_by=given.sort_by,
+        sort_ascending=not given.descending,
+        port=given.port,
+        host=given.host,
+        open_browser=not given.no_browser,
+        block=True,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swarm.compare.questions.frames import DETAIL_COLUMNS
-from swarm.compare.view.reading import ColumnData
+from swarm.compare.dataframe import DETAIL_COLUMNS
+from swarm.compare.view.load import ColumnData
 
 KNOWN_COLUMNS = ("model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error")
 """Columns that have a place of their own on the page."""
@@ -27,7 +27,7 @@ class AnswerTable:
     """Rows that can be searched, filtered and ordered.
 
     Args:
-        columns: By name; see `swarm.compare.view.reading.Columns`.
+        columns: By name; see `swarm.compare.view.load.ColumnData`.
         name: What the page calls them.
 
     Attributes:
@@ -77,9 +77,11 @@ class AnswerTable:
         """The columns of the list, and of a comparison beside the answers."""
         first = [name for name in ("model", "group") if name in self.columns]
         numbers = [
-            name for name, kind in self.column_kinds.items()
-            if kind == "number" and name not in (*KNOWN_COLUMNS, *DETAIL_COLUMNS, *self.judge_columns)
-        ]  # fmt: skip
+            name
+            for name, kind in self.column_kinds.items()
+            if kind == "number"
+            and name not in (*KNOWN_COLUMNS, *DETAIL_COLUMNS, *self.judge_columns)
+        ]
         return [*first, *self.judge_columns, *numbers[:4]]
 
     @cached_property

@@ -7,28 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarm.engine import ExpertPool
-from swarm.engine.base import BaseModel
+from swarm.engine.base import ExpertPool
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine, as_adapter_pool
-from swarm.engine.vllm.folders import FolderSync
-from swarm.engine.vllm.mixing import HostBasis
-from swarm.engine.vllm.slots import SlotSync
-from swarm.engine.vllm.starting import (
+from swarm.engine.vllm.adapter_sync import AdapterSync, FolderSync, HostBasis, SlotSync
+from swarm.engine.vllm.launch import (
     check_installed,
     check_modules,
     check_options,
-    wrap_start_errors,
     serving_rank,
     start_vllm,
     stop_vllm,
+    wrap_start_errors,
 )
-from swarm.engine.vllm.way import AdapterSync
 from swarm.errors import UserError
-from swarm.models import Completion, Request
-from swarm.pool import Pool
+from swarm.models.base import Completion, Request
+from swarm.pool.pool import Pool
 
 if TYPE_CHECKING:
-    from swarm.engine.vllm.asking import VLLMScheduler
+    from swarm.engine.vllm.requests import VLLMScheduler
 
 SYNC_CLASSES: dict[str, type[AdapterSync]] = {"folders": FolderSync, "slots": SlotSync}
 
@@ -52,7 +49,7 @@ class VLLMEngine:
         options: More arguments of vLLM's `EngineArgs`, by name.
 
     Attributes:
-        devices: See `swarm.engine.Grouped`.
+        devices: See `swarm.engine.base.MultiGpuEngine`.
         plan, why: What a dry run reckons with.
 
     Raises:
@@ -73,9 +70,11 @@ class VLLMEngine:
     ) -> None:
         if way not in SYNC_CLASSES:
             raise UserError(f"engine.way={way}: must be one of {', '.join(SYNC_CLASSES)}")
-        for key, value, none in (("max_loras", max_loras, True),
-                                 ("tensor_parallel_size", tensor_parallel_size, False),
-                                 ("max_model_len", max_model_len, True)):  # fmt: skip
+        for key, value, none in (
+            ("max_loras", max_loras, True),
+            ("tensor_parallel_size", tensor_parallel_size, False),
+            ("max_model_len", max_model_len, True),
+        ):
             whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
             if not whole and not (none and value is None):
                 allowed = "null or " if none else ""
@@ -97,7 +96,7 @@ class VLLMEngine:
         self._asker: VLLMScheduler | None = None
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
-        """See `swarm.engine.Engine`; what vLLM itself finds wrong shows when it starts."""
+        """See `swarm.engine.base.Engine`; what vLLM itself finds wrong shows when it starts."""
         mixed = require_adapter_pool(pool)
         plain = HFEngine()
         tokenizer = plain.check(base, mixed)
@@ -108,20 +107,26 @@ class VLLMEngine:
         return tokenizer
 
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
-        """See `swarm.engine.Engine`; starts vLLM.
+        """See `swarm.engine.base.Engine`; starts vLLM.
 
         Args:
             device: "cpu", or "cuda:0": vLLM takes the first devices that the process sees.
         """
-        from swarm.engine.vllm.asking import VLLMScheduler
+        from swarm.engine.vllm.requests import VLLMScheduler
 
         mixed = require_adapter_pool(pool)
         check_installed()
         folder = Path(base.resolve())
         self._llm = start_vllm(
-            base, folder, mixed, device, max_loras=self.max_loras,
-            tensor_parallel_size=self.devices, options=self.options, **self.settings,
-        )  # fmt: skip
+            base,
+            folder,
+            mixed,
+            device,
+            max_loras=self.max_loras,
+            tensor_parallel_size=self.devices,
+            options=self.options,
+            **self.settings,
+        )
         try:
             self._asker = VLLMScheduler(self._llm, base.load_tokenizer(folder), folder)
             with wrap_start_errors():
@@ -136,7 +141,7 @@ class VLLMEngine:
     def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
-        """See `swarm.engine.Engine`.
+        """See `swarm.engine.base.Engine`.
 
         Raises:
             UserError: A request does not fit into the model's context.

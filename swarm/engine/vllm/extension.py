@@ -39,14 +39,16 @@ class WorkerExtension:
 
     def swarm_take(self, folder: str) -> None:
         """Read one more expert, as vLLM itself would pack it for a slot."""
-        self._swarm_rows = [*getattr(self, "_swarm_rows", []),
-                            read_adapter(self.model_runner.lora_manager, folder)]  # fmt: skip
+        self._swarm_rows = [
+            *getattr(self, "_swarm_rows", []),
+            read_adapter(self.model_runner.lora_manager, folder),
+        ]
 
     def swarm_hold(self, starts: Mapping[str, int], shared: bool) -> tuple[str, list[str]]:
         """Keep the experts that were read as the slots have them.
 
         Args:
-            starts: See `swarm.engine.vllm.mixing.Basis`.
+            starts: See `swarm.engine.vllm.adapter_sync.HostBasis`.
             shared: Likewise.
 
         Returns:
@@ -92,7 +94,9 @@ class WorkerExtension:
                 made = torch.einsum("pk,k...->p...", mine.float(), part.basis)
                 part.slots[places] = made.to(part.slots.dtype)
             expected.append(mine @ part.sums)
-            error.append(mine.abs() @ part.sizes * relative_tolerance(part) + absolute_tolerance(part))
+            error.append(
+                mine.abs() @ part.sizes * relative_tolerance(part) + absolute_tolerance(part)
+            )
         found = self._swarm_sums(places)
         # So that what is not a number is wrong too.
         right = (found - torch.stack(expected)).abs() <= torch.stack(error)
@@ -155,9 +159,13 @@ def slot_tensors(
     """
     stacks = {side: getattr(layer, f"lora_{side}_stacked") for side in "ab"}
     single = not isinstance(stacks["a"], tuple)
-    basis = {side: tuple(torch.zeros(len(weights), *one.shape[1:], device=one.device)
-                         for one in ([found] if single else found))
-             for side, found in stacks.items()}  # fmt: skip
+    basis = {
+        side: tuple(
+            torch.zeros(len(weights), *one.shape[1:], device=one.device)
+            for one in ([found] if single else found)
+        )
+        for side, found in stacks.items()
+    }
     try:
         for side, rows in basis.items():
             setattr(layer, f"lora_{side}_stacked", rows[0] if single else rows)

@@ -1,0 +1,400 @@
+"""What every entry shares: lists of GPUs, errors in one line, exit codes."""
+
+import argparse
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swarm._util.files import conf_folder
+from swarm._version import __version__
+from swarm.errors import UserError
+
+
+def normalize_gpu_list(argument: str) -> str:
+    """`gpus=0,1,2` as the list Hydra wants; a comma alone would be a sweep."""
+    return re.sub(r"^gpus=(\d+(?:,\d+)*)$", r"gpus=[\1]", argument)
+
+
+def exit_with_error(error: Exception) -> NoReturn:
+    """End the process with one line that says what is wrong."""
+    mistake = to_user_error(error)
+    print(f"error: {mistake}", file=sys.stderr)
+    sys.exit(mistake.code)
+
+
+def to_user_error(error: Exception) -> UserError:
+    """The user's mistake that an error came of; else Hydra's complaint as one."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, UserError):
+        cause = cause.__cause__ or cause.__context__
+    return cause if isinstance(cause, UserError) else UserError(format_hydra_error(error), 2)
+
+
+def format_hydra_error(error: Exception) -> str:
+    """Hydra's own complaint, in one line."""
+    text = str(error)
+    if found := re.search(
+        r"Could not find '([^']+)'\s+Available options in '[^']+':(.*)", text, re.DOTALL
+    ):
+        group, _, option = found[1].rpartition("/")
+        options = found[2].split("Config search path")[0].split()
+        near = get_close_matches(option, options, 1)
+        meant = f"did you mean {group}={near[0]}? " if near else ""
+        return f"{group}={option}: there is no such option; {meant}allowed: {', '.join(options)}"
+    if found := re.search(r"Error parsing override '([^']*)'\s+missing EQUAL", text):
+        return f"{found[1]}: write {_suggest_assignment(found[1])}; `--help` lists the keys"
+    if found := re.search(r"In '([^']+)': Could not override '([^']+)'", text):
+        option = "=".join(found[1].rsplit("/", 1))
+        return f"{option} has no place here: it sets {found[2]}, which this command does not have"
+    text = re.sub(r"\s+", " ", text).strip()
+    found = re.search(r"Could not override '([^']+)'", text)
+    if found and (meant := _suggest_key(found[1])):
+        return f"Could not override '{found[1]}'; {meant} `--help` lists the keys"
+    if "'task." not in text:  # only a task of one's own may have keys that its yaml leaves out
+        text = re.sub(r" To append to your config use \S+$", "", text)
+    text = re.sub(r" full_key: .*$", "", text)
+    return text.rstrip(".") + "; `--help` lists the keys"
+
+
+def _suggest_assignment(word: str) -> str:
+    """What a word without "=" would be as KEY=VALUE, by the option that it is or nearly is."""
+    options = {path.stem: path.parent.name for path in _list_option_files()}
+    near = get_close_matches(word, options, 1)
+    return f"{options[near[0]]}={near[0]} (KEY=VALUE)" if near else "KEY=VALUE"
+
+
+def _suggest_key(key: str) -> str:
+    """What a key that does not exist may stand for, as words; empty if none is like it."""
+    if key == "wandb":
+        return "write tracker=wandb, tracker=wandb tracker.mode=offline, or nothing for none;"
+    known = _known_keys()
+    if key in known:
+        # A task of one's own may take it though its yaml leaves it out, which Hydra says.
+        return "" if key.startswith("task.") else f"it is a key of {' or '.join(known[key])};"
+    heads: dict[str, dict[str, list[str]]] = {}
+    for one in known:
+        head, _, leaf = one.rpartition(".")
+        heads.setdefault(head, {}).setdefault(leaf, []).append(one)
+        if one.count(".") < 2:  # one that is named by its last word alone
+            heads.setdefault("*", {}).setdefault(leaf, []).append(one)
+    head, _, leaf = key.rpartition(".")
+    for some in (*get_close_matches(head, heads, 1), "*"):
+        if near := get_close_matches(leaf, heads[some], 1, 0.7):
+            return f"did you mean {' or '.join(heads[some][near[0]][:3])}?"
+    return ""
+
+
+def _known_keys() -> dict[str, list[str]]:
+    """Every key of the entry that runs, and the options (group=option) that have it."""
+    import yaml
+
+    found: dict[str, list[str]] = {}
+
+    def add_keys(tree: dict[str, Any], path: str, option: str) -> None:
+        for name, value in tree.items():
+            if name not in ("defaults", "hydra") and not str(name).startswith("_"):
+                found.setdefault(f"{path}{name}", []).append(option)
+                add_keys(value if isinstance(value, dict) else {}, f"{path}{name}.", option)
+
+    for path in _list_option_files():
+        group = path.parent.name
+        if group == "experiment":  # it sets keys of others
+            continue
+        found.setdefault(group, [])
+        place = "task.scorer." if group == "scorer" else f"{group}."
+        add_keys(
+            yaml.safe_load(path.read_text(encoding="utf-8")) or {}, place, f"{group}={path.stem}"
+        )
+    add_keys(yaml.safe_load(_entry_config().read_text(encoding="utf-8")), "", "")
+    return found
+
+
+def _entry_config() -> Path:
+    """The configuration of the entry that runs; that of a search, where it has none of its own."""
+    module = Path(sys.argv[0])
+    name = module.parent.name if module.stem == "__main__" else module.stem
+    path = conf_folder() / f"{name}.yaml"
+    whole = path.is_file() and "defaults:" in path.read_text(encoding="utf-8")
+    return path if whole else conf_folder() / "search.yaml"
+
+
+def _list_option_files() -> list[Path]:
+    """The options of that entry, in the order of its groups."""
+    import yaml
+
+    defaults = yaml.safe_load(_entry_config().read_text(encoding="utf-8"))["defaults"]
+    groups = [*(name for one in defaults if isinstance(one, dict) for name in one), "scorer"]
+    return [path for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))]
+
+
+class TerminationSignal(KeyboardInterrupt):
+    """The process was told to end (SIGTERM); what Ctrl-C leaves in order, it does too."""
+
+
+_stop_signals: list[KeyboardInterrupt] = []
+"""What has told this process to end."""
+
+
+def handle_termination_signals() -> None:
+    """Take SIGTERM, which a scheduler or `kill` sends, as Ctrl-C is taken; exit code 143."""
+
+    def raise_stop(number: int, _: object) -> NoReturn:
+        _stop_signals.append(
+            TerminationSignal() if number == signal.SIGTERM else KeyboardInterrupt()
+        )
+        raise _stop_signals[-1]
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, raise_stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, raise_stop)
+
+
+@contextmanager
+def one_line_errors(name: str | None = "...") -> Iterator[None]:
+    """End the process with one line, not a traceback, where a user's mistake is raised inside.
+
+    Args:
+        name: The run's, to go on with after Ctrl-C; empty: the command itself says which; `None`:
+            there is nothing to go on with.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        # Compiled code may swallow an interrupt and fail with an error of its own: torch, asked
+        # for the shape of a tensor that safetensors reads, with a ValueError.
+        swallowed = _stop_signals[-1] if _stop_signals else None
+        stop = error if isinstance(error, KeyboardInterrupt) else swallowed
+        if stop is None:
+            if isinstance(error, UserError | HydraException | OmegaConfBaseException):
+                exit_with_error(error)
+            raise
+        if error is not stop:
+            logging.getLogger(__name__).info("what the interrupt ended in", exc_info=error)
+        told = f" with name={name}" if name else ""
+        next_time = "begins anew" if name is None else "goes on"
+        print(f"stopped; the same command{told} {next_time}", file=sys.stderr)
+        sys.exit(143 if isinstance(stop, TerminationSignal) else 130)
+
+
+def run_hydra_entry(main: Callable[[], Any]) -> None:
+    """Run a Hydra entry with our error messages in place of Hydra's."""
+    sys.argv[1:] = map(normalize_gpu_list, sys.argv[1:])
+    if "--version" in sys.argv[1:]:
+        print(f"model-swarms {__version__}")  # Hydra's flag of this name prints its own
+        return
+    if "dry_run=true" in sys.argv[1:]:
+        # Hydra makes the folder before anything of ours runs.
+        sys.argv[1:] = [w for w in sys.argv[1:] if not w.lstrip("+").startswith("hydra.run.dir=")]
+    # Waiting threads that spin take the time of whoever else computes; read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _check_flags(sys.argv[1:])
+    # Hydra then raises instead of printing, and what is printed is ours to choose.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    handle_termination_signals()
+    try:
+        with one_line_errors():
+            main()
+    except ValueError as error:
+        if not (mistake := _of_flags(str(error))):
+            raise
+        exit_with_error(UserError(mistake, 2))
+
+
+def _of_flags(complaint: str) -> str:
+    """What a ValueError of Hydra's says in our words; empty where it is none of a user's."""
+    if "Config group override must be" in complaint:
+        words = "a group takes the name of an option, as in optimizer=pso; `--help` lists them"
+        return f"{words} ({complaint})"
+    if "flag can only be used" in complaint or re.fullmatch(r"File .* does not exist!", complaint):
+        return complaint
+    return ""
+
+
+def _check_flags(words: Sequence[str]) -> None:
+    """End with one line where a flag is none of Hydra's, which would print its usage."""
+    from hydra._internal.utils import get_args_parser
+
+    flags = get_args_parser()._option_string_actions
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and not any(known.startswith(flag) for known in flags):
+            near = get_close_matches(flag, flags, 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            key = flag.lstrip("-")
+            exit_with_error(
+                UserError(f"{flag}: there is no such flag; {meant}keys are set as {key}=VALUE", 2)
+            )
+        if flag == "--package" and not any(one.startswith(("--cfg", "-c")) for one in words):
+            exit_with_error(
+                UserError("--package chooses what --cfg prints; it has no effect without it", 2)
+            )
+
+
+# Completion of `python -m swarm...` in a shell: a script asks Hydra, or click, what may follow.
+
+BASH_SCRIPT = r"""_swarm_complete() {
+    [[ -n "$ZSH_VERSION" ]] && setopt local_options bash_rematch ksh_arrays sh_word_split
+    local line="${COMP_LINE:0:$COMP_POINT}" python="${COMP_WORDS[0]}" found word module rest
+    local entry='^[^ ]+ +-m +swarm[. ]([a-z_]+) +(.*)$'
+    COMPREPLY=()
+    if [[ "$line" =~ ^[^[:space:]]+[[:space:]]+-m[[:space:]]+(swarm\.[[:alnum:]_.]*)$ ]]; then
+        found=$(compgen -W "$("$python" -m swarm 2>/dev/null |
+            sed -n 's/^  \([a-z_]*\)  .*/swarm.\1/p')" -- "${BASH_REMATCH[1]}")
+    elif [[ "$line" =~ $entry ]]; then
+        module="swarm.${BASH_REMATCH[1]}" rest="${BASH_REMATCH[2]}"
+        case "$module" in
+        swarm.search|swarm.evaluate|swarm.finetune|swarm.sweep|swarm.compare_methods)
+            [[ "$module" == *sweep || "$module" == *methods ]] && module=swarm.search
+            found=$(COMP_LINE="$module $rest" "$python" -m "$module" -sc query=bash 2>/dev/null) ;;
+        swarm.consortium|swarm.ui)
+            local words=($rest) variable=$(tr a-z A-Z <<< "$module")
+            [[ -z "$rest" || "$rest" == *[[:space:]] ]] && words+=("")
+            found=$(env "_${variable//./_}_COMPLETE=bash_complete" COMP_WORDS="$module $rest" \
+                COMP_CWORD=${#words[@]} "$python" -m "$module" 2>/dev/null |
+                sed -n 's/^plain,//p') ;;
+        esac
+    fi
+    word="${line##*[[:space:]]}"
+    COMPREPLY=($(compgen -W "$found" -- "$word"))
+    # Where "=" ends a word, only what follows it is wanted.
+    if [[ "$word" == *=* && "$COMP_WORDBREAKS" == *=* ]]; then
+        COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
+    fi
+}
+complete -o nospace -o default -F _swarm_complete python python3
+"""
+
+ZSH_SCRIPT = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n" + BASH_SCRIPT
+
+FISH_SCRIPT = r"""function _swarm_complete
+    set -l line (commandline -pc)
+    set -l parts (string match -r '^(\S+)\s+-m\s+swarm[.\s]([a-z_]+)\s+(.*)$' -- $line)
+    test (count $parts) -eq 4; or return
+    set -l module $parts[3]
+    switch $module
+        case search evaluate finetune sweep compare_methods
+            contains $module sweep compare_methods; and set module search
+            set -lx COMP_LINE "swarm.$module $parts[4]"
+            $parts[2] -m swarm.$module -sc query=fish 2>/dev/null
+    end
+end
+complete -c python -c python3 -a '(_swarm_complete)'
+"""
+
+COMPLETION_SCRIPTS = {"bash": BASH_SCRIPT, "zsh": ZSH_SCRIPT, "fish": FISH_SCRIPT}
+"""What `python -m swarm --completion SHELL` prints."""
+
+
+# Command lines for the help of sub-commands, by the words before their arguments.
+
+COMMAND_EXAMPLES = {
+    "cache info": ("", "--file answers.sqlite"),
+    "compare": (
+        "run questions.yaml models=local/base,local/rooms",
+        "run questions.yaml samples=9 'models={small: [o4-mini], large: [o3, o1]}'",
+        "view compare/questions/songs/data.jsonl",
+    ),
+    "compare run": ("questions.yaml models=local/base,local/rooms", "questions.yaml dry_run=true"),
+    "compare view": ("answers.jsonl", "answers.csv --sort-by quality --descending"),
+    "compare.view": ("answers.jsonl", "answers.csv --sort-by quality --descending"),
+    "compare import": ("llmcomp_cache",),
+    "compare finetune": ("validate chats.jsonl", "create chats.jsonl --local --epochs 3"),
+    "compare finetune update": ("",),
+    "compare finetune validate": ("chats.jsonl",),
+    "compare finetune cost": ("chats.jsonl --epochs 3 --price gpt-4o-mini=3",),
+    "compare finetune models": ("", "base_model=gpt-4o-mini"),
+    "compare finetune jobs": ("", "state=running"),
+    "compare finetune create": (
+        "chats.jsonl --base-model gpt-4o-mini-2024-07-18 --suffix birds",
+        "chats.jsonl --local --epochs 3 --lora-rank 8",
+    ),
+    "compare finetune cancel": ("ftjob-abc",),
+    "compare finetune delete": ("ftjob-abc",),
+    "judge": (
+        "mt_bench generate --model moa/lite --output outputs/moa.jsonl",
+        "mt_bench judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+        "mt_bench show --out outputs",
+    ),
+    "judge alpaca_eval": (
+        "generate --model moa/lite --output outputs/moa.json",
+        "judge --outputs outputs/moa.json --reference outputs/base.json --judge gpt-4o --out lite",
+        "show lite",
+    ),
+    "judge alpaca_eval generate": ("--model moa/lite --output outputs/moa.json",),
+    "judge alpaca_eval judge": (
+        "--outputs outputs/moa.json --reference outputs/base.json --judge gpt-4o --out lite",
+    ),
+    "judge alpaca_eval show": ("lite", "lite rank --json"),
+    "judge mt_bench": (
+        "generate --model moa/lite --output outputs/moa.jsonl",
+        "judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+        "show --out outputs",
+    ),
+    "judge mt_bench generate": ("--model moa/lite --output outputs/moa.jsonl",),
+    "judge mt_bench judge": ("--answers outputs/moa.jsonl --judge gpt-4o --out outputs",),
+    "judge mt_bench show": ("--out outputs",),
+    "judge flask": (
+        "generate --model moa/lite --output outputs/moa.jsonl",
+        "judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+        "show --out outputs",
+    ),
+    "judge flask generate": ("--model moa/lite --output outputs/moa.jsonl",),
+    "judge flask judge": ("--answers outputs/moa.jsonl --judge gpt-4o --out outputs",),
+    "judge flask show": ("--out outputs", "--out outputs --json"),
+    "report": ("search/first", "page search/first search/second", "analyse search/first"),
+    "report page": ("search/first",),
+    "report analyse": ("search/first", "search/first search/second --plots pictures"),
+    "study": ("ablations search/first", "ablations task=nlgraph_mini name=mine --seeds 3"),
+    "study ablations": ("search/first", "task=nlgraph_mini name=mine --seeds 3"),
+    "study diversity": ("search/first", "search/first --distinct 1,3"),
+    "study weak_to_strong": ("search/first", "search/first --without 1,2"),
+}
+"""What follows `python -m swarm.` -> the arguments of each example."""
+
+COMMAND_PREFIX = "python -m swarm."
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Ends its help with the examples of its command, and says what is wrong in one line."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*arguments, **options)
+        ours = COMMAND_EXAMPLES.get(self.prog.removeprefix(COMMAND_PREFIX), ())
+        if ours:
+            lines = "\n".join(f"  {self.prog} {words}".rstrip() for words in ours)
+            more = f"\n\n{self.epilog}" if self.epilog else ""
+            self.epilog = f"examples:\n{lines}{more}"
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with the message; exit code 2."""
+        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
+        near = get_close_matches(unknown, self._option_string_actions, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        self.exit(2, f"error: {message}; {meant}{self.prog} --help tells more\n")
+
+
+class RaisingParser(CommandParser):
+    """A parser that raises its errors: the wrapper of the command prints them like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message.
+
+        Raises:
+            UserError: Always.
+        """
+        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
+        near = get_close_matches(unknown, self._option_string_actions, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"{message}; {meant}--help tells more", 2)

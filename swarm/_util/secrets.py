@@ -1,0 +1,281 @@
+"""Secrets stay out of what is written: one cleaner for run folders, reports, logs and trackers."""
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SECRET = re.compile(
+    r"((^|[_.-])key|apikey|token|secret|password|passwd|credentials?|authorization|(^|[_.-])auth"
+    r"|cookie)$",
+    re.IGNORECASE,
+)
+"""Names whose values are secrets: OPENAI_API_KEY, token; not api_key_env, which names one."""
+
+HIDDEN = "(hidden)"
+
+SHORT = 8
+"""Values of fewer characters are not searched for in other texts: any text may contain them."""
+
+SHAPES = re.compile(
+    r"\b(?:(?:sk|pk|rk)-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}"
+    r"|AIza[\w-]{30,})|(?<=Bearer )[\w.~+/=-]{16,}"
+)
+"""What keys of common providers look like, wherever they stand."""
+
+ASSIGNED = re.compile(
+    r"""(?P<name>[\w-]+)(?P<sign>['"]?\s*[:=]\s*)"""
+    r"""(?P<value>'[^']*'|"[^"]*"|(?:\$\{[^}]*\}|[^\s,{}\[\]'"])+)"""
+)
+"""NAME=VALUE or NAME: VALUE in a word of a command line."""
+
+ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*['\"]?([^,}'\"]+)[^}]*\}")
+"""An interpolation of the environment, and the variable that it names."""
+
+LENT = "MODEL_SWARMS_SECRET_"
+"""Variables in which a process hands literal secrets to those it starts."""
+
+_known: set[str] = set()
+"""Literal secrets of the configurations of this process."""
+
+_resolving = threading.Lock()
+
+
+class FromEnvironment(str):
+    """A text that interpolates the environment: its value in use, its `source` where written."""
+
+    source: str
+
+    def __new__(cls, value: str, source: str = "") -> "FromEnvironment":
+        """Make one; pickle calls it without the source and restores that as an attribute."""
+        made = super().__new__(cls, value)
+        made.source = source
+        return made
+
+
+def plain_config(config: "DictConfig") -> dict[str, Any]:
+    """A composed configuration as plain values; texts out of the environment remember it.
+
+    Its literal secrets are remembered too, so that `clean` finds them in any text.
+
+    Raises:
+        OmegaConfBaseException: An interpolation cannot be resolved.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.resolvers import oc
+
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    with _resolving:
+        OmegaConf.register_new_resolver("oc.env", _as_written, replace=True)
+        try:
+            written: Any = OmegaConf.to_container(config, resolve=True)
+        except (OmegaConfBaseException, ValueError, TypeError):
+            # A resolver that computes with the value, as oc.decode may.
+            written = OmegaConf.to_container(config, resolve=False)
+        finally:
+            OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+    found: dict[str, Any] = _paired(resolved, written)
+    remember(found)
+    return found
+
+
+def read_config(written: Any) -> Any:
+    """A configuration as `clean` wrote it, with what it takes from the environment resolved.
+
+    A variable that is not set leaves the interpolation as it stands.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    def resolved(_: str, text: str) -> str:
+        if not ENVIRONMENT.search(text):
+            return text
+        try:
+            return FromEnvironment(str(OmegaConf.create({"value": text}).value), text)
+        except OmegaConfBaseException:
+            return text
+
+    return _each(written, resolved)
+
+
+def unresolved(config: Any) -> Any:
+    """A configuration whose texts from the environment are interpolations again."""
+    return _each(config, lambda _, text: getattr(text, "source", text))
+
+
+def lent(config: Any) -> Any:
+    """As `unresolved`, with literal secrets in variables of this process's environment instead.
+
+    For a configuration that is written for a process which this one starts.
+    """
+
+    def moved(name: str, text: str) -> str:
+        if isinstance(text, FromEnvironment):
+            return text.source
+        if not SECRET.search(name) or not text or text == HIDDEN:
+            return text
+        variable = LENT + hashlib.sha256(text.encode()).hexdigest()[:16].upper()
+        os.environ[variable] = text
+        return f"${{oc.env:{variable}}}"
+
+    return _each(config, moved)
+
+
+def check_secrets(config: Any, path: str = "") -> None:
+    """See that no value of a configuration is a secret that was not kept.
+
+    Raises:
+        UserError: One is; the message names its key.
+    """
+    children: dict[Any, Any] = dict(config) if isinstance(config, Mapping) else {}
+    if isinstance(config, list | tuple):
+        children = dict(enumerate(config))
+    for name, one in children.items():
+        check_secrets(one, f"{path}.{name}" if path else str(name))
+    if isinstance(config, str) and HIDDEN in config:
+        raise UserError(
+            f"{path}={config}: a secret, which is not kept on disk; give it again, best as "
+            f"{path}='${{oc.env:NAME_OF_A_VARIABLE}}', which is kept as it stands"
+        )
+
+
+def remember(config: Any) -> None:
+    """Take note of the literal secrets in a configuration: `clean` finds them in any text."""
+
+    def take(name: str, text: str) -> str:
+        secret = SECRET.search(name) and not isinstance(text, FromEnvironment)
+        if secret and len(text) >= SHORT and text != HIDDEN:
+            _known.add(text)
+        return text
+
+    _each(config, take)
+
+
+def clean(value: Any) -> Any:
+    """A value without secrets, for whatever is written or sent.
+
+    Hidden are texts under a secret's name, the values of secrets in the environment and in
+    configurations of this process wherever they occur, what looks like a provider's key, and the
+    user of an address. Interpolations of the environment are written as such.
+    """
+    known = _secrets()
+
+    def cleaned(name: str, text: str) -> str:
+        if isinstance(text, FromEnvironment):
+            return HIDDEN if LENT in text.source else text.source
+        if text and SECRET.search(name) and not _is_interpolation(text):
+            return HIDDEN
+        return _without(text, known)
+
+    return _each(value, cleaned)
+
+
+def clean_words(arguments: Sequence[str]) -> list[str]:
+    """The words of a command line without secrets."""
+
+    def cleaned(found: re.Match[str]) -> str:
+        bare = found["value"].strip("'\"")
+        if not SECRET.search(found["name"]) or not bare or _is_interpolation(bare):
+            return found[0]
+        return f"{found['name']}{found['sign']}'{HIDDEN}'"
+
+    known = _secrets()
+    return [ASSIGNED.sub(cleaned, _without(word, known)) for word in arguments]
+
+
+def identity_values(value: Any) -> Any:
+    """Settings as they identify a run: without secrets, so that a rotated key changes nothing.
+
+    A text from a variable that is no secret by its name counts with a digest of its value.
+    """
+
+    def fixed(name: str, text: str) -> str:
+        source = getattr(text, "source", text)
+        if SECRET.search(name) and text:
+            return HIDDEN
+        variables = ENVIRONMENT.findall(source)
+        if isinstance(text, FromEnvironment) and not any(map(SECRET.search, variables)):
+            return f"{source} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
+        return ENVIRONMENT.sub(lambda m: HIDDEN if SECRET.search(m[1]) else m[0], source)
+
+    return clean(_each(value, fixed))
+
+
+def clean_file(path: Path) -> None:
+    """Clean a yaml that another package wrote, and keep it for its owner alone."""
+    import yaml
+
+    from swarm._util.files import write_atomic
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return
+    found = _with_clean_words(content)
+    if found != content:
+        write_atomic(path, yaml.safe_dump(found, sort_keys=False, allow_unicode=True).encode())
+    path.chmod(0o600)
+
+
+def _with_clean_words(value: Any) -> Any:
+    """As `clean`, of texts that may be words of a command line."""
+    return clean(_each(value, lambda _, text: clean_words([text])[0]))
+
+
+def _each(value: Any, change: Callable[[str, str], str], name: str = "") -> Any:
+    """A tree with every text changed, given the name of the key that it is under."""
+    if isinstance(value, Mapping):
+        outer = name if SECRET.search(name) else ""  # all that is below it is secret too
+        return {key: _each(one, change, outer or str(key)) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each(one, change, name) for one in value]
+    return change(name, value) if isinstance(value, str) else value
+
+
+def _paired(resolved: Any, written: Any) -> Any:
+    """The resolved tree, whose texts that are written otherwise know how."""
+    if isinstance(resolved, Mapping) and isinstance(written, Mapping):
+        return {key: _paired(one, written.get(key)) for key, one in resolved.items()}
+    if isinstance(resolved, list) and isinstance(written, list) and len(resolved) == len(written):
+        return [_paired(*both) for both in zip(resolved, written, strict=True)]
+    if isinstance(resolved, str) and isinstance(written, str) and ENVIRONMENT.search(written):
+        return FromEnvironment(resolved, written)
+    return resolved
+
+
+def _as_written(*words: Any) -> str:
+    """In place of OmegaConf's oc.env: the interpolation itself."""
+
+    def quoted(word: Any) -> str:
+        if isinstance(word, str) and not re.fullmatch(r"[\w.-]+", word):
+            return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return "null" if word is None else str(word)
+
+    return f"${{oc.env:{','.join(map(quoted, words))}}}"
+
+
+def _secrets() -> list[str]:
+    """The values of all known secrets, the longest first."""
+    named = (value for name, value in os.environ.items() if SECRET.search(name))
+    found = {value for value in (*named, *_known) if len(value) >= SHORT}
+    return sorted(found, key=len, reverse=True)
+
+
+def _without(text: str, known: Sequence[str]) -> str:
+    for secret in known:
+        text = text.replace(secret, HIDDEN)
+    text = SHAPES.sub(HIDDEN, text)
+    return re.sub(r"(\w+://)[^/?#\s]*@", r"\1", text)
+
+
+def _is_interpolation(text: str) -> bool:
+    return ENVIRONMENT.sub("", text).replace("Bearer", "").strip() in ("", HIDDEN)

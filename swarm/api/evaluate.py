@@ -1,0 +1,187 @@
+"""Any model on any task, from Python."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.api.overrides import (
+    ITEMS_MISSING,
+    OverrideKeys,
+    compose_config,
+    describe_object,
+    instantiate_part,
+    to_overrides,
+)
+from swarm.api.result import Best, Result
+from swarm.errors import UserError
+from swarm.evaluation import checkpoints, models
+from swarm.evaluation import checkpoints as saved
+from swarm.evaluation.base import Candidate
+from swarm.evaluation.evaluation import Evaluation, format_result
+from swarm.loop.evaluator import records_to_scores
+from swarm.models.base import Model
+from swarm.models.function import FunctionModel
+from swarm.registry.registry import Roster
+from swarm.runs.describe import describe_difference as compared
+from swarm.tasks.base import Task, metric_task
+from swarm.tasks.metrics import paired_gain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Evaluable = str | Path | Result | Best | Model | Candidate | Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A difference on the same n items, its 95 % interval and its two-sided p-value; str() is a
+    sentence."""
+
+    difference: float
+    interval: tuple[float, float]
+    p: float
+    n: int
+
+    def __str__(self) -> str:
+        return compared(self.difference, self.interval, self.p, self.n, "items", False)
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What a model came to on a split of a task.
+
+    Attributes:
+        result: All numbers, as result.json has them; of several voices one after the other.
+        rows: A dict an answer: "id", "value", "answer" (what was read), "text".
+        task: What was played.
+    """
+
+    result: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    task: Task
+
+    @property
+    def utility(self) -> float:
+        """The task's number, of the first voice."""
+        return float(self.result["voices"][0]["utility"])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the utility."""
+        low, high = self.result["voices"][0]["interval"]
+        return float(low), float(high)
+
+    @property
+    def n(self) -> int:
+        """How many items."""
+        return int(self.result["items"])
+
+    @property
+    def cost(self) -> float:
+        """Of the answers when they were made, in the currency of the model's prices; 0 without."""
+        return float(self.result.get("cost", 0.0))
+
+    @cached_property
+    def items(self) -> "pd.DataFrame":
+        """The rows as a table; needs pandas."""
+        from swarm.api.result import import_optional
+
+        frame: pd.DataFrame = import_optional("pandas").DataFrame(self.rows)
+        return frame
+
+    def against(self, other: "EvaluationResult") -> "Gain":
+        """This one's utility less another's on the same items, tested.
+
+        Raises:
+            UserError: They were not asked the same items.
+        """
+        mine, others = self._first_model_rows(), other._first_model_rows()
+        if [row["id"] for row in mine] != [row["id"] for row in others]:
+            raise UserError("against: the two were not asked the same items, so nothing is paired")
+        found = paired_gain(
+            metric_task(self.task), records_to_scores(mine), records_to_scores(others)
+        )
+        return Gain(found.difference, (found.low, found.high), found.p, found.n)
+
+    def _first_model_rows(self) -> list[dict[str, Any]]:
+        """The answers of the first voice."""
+        name = self.result["voices"][0]["name"]
+        return [dict(row) for row in self.rows if row.get("voice", name) == name]
+
+    def __str__(self) -> str:
+        return format_result(self.result)
+
+
+def evaluate(
+    model: Evaluable,
+    task: str | Task = "nlgraph_mini",
+    split: str = "test",
+    *,
+    device: str | None = None,
+    out: str | Path | None = None,
+    roster: Roster | None = None,
+    overrides: OverrideKeys = (),
+    **settings: Any,
+) -> EvaluationResult:
+    """Put a split of a task to a model: its utility with a 95 % interval, and every answer.
+
+    Args:
+        model: A name as everywhere ("local/rooms", "ollama/qwen2:7b", "moa/lite"); the folder of an
+            adapter, a model or a run; a result or one of its bests; a model or a candidate of your
+            own; or a function f(prompt) -> text.
+        task: An option of conf/task by its name, or a task: `swarm.task(items, function)`.
+        split: "test" or "dev".
+        device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
+        out: A folder for result.json and answers.jsonl; `None` writes nothing.
+        roster: Gives models by name; one of yours keeps them in memory from call to call.
+        overrides: Keys as the command line has them, {"task.max_new_tokens": 8}.
+        **settings: Keys of the named task: test_limit=50.
+
+    Raises:
+        UserError: Something is wrong with an input, or a model cannot be asked.
+    """
+    keys = {f"task.{key}": value for key, value in settings.items()}
+    chosen, config = _resolve_task(task, [*to_overrides(keys), *to_overrides(overrides)])
+    candidate = _resolve_candidate(model, roster or Roster(device=device))
+    told_of = {"task": config, "candidate": {"names": candidate.names}}
+    evaluation = Evaluation(chosen, candidate, split, device, None if out is None else str(out))
+    return EvaluationResult(evaluation.run(told_of), evaluation.answer_rows(), chosen)
+
+
+def _resolve_task(task: str | Task, arguments: Sequence[str]) -> tuple[Task, Mapping[str, Any]]:
+    """A task, and what a configuration says of it."""
+    if isinstance(task, str):
+        with compose_config("evaluate", [f"task={task}", *arguments]) as config:
+            return instantiate_part(config["task"]), config["task"]
+    if arguments:
+        raise UserError(
+            f"{arguments[0]}: a task that is an object has its own settings; give them "
+            "where it is made"
+        )
+    if not hasattr(task, "run"):
+        raise UserError(ITEMS_MISSING)
+    return task, describe_object(task)
+
+
+def _resolve_candidate(model: Any, roster: Roster) -> Candidate:
+    """Whatever answers, as a candidate."""
+    if isinstance(model, Best):
+        return saved.CheckpointCandidate(model.base, str(model.folder), [model.words])
+    if isinstance(model, Result):
+        return checkpoints.BestCandidate(str(model.folder))
+    if isinstance(model, str | Path):
+        name = f"local/{model}" if isinstance(model, Path) else model
+        return models.NamedModelCandidate(name, roster)
+    if hasattr(model, "score_items") and hasattr(model, "fingerprint"):
+        return model  # type: ignore[no-any-return]
+    if hasattr(model, "generate"):
+        return models.ModelCandidate(model, getattr(model, "name", type(model).__name__))
+    if callable(model):
+        made = FunctionModel(model)
+        return models.ModelCandidate(made, made.who)
+    raise UserError(
+        f"model={model!r:.80}: must be a model's name or folder, a result, a model, or a function "
+        "of the prompt"
+    )

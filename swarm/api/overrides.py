@@ -1,0 +1,230 @@
+"""Python values as keys of the command line, and objects as a configuration tells of them."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm._util.cli import normalize_gpu_list, to_user_error
+from swarm._util.files import conf_folder, short_digest
+from swarm._util.secrets import plain_config
+from swarm.errors import UserError
+from swarm.scorers.function import FunctionTask
+from swarm.tasks.dataset_formats import InMemoryItems
+
+OverrideKeys = Mapping[str, Any] | Sequence[str]
+"""Keys with their values, {"optimizer.particles": 8}, or as a command line has them,
+["optimizer.particles=8"]."""
+
+
+def list_options(group: str) -> list[str]:
+    """The options of a group of the configuration."""
+    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+
+
+def to_overrides(keys: OverrideKeys) -> list[str]:
+    """Keys as the command line has them; {"job": {"items": 9}} is {"job.items": 9}.
+
+    Raises:
+        UserError: A value has no form there.
+    """
+    if not isinstance(keys, Mapping):
+        given = [keys] if isinstance(keys, str) or not isinstance(keys, Sequence) else list(keys)
+        if strange := [one for one in given if not isinstance(one, str)]:
+            raise UserError(f"overrides={strange[0]!r:.60}: must be a dict of keys, or KEY=VALUE")
+        return [normalize_gpu_list(one) for one in given]
+    return [
+        normalize_gpu_list(word)
+        for key, value in keys.items()
+        for word in _iterate_overrides(str(key), value)
+    ]
+
+
+def _iterate_overrides(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and "." not in key:
+        for name, one in value.items():
+            yield from _iterate_overrides(f"{key}.{name}", one)
+    elif isinstance(value, str) and (conf_folder() / key).is_dir():
+        yield f"{key}={value}"  # an option's name, of which Hydra tells best where there is none
+    else:
+        yield f"{key}={_format_value(key, value)}"
+
+
+def _format_value(key: str, value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        text = re.sub(r"(\\*)'", r"\1\1\\'", str(value))
+        text += "\\" * (len(text) - len(text.rstrip("\\")))
+        return f"'{text}'"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{_format_value(key, v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(_format_value(key, one) for one in value) + "]"
+    raise UserError(
+        f"{key}={value!r:.60}: must be a text, a number, true or false, None, or a list or a dict "
+        "of these"
+    )
+
+
+@contextmanager
+def compose_config(entry: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The configuration of an entry and these arguments, as plain values; for what is made of it.
+
+    Raises:
+        UserError: As the command line's one line, whatever Hydra complains of, here and inside.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    # A program that is itself started by Hydra goes on with its own configuration afterwards.
+    hydra = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            found = compose(entry, overrides=list(arguments))
+            if "out" in found:  # is named after what only a command line has chosen
+                found.out = None
+            config = plain_config(found)
+        yield config
+    except (HydraException, OmegaConfBaseException) as error:
+        raise to_user_error(error) from None
+    finally:
+        GlobalHydra.instance().hydra = hydra
+
+
+def instantiate_part(part: Any) -> Any:
+    """The object of a part of the configuration; a plain value as it is."""
+    from hydra.utils import instantiate
+
+    if isinstance(part, Mapping) and "_target_" in part:
+        return instantiate(part, _convert_="all")
+    return part
+
+
+def describe_object(thing: Any) -> dict[str, Any]:
+    """An object as a configuration has it: its class, and what it was made with, as far as known.
+
+    That is its `settings`, where it has such a dict; else the parameters of its class of which it
+    keeps the values under their names.
+    """
+    kind = type(thing)
+    known = getattr(thing, "settings", None)
+    if not isinstance(known, Mapping):
+        parameters = inspect.signature(kind).parameters
+        known = {name: getattr(thing, name) for name in parameters if hasattr(thing, name)}
+    plain = {name: _to_json_value(value) for name, value in known.items()}
+    target = f"{kind.__module__}.{kind.__qualname__}"
+    return {"_target_": target, **{k: v for k, v in plain.items() if v is not _UNREPRESENTABLE}}
+
+
+_UNREPRESENTABLE = object()
+
+
+def _to_json_value(value: Any) -> Any:
+    """A value as JSON has it, or `_STRANGE`."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _to_json_value(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        found = [_to_json_value(one) for one in value]
+        return _UNREPRESENTABLE if any(one is _UNREPRESENTABLE for one in found) else found
+    if is_dataclass(value):
+        return describe_object(value)
+    return _UNREPRESENTABLE
+
+
+# A task of one's own in Python: items, and a function that says what an answer is worth.
+
+TaskItems = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+ITEMS_MISSING = "task: a function needs items to be asked about: task=swarm.task(items, function)"
+
+
+class CustomTask(FunctionTask):
+    """A task of a Python function, and what it was made with.
+
+    Attributes:
+        settings: Its arguments as a configuration tells of them; of the function the name and a
+            digest of its source, for one that was changed values answers in another way.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], **more: Any) -> None:
+        super().__init__(name, function, **more)
+        file = more.get("file")
+        told = {**more, "file": None if isinstance(file, InMemoryItems) else file}
+        path = self.scorer.path  # type: ignore[attr-defined]
+        self.settings = {"name": name, "function": path, "source": function_digest(function)}
+        self.settings |= told
+
+
+def task(
+    items: TaskItems,
+    score: Callable[[str, str, dict[str, Any]], float],
+    *,
+    name: str | None = None,
+    template: str = "{prompt}",
+    highest: float | None = None,
+    chat: bool = False,
+    max_new_tokens: int = 200,
+    dev_limit: int | None = None,
+    test_limit: int | None = None,
+) -> CustomTask:
+    """A task of items and a function, for `search` and `evaluate`.
+
+    Args:
+        items: A list of dicts, each with a "prompt" or what `template` names, and with whatever the
+            function wants to know. Where each says its "split", "dev" or "test", so they are
+            divided; else a third of them, by content, is dev. Or {"dev": [...], "test": [...]}; or
+            the path of a data file (docs/tasks.md).
+        score: Called as score(prompt, answer, item); gives a number, higher is better.
+        name: As records and reports call it; `None` is the function's.
+        template: The prompt, with an item's fields in braces.
+        highest: The most that `score` gives; 1.0 where an answer is right or wrong.
+        chat: Put the prompt as one user turn through the model's chat template.
+        max_new_tokens: The most tokens of an answer.
+        dev_limit: The most items of a split; `None` is all.
+        test_limit: See `dev_limit`.
+
+    Raises:
+        UserError: A value is not allowed. What is wrong with items is said at their first use.
+    """
+    if not callable(score):
+        raise UserError(f"score={score!r:.60}: must be a function of (prompt, answer, item)")
+    if not isinstance(items, str | Path | Mapping | Sequence):
+        raise UserError(
+            f"items={items!r:.60}: must be a list of dicts, a dict of a list for each of dev and "
+            "test, or the path of a data file"
+        )
+    return CustomTask(
+        name or getattr(score, "__name__", "function").strip("<>"),
+        score,
+        highest=highest,
+        template=template,
+        file=str(items) if isinstance(items, str | Path) else InMemoryItems(items),
+        dev_limit=dev_limit,
+        test_limit=test_limit,
+        chat=chat,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+def function_digest(function: Callable[..., Any]) -> str | None:
+    """16 hexadecimal digits that change with a function's text; `None` where there is no text."""
+    try:
+        return short_digest(inspect.getsource(function))
+    except (OSError, TypeError):
+        return None

@@ -1,0 +1,221 @@
+"""A search from Python: the command line's keys, or objects in their place."""
+
+import itertools
+import logging
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from swarm.api.overrides import (
+    ITEMS_MISSING,
+    OverrideKeys,
+    compose_config,
+    describe_object,
+    instantiate_part,
+    list_options,
+    to_overrides,
+)
+from swarm.api.result import Result
+from swarm.engine.base import Engine, ExpertPool
+from swarm.engine.base_model import BaseModel
+from swarm.errors import UserError
+from swarm.executors import Executor
+from swarm.executors.inline import InlineExecutor
+from swarm.loop.run import Run
+from swarm.optimizers.base import Optimizer
+from swarm.pool.pool import Pool
+from swarm.tasks.base import Task
+
+PoolLike = str | Path | Sequence[str | Path] | ExpertPool
+
+
+def search(
+    task: str | Task = "nlgraph_mini",
+    pool: PoolLike | None = None,
+    model: str | Path | BaseModel | None = None,
+    optimizer: str | Mapping[str, Any] | Optimizer | None = None,
+    *,
+    engine: str | Mapping[str, Any] | Engine | None = None,
+    executor: str | Mapping[str, Any] | Executor | None = None,
+    name: str | None = None,
+    folder: str | Path = "search",
+    seed: int = 42,
+    show: bool = True,
+    overrides: OverrideKeys = (),
+    **settings: Any,
+) -> Result:
+    """Search a pool of experts for the best model of a task, as `python -m swarm.search` does.
+
+    The same arguments with the same `name` go on where the search stopped, or show what a finished
+    one came to. Where all is given by names and values, the command line goes on with it too, and
+    this with what the command line began.
+
+    Args:
+        task: An option of conf/task by its name, or a task: `swarm.task(items, function)`.
+        pool: A folder of adapters; a list of adapters' folders, all in one folder; or a pool.
+        model: An option of conf/model, a folder or hub id of a model, or a base.
+        optimizer: An option of their group, a dict of its keys, or an object.
+        engine: See `optimizer`.
+        executor: See `optimizer`.
+        name: The run's folder below `folder`; `None` is the task's name and the time.
+        folder: Where the runs lie.
+        seed: Of all randomness.
+        show: Whether a line an iteration and the final table are printed.
+        overrides: Further keys, {"optimizer.particles": 8} or ["optimizer.particles=8"].
+        **settings: Further keys of conf/search.yaml: budget=500, racing="z", job={"items": 20}.
+
+    Raises:
+        UserError: Something is wrong with an input; the line that the command line would print.
+            Nothing has been written then.
+    """
+    given = {
+        "task": task,
+        "pool": pool,
+        "model": model,
+        "optimizer": optimizer,
+        "engine": engine,
+        "executor": executor,
+    }
+    keys, objects = split_keys_and_objects(given)
+    name = name or find_free_name(folder, f"{_task_name(task)}_{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    plain = {"folder": folder, "seed": seed, **settings}
+    arguments = [
+        *to_overrides(keys),
+        *to_overrides(plain),
+        *to_overrides(overrides),
+        *to_overrides({"name": name}),
+    ]
+    with preserve_logging(), compose_config("search", arguments) as config:
+        if config["dry_run"]:
+            raise UserError("dry_run is for the command line: python -m swarm.search dry_run=true")
+        run = build_run(config, objects)
+        run.search(config, None if objects else arguments, show)
+    return Result(run.record.folder)
+
+
+def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What stands for keys of the command line, and the objects.
+
+    Raises:
+        UserError: Something is neither.
+    """
+    keys: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
+    for group, value in given.items():
+        if value is None:
+            continue
+        if group == "pool":
+            value = _pool_keys(value)
+        if group == "model" and isinstance(value, str | Path):
+            # A name without a slash may be a misspelt option, of which Hydra tells best.
+            place = "/" in str(value) or Path(value).is_dir()
+            option = not place or str(value) in list_options("model")
+            keys |= {"model": str(value)} if option else {"model": "local", "model.path": value}
+        elif isinstance(value, str | Mapping):
+            keys[group] = value
+        else:
+            objects[group] = _check_object(group, value)
+    return keys, objects
+
+
+REQUIRED_METHODS = {
+    "task": "run",
+    "pool": "open",
+    "model": "resolve",
+    "optimizer": "ask",
+    "engine": "check",
+    "executor": "map",
+}
+"""What an object of each group can do, at least."""
+
+
+def _check_object(group: str, value: Any) -> Any:
+    if group == "task" and callable(value) and not hasattr(value, "run"):
+        raise UserError(ITEMS_MISSING)
+    if not hasattr(value, REQUIRED_METHODS[group]) or isinstance(value, type):
+        allowed = f"the name of an option of conf/{group}, or an object of that kind"
+        if group == "pool":
+            allowed = "a folder of adapters, a list of adapters' folders, or a pool"
+        raise UserError(f"{group}={value!r:.80}: must be {allowed}")
+    return value
+
+
+def _pool_keys(value: Any) -> Any:
+    """A pool of adapters as keys, so that a command line has them too; another one as it is."""
+    if type(value) is Pool:
+        return value.settings
+    if isinstance(value, str | Path):
+        return {"folder": str(value)}
+    if not value or not isinstance(value, Sequence):
+        return value
+    folders = [Path(one) for one in value]
+    homes = {one.parent for one in folders}
+    if len(homes) != 1:
+        raise UserError(
+            f"pool: {', '.join(map(str, folders))}: adapters of a pool lie in one folder; copy or "
+            "link (ln -s) them into one"
+        )
+    return {"folder": str(homes.pop()), "experts": [one.name for one in folders]}
+
+
+def build_run(config: dict[str, Any], objects: Mapping[str, Any]) -> Run:
+    """The run of a configuration, with objects in the place of some parts.
+
+    Args:
+        config: Changed in place: it tells of the objects.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+    from swarm.search import ENTRY_KEYS
+
+    config |= {group: describe_object(thing) for group, thing in objects.items()}
+    parts = {
+        key: objects[key] if key in objects else instantiate_part(value)
+        for key, value in config.items()
+        if key not in (*ENTRY_KEYS, "_target_")
+    }
+    run = Run(**parts)
+    if not isinstance(run.executor, InlineExecutor):
+        _check_picklable(objects)
+    return run
+
+
+def _check_picklable(objects: Mapping[str, Any]) -> None:
+    for group in ("task", "pool", "engine"):
+        try:
+            pickle.dumps(objects.get(group))
+        except Exception as error:
+            raise UserError(
+                f"{group}: it cannot be sent to worker processes ({error}); define what it is made "
+                "of in a module of its own, or search with one device"
+            ) from None
+
+
+def find_free_name(folder: str | Path, name: str) -> str:
+    """The name, with a number where a search of the same second has it already."""
+    later = (f"{name}-{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], later) if not (Path(folder) / one).exists())
+
+
+def _task_name(task: Any) -> str:
+    return task if isinstance(task, str) else str(getattr(task, "name", "search"))
+
+
+@contextmanager
+def preserve_logging() -> Iterator[None]:
+    """Leave the package's log as it was: what comes later is no part of a search's log.txt."""
+    log = logging.getLogger("swarm")
+    before = list(log.handlers), log.level, log.propagate
+    try:
+        yield
+    finally:
+        for handler in log.handlers:
+            if handler not in before[0]:
+                handler.close()
+        log.handlers[:] = before[0]
+        log.setLevel(before[1])
+        log.propagate = before[2]

@@ -1,0 +1,176 @@
+"""Rows of answers, and the data frame that they make."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from swarm.compare.sampling.types import SampleOutcome
+from swarm.errors import InvalidArgument
+from swarm.models.base import Completion
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEADING_COLUMNS = ("model", "group", "answer")
+MIDDLE_COLUMNS = ("question", "api_kwargs", "paraphrase_ix")
+DETAIL_COLUMNS = (
+    *("sample", "finish", "reasoning", "prompt_tokens", "new_tokens", "seconds", "cost", "cached"),
+)
+"""Columns that a frame has in addition where details are asked for."""
+
+
+class SampleRow(NamedTuple):
+    """What one sample came to.
+
+    Attributes:
+        columns: "answer", `None` where it failed, and the columns of the question's own type;
+            "api_kwargs" too, where it is not what the paraphrase's other rows have.
+        error: Why there is no answer, or why a judge gave none; `None` if all went well.
+        heard: What the model said, one or several times; not what judges said.
+    """
+
+    columns: Mapping[str, Any]
+    error: str | None = None
+    heard: Sequence[SampleOutcome] = ()
+
+
+class ParaphraseBlock(NamedTuple):
+    """All rows of one model and one of a question's paraphrases, samples in order."""
+
+    question: Any
+    api_kwargs: dict[str, Any]
+    paraphrase_ix: int
+    metadata: Mapping[str, Any]
+    rows: Sequence[SampleRow]
+
+
+class ColumnLayout(NamedTuple):
+    """Which columns a type of question has of its own: beside the answer, and behind."""
+
+    near: Sequence[str] = ()
+    far: Sequence[str] = ()
+    metadata: Sequence[str] = ()
+
+    def list_columns(self, details: bool = False) -> list[str]:
+        """All columns of the frame, in their order.
+
+        Raises:
+            WrongValue: A judge or metadata has the name of a detail.
+        """
+        own = [*LEADING_COLUMNS, *self.near, *MIDDLE_COLUMNS, *self.far, *self.metadata, "error"]
+        if details and (taken := [name for name in own if name in DETAIL_COLUMNS]):
+            raise InvalidArgument(
+                f"details=True adds a column {taken[0]}; rename the one that is there"
+            )
+        return own + (list(DETAIL_COLUMNS) if details else [])
+
+
+def build_frame(
+    layout: ColumnLayout,
+    groups: Mapping[str, Sequence[str]],
+    blocks: Mapping[str, Sequence[ParaphraseBlock]],
+    details: bool = False,
+) -> "pd.DataFrame":
+    """A row for each group, model, paraphrase and sample, in this order.
+
+    Args:
+        groups: Of models; the same model may be in several.
+        blocks: Of each model, one for each paraphrase.
+        details: Whether to give `DETAILS`.
+    """
+    import pandas as pd
+
+    parts = [
+        (group, model, block)
+        for group, models in groups.items()
+        for model in models
+        for block in blocks[model]
+    ]
+    whole = block_columns(layout, parts)
+    rows = list(chain.from_iterable(block.rows for _, _, block in parts))
+    for name in ("answer", *layout.near, *layout.far):
+        whole[name] = [row.columns.get(name) for row in rows]
+    whole["error"] = [row.error for row in rows]
+    if details:
+        whole["sample"] = [n for _, _, block in parts for n in range(len(block.rows))]
+        told = [detail_values(row) for row in rows]
+        whole |= {name: [one[n] for one in told] for n, name in enumerate(DETAIL_COLUMNS[1:])}
+    kept = {name: as_column(whole[name]) for name in layout.list_columns(details)}
+    return pd.DataFrame(kept)
+
+
+def block_columns(
+    layout: ColumnLayout, parts: Sequence[tuple[str, str, ParaphraseBlock]]
+) -> dict[str, list[Any]]:
+    """The columns that say what was asked of whom."""
+    whole: dict[str, list[Any]] = {
+        "group": repeat_per_row(parts, lambda group, model, block: group),
+        "model": repeat_per_row(parts, lambda group, model, block: model),
+        "question": repeat_per_row(parts, lambda group, model, block: block.question),
+        "paraphrase_ix": repeat_per_row(parts, lambda group, model, block: block.paraphrase_ix),
+    }
+    for name in layout.metadata:
+        whole[name] = repeat_per_row(parts, lambda *one, name=name: one[2].metadata.get(name))
+    whole["api_kwargs"] = [
+        copy_request(row.columns.get("api_kwargs", block.api_kwargs))
+        for _, _, block in parts
+        for row in block.rows
+    ]
+    return whole
+
+
+def copy_request(sent: dict[str, Any]) -> dict[str, Any]:
+    """The same for one row alone, its turns too: a script may go on with a row's conversation."""
+    return {**sent, "messages": [{**turn} for turn in sent["messages"]]}
+
+
+def repeat_per_row(
+    parts: Sequence[tuple[str, str, ParaphraseBlock]], value: Callable[..., Any]
+) -> list[Any]:
+    """A value of each part, once for each of its rows."""
+    return list(chain.from_iterable(repeat(value(*part), len(part[2].rows)) for part in parts))
+
+
+def as_column(values: list[Any]) -> Any:
+    """A column; where there is no text or dictionary it says `None`, numbers say NaN."""
+    import pandas as pd
+
+    told = next((value for value in values if value is not None), None)
+    if isinstance(told, int | float):
+        return values
+    return pd.Series(values, dtype=object)
+
+
+def detail_values(row: SampleRow) -> tuple[Any, ...]:
+    """The values of `DETAILS` but the first; of several answers the sums, and all must be kept."""
+    said = [one for one in row.heard if isinstance(one, Completion)]
+    if not said:
+        return (None,) * (len(DETAIL_COLUMNS) - 1)
+    costs = [one.known_cost for one in said]
+    return (
+        said[0].finish,
+        said[0].reasoning,
+        sum(one.prompt_tokens for one in said),
+        sum(one.new_tokens for one in said),
+        sum(one.seconds for one in said),
+        sum(known) if (known := [c for c in costs if c is not None]) else None,
+        all(one.cached for one in said),
+    )
+
+
+def print_failures(name: str, blocks: Mapping[str, Sequence[ParaphraseBlock]]) -> None:
+    """Say on stderr how many rows failed, a line for each model, with the first reason."""
+    for model, some in blocks.items():
+        errors = [row.error for block in some for row in block.rows if row.error is not None]
+        if not errors:
+            continue
+        number = sum(len(block.rows) for block in some)
+        kinds = len(Counter(errors))
+        more = f" (and {kinds - 1} other reasons)" if kinds > 1 else ""
+        print(
+            f"question {name}, model {model}: {len(errors)} of {number} rows have an error: "
+            f"{errors[0]}{more}; they are asked again next time",
+            file=sys.stderr,
+        )

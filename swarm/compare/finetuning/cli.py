@@ -1,0 +1,226 @@
+"""Commands of fine-tunings: update, validate, cost, models, jobs, create, cancel, delete."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swarm.compare.finetuning.manager import JOB_COLUMNS, MODEL_COLUMNS, FinetuningManager
+from swarm.compare.finetuning.params import (
+    OPENAI_BASE_URL,
+    LocalTrainingParams,
+    OpenaiTrainingParams,
+)
+from swarm.compare.finetuning.params import estimate_cost as cost_of
+from swarm.errors import InvalidArgument, UserError
+
+DATA_DIR = "llmcomp_models"
+
+MODEL_COLUMNS_SHOWN = ("model", "base_model", "suffix", "file_name", "epochs", "seed")
+"""Columns of models that fit on a screen."""
+
+JOB_COLUMNS_SHOWN = (
+    "id",
+    "state",
+    "suffix",
+    "base_model",
+    "file_name",
+    "created",
+    "model",
+    "error",
+)
+
+
+def update_jobs(data_dir: str = DATA_DIR) -> None:
+    """Ask about all jobs that are not over, and print how they are."""
+    FinetuningManager(data_dir).update_jobs()
+
+
+def validate_file(file: str, least: int | None = None) -> bool:
+    """Print what is wrong with a training file; gives whether it is valid."""
+    result = FinetuningManager().openai_validate_file(file, min_examples=least)
+    print(f"{file}: {result}")
+    return result.valid
+
+
+def print_cost(file: str, prices: Mapping[str, float] | None = None, epochs: int = 1) -> None:
+    """Print how many tokens a file has, and what they cost."""
+    print(f"{file}: {cost_of(file, prices, epochs)}")
+
+
+def print_models(data_dir: str = DATA_DIR, **filters: Any) -> None:
+    """Print the models there are."""
+    _print_frame(
+        FinetuningManager(data_dir).get_models(**filters)[list(MODEL_COLUMNS_SHOWN)],
+        "models",
+        data_dir,
+    )
+
+
+def print_jobs(data_dir: str = DATA_DIR, **filters: Any) -> None:
+    """Print the jobs there are."""
+    _print_frame(
+        FinetuningManager(data_dir).get_jobs(**filters)[list(JOB_COLUMNS_SHOWN)], "jobs", data_dir
+    )
+
+
+def _print_frame(frame: Any, what: str, data_dir: str) -> None:
+    if frame.empty:
+        print(f"{data_dir}: no {what}")
+        return
+    print(frame.to_string(index=False, na_rep="-", max_colwidth=80))
+
+
+def create_job(given: argparse.Namespace) -> bool:
+    """Create the job that the command line describes; gives whether the files were valid.
+
+    Raises:
+        UserError: An option does not fit, or the job cannot be created.
+    """
+    names = ("suffix", "epochs", "batch_size", "seed")
+    options = {name: value for name in names if (value := getattr(given, name)) is not None}
+    params: OpenaiTrainingParams | LocalTrainingParams
+    if given.local:
+        kinds = ("learning_rate", "lora_rank", "expert_folder")
+        options |= {name: value for name in kinds if (value := getattr(given, name)) is not None}
+        params = LocalTrainingParams(
+            file_name=given.file, base_model=given.base_model or "base", **options
+        )
+    else:
+        if not given.base_model:
+            raise InvalidArgument(
+                "--base-model: which model is to be tuned; --local tunes one here"
+            )
+        key = os.environ.get(given.api_key_env, "")
+        if not key.strip():
+            raise UserError(
+                f"the environment variable {given.api_key_env} holds no key; put it "
+                "there, or name another one by --api-key-env"
+            )
+        kinds = ("lr_multiplier", "validation_file_name", "base_url")
+        options |= {name: value for name in kinds if (value := getattr(given, name)) is not None}
+        params = OpenaiTrainingParams(
+            api_key=key, file_name=given.file, base_model=given.base_model, **options
+        )
+    made = FinetuningManager(given.data_dir).create_job(params, blocking=given.blocking)
+    return made is not None
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the commands to a parser; `handler` of what is parsed does one; gives its code, or None.
+
+    Args:
+        subparsers: What `ArgumentParser.add_subparsers` gives.
+    """
+
+    def add_command(
+        name: str, words: str, handler: Callable[[argparse.Namespace], int | None]
+    ) -> Any:
+        made = subparsers.add_parser(name, help=words, description=words)
+        made.set_defaults(handler=handler)
+        if name not in ("validate", "cost"):
+            made.add_argument("--data-dir", default=DATA_DIR, help="folder of the database")
+        return made
+
+    add_command("update", "ask about the jobs that are not over", lambda g: update_jobs(g.data_dir))
+    one = add_command(
+        "validate",
+        "is a JSONL file fit for training",
+        lambda g: 0 if validate_file(g.file, g.min_examples) else 1,
+    )
+    one.add_argument("file")
+    one.add_argument("--min-examples", type=int, help="10 of a training file, by default")
+    one = add_command(
+        "cost",
+        "tokens of a file and what they cost; asks no network",
+        lambda g: print_cost(g.file, dict(g.price) if g.price else None, g.epochs),
+    )
+    one.add_argument("file")
+    one.add_argument("--epochs", type=int, default=1)
+    one.add_argument(
+        "--price",
+        type=_parse_price,
+        action="append",
+        metavar="MODEL=PRICE",
+        help="of a million trained tokens; may be repeated",
+    )
+    for name, columns, show in (
+        ("models", MODEL_COLUMNS, print_models),
+        ("jobs", JOB_COLUMNS, print_jobs),
+    ):
+        one = add_command(name, f"list the {name}", _list_handler(show))
+        one.add_argument(
+            "filters",
+            nargs="*",
+            type=_parse_filter,
+            metavar="COLUMN=VALUE",
+            help=f"columns: {', '.join(columns)}",
+        )
+    _add_create_options(
+        add_command("create", "begin a fine-tuning", lambda g: 0 if create_job(g) else 1)
+    )
+    one = add_command("cancel", "end a job", lambda g: FinetuningManager(g.data_dir).cancel(g.id))
+    one.add_argument("id", help="of the job, ours or the server's")
+    one = add_command(
+        "delete",
+        "remove a model for good, or all models of a job",
+        lambda g: FinetuningManager(g.data_dir).delete(g.name),
+    )
+    one.add_argument("name", help="of a model, or a job's id")
+
+
+def _add_create_options(one: argparse.ArgumentParser) -> None:
+    one.add_argument("file", help="JSONL of chats")
+    one.add_argument(
+        "--base-model", help="the server's name; with --local a folder or a hub's name"
+    )
+    one.add_argument("--suffix", help="part of the new model's name; that of the file by default")
+    for name in ("--epochs", "--batch-size"):
+        one.add_argument(
+            name, type=_parse_auto_or(int), help='a whole number, or "auto" at a server'
+        )
+    one.add_argument("--seed", type=int)
+    one.add_argument("--blocking", action="store_true", help="wait until it is over")
+    server = one.add_argument_group("at a server")
+    server.add_argument(
+        "--api-key-env",
+        default="OPENAI_API_KEY",
+        metavar="VARIABLE",
+        help="the environment variable with the key; OPENAI_API_KEY",
+    )
+    server.add_argument("--base-url", help=OPENAI_BASE_URL)
+    server.add_argument("--lr-multiplier", type=_parse_auto_or(float))
+    server.add_argument("--validation-file", dest="validation_file_name")
+    local = one.add_argument_group("on this machine")
+    local.add_argument("--local", action="store_true", help="train a LoRA here")
+    local.add_argument("--learning-rate", type=float)
+    local.add_argument("--lora-rank", type=int)
+    local.add_argument("--expert-folder", help="where the expert is put; initial_experts")
+
+
+def _list_handler(show: Callable[..., None]) -> Callable[[argparse.Namespace], None]:
+    return lambda given: show(given.data_dir, **dict(given.filters))
+
+
+def _parse_auto_or(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Reads a number, or the word auto."""
+
+    def parse_value(text: str) -> Any:
+        return text if text == "auto" else kind(text)
+
+    return parse_value
+
+
+def _parse_price(text: str) -> tuple[str, float]:
+    model, equals, price = text.rpartition("=")
+    try:
+        return model, float(price if equals else "")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MODEL=PRICE") from None
+
+
+def _parse_filter(text: str) -> tuple[str, str]:
+    column, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not COLUMN=VALUE")
+    return column, value

@@ -1,0 +1,335 @@
+"""Whether a JSONL file of chats is one that a model can be trained on, line by line."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swarm.errors import InvalidArgument
+from swarm.models.base import Message
+
+MIN_EXAMPLES = 10
+"""Examples that OpenAI wants of a training file; of a validation file it wants one."""
+
+MAX_FINDINGS_SHOWN = 10
+"""Errors and warnings that are printed, of each."""
+
+MESSAGE_KEYS = {
+    "system": {"role", "content", "name"},
+    "user": {"role", "content", "name"},
+    "assistant": {"role", "content", "name", "weight", "tool_calls"},
+    "tool": {"role", "content", "tool_call_id"},
+}
+"""What a message may have, by its role."""
+
+EXAMPLE_KEYS = {"messages", "tools", "parallel_tool_calls"}
+"""What an example may have; other keys are ignored by servers, or refused."""
+
+SPECIAL_TOKENS = tuple(
+    f"<|{word}|>" for word in ("endoftext", "endofprompt", "fim_prefix", "fim_suffix", "fim_middle")
+)
+"""Texts that stand for special tokens of the tokenisers cl100k_base and o200k_base."""
+
+
+class Finding(NamedTuple):
+    """What is wrong or odd, and in which line from 1 on; 0 is the file."""
+
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}" if self.line else self.message
+
+
+@dataclass
+class ValidationResult:
+    """What a file was found to be."""
+
+    valid: bool
+    errors: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
+    num_examples: int = 0
+
+    def __str__(self) -> str:
+        errors = f"{len(self.errors)} error{'s' * (len(self.errors) != 1)}"
+        verdict = "valid" if self.valid else f"not valid, {errors}"
+        lines = [f"{verdict}; {self.num_examples} example{'s' * (self.num_examples != 1)}"]
+        for kind, found in (("error", self.errors), ("warning", self.warnings)):
+            lines += [f"  {kind}: {one}" for one in found[:MAX_FINDINGS_SHOWN]]
+            lines += (
+                [f"  and {len(found) - MAX_FINDINGS_SHOWN} more"]
+                if len(found) > MAX_FINDINGS_SHOWN
+                else []
+            )
+        return "\n".join(lines)
+
+
+def validate_dataset(data: bytes, least: int = MIN_EXAMPLES) -> ValidationResult:
+    """What is wrong with a file's content, and what is odd.
+
+    Args:
+        least: The fewest examples that will do.
+    """
+    errors: list[Finding] = []
+    warnings: list[Finding] = []
+    seen: Counter[bytes] = Counter()
+    number = 0
+    for place, line in iter_lines(data):
+        number += 1
+        seen[hashlib.md5(line).digest()] += 1
+        if seen[hashlib.md5(line).digest()] == 2:
+            warnings.append(Finding(place, "the same example as one before"))
+        try:
+            example = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            errors.append(Finding(place, f"not JSON: {error}"))
+            continue
+        errors += [Finding(place, words) for words in find_errors(example)]
+        warnings += [Finding(place, words) for words in _find_warnings(example)]
+    if number < least:
+        errors.append(Finding(0, f"{number} examples, and at least {least} are needed"))
+    return ValidationResult(not errors, errors, warnings, number)
+
+
+def read_training_file(file_name: str) -> bytes:
+    """A training file's bytes.
+
+    Raises:
+        WrongValue: It cannot be read.
+    """
+    try:
+        return Path(file_name).expanduser().read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InvalidArgument(f"file_name={file_name}: cannot be read ({reason})") from None
+
+
+def iter_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines that hold something, with their numbers from 1 on."""
+    for place, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if line.strip():
+            yield place, line.strip()
+
+
+def find_errors(example: Any) -> Iterator[str]:
+    """What keeps an example from being trained on."""
+    if not isinstance(example, dict):
+        yield "an example has to be an object, with messages"
+        return
+    messages = example.get("messages")
+    if not isinstance(messages, list) or not messages:
+        yield "messages: has to be there, a list that is not empty"
+        return
+    for place, message in enumerate(messages):
+        yield from (f"messages[{place}]{words}" for words in _find_message_errors(message))
+    turns = [one if isinstance(one, dict) else {} for one in messages]
+    answers = [turn for turn in turns if turn.get("role") == "assistant"]
+    if turns[-1].get("role") != "assistant":
+        yield f"the last message has to be the assistant's, not of {turns[-1].get('role')!r}"
+    if not answers:
+        yield "no message is the assistant's, so there is nothing to learn"
+    elif answers[-1].get("weight") == 0:
+        yield "the assistant's last message has weight 0, so nothing is learnt from it"
+
+
+def _find_message_errors(message: Any) -> Iterator[str]:
+    if not isinstance(message, dict):
+        yield ": has to be an object"
+        return
+    role = message.get("role")
+    if not isinstance(role, str) or role not in MESSAGE_KEYS:
+        yield f".role: {role!r} is not one of {', '.join(MESSAGE_KEYS)}"
+        return
+    if unknown := sorted(message.keys() - MESSAGE_KEYS[role]):
+        allowed = ", ".join(sorted(MESSAGE_KEYS[role]))
+        yield f": {role} has {', '.join(unknown)}; allowed: {allowed}"
+    if "content" in message:
+        yield from _find_content_errors(message["content"], role, "tool_calls" in message)
+    elif "tool_calls" not in message:
+        yield ".content: is missing"
+    weight = message.get("weight", 1)
+    if role == "assistant" and (type(weight) not in (int, float) or weight not in (0, 1)):
+        yield f".weight: has to be 0 or 1, not {weight!r}"
+    if role == "assistant" and "tool_calls" in message:
+        yield from _find_tool_call_errors(message["tool_calls"])
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        yield ".tool_call_id: has to be there, a text"
+
+
+def _find_content_errors(content: Any, role: str, calls: bool) -> Iterator[str]:
+    if isinstance(content, str):
+        yield from (
+            f".content: holds the special token {one}" for one in SPECIAL_TOKENS if one in content
+        )
+    elif content is None:
+        if not calls:
+            yield ".content: may be null beside tool_calls only"
+    elif not isinstance(content, list):
+        yield f".content: has to be a text or a list of parts, not {type(content).__name__}"
+    else:
+        for place, part in enumerate(content):
+            yield from (f".content[{place}]{words}" for words in _find_part_errors(part, role))
+
+
+def _find_part_errors(part: Any, role: str) -> Iterator[str]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        text = part.get("text")
+        if not isinstance(text, str):
+            yield ".text: has to be there, a text"
+        else:
+            yield from (
+                f".text: holds the special token {one}" for one in SPECIAL_TOKENS if one in text
+            )
+    elif kind == "image_url":
+        image = part.get("image_url")
+        if not isinstance(image, dict) or not isinstance(image.get("url"), str):
+            yield ".image_url: has to be an object with a url"
+        if role == "assistant":
+            yield ": the assistant cannot say images"
+    elif not isinstance(kind, str):
+        yield ": has to be an object with a type"
+
+
+def _find_tool_call_errors(calls: Any) -> Iterator[str]:
+    if not isinstance(calls, list) or not calls:
+        yield ".tool_calls: has to be a list that is not empty"
+        return
+    for place, call in enumerate(calls):
+        where = f".tool_calls[{place}]"
+        if not isinstance(call, dict):
+            yield f"{where}: has to be an object"
+            continue
+        if not isinstance(call.get("id"), str):
+            yield f"{where}.id: has to be there, a text"
+        if call.get("type") != "function":
+            yield f"{where}.type: has to be 'function'"
+        function = call.get("function")
+        if not isinstance(function, dict):
+            yield f"{where}.function: has to be an object"
+            continue
+        for key in ("name", "arguments"):
+            if not isinstance(function.get(key), str):
+                yield f"{where}.function.{key}: has to be there, a text"
+
+
+def _find_warnings(example: Any) -> Iterator[str]:
+    """What a server may take, and is seldom meant."""
+    if not isinstance(example, dict) or not isinstance(example.get("messages"), list):
+        return
+    if unknown := sorted(map(str, example.keys() - EXAMPLE_KEYS)):
+        yield f"{', '.join(unknown)}: not trained on, and perhaps refused"
+    turns = [turn for turn in example["messages"] if isinstance(turn, dict)]
+    if any(turn.get("role") == "system" for turn in turns[1:]):
+        yield "a system message that is not the first"
+    if any(turn.get("role") == "assistant" and turn.get("content") == "" for turn in turns):
+        yield "an answer without a text"
+    if not any(turn.get("role") in ("user", "tool") for turn in turns):
+        yield "nobody asks anything"
+
+
+# Chats of a training file as what a model on this machine learns from: prompts and answers.
+
+
+class ChatExample(NamedTuple):
+    """An answer of the assistant's, and what was said before it.
+
+    Attributes:
+        line: Of the file, from 1 on.
+        turns: What was said before.
+        answer: What is learnt.
+    """
+
+    line: int
+    turns: tuple[Message, ...]
+    answer: str
+
+
+def parse_examples(data: bytes) -> list[ChatExample]:
+    """Every answer that is learnt: the assistant's messages whose weight is not 0.
+
+    A chat with three answers gives three examples, each with all that was said before.
+
+    Args:
+        data: A file that `swarm.compare.finetuning.dataset.validate_dataset` has found valid.
+
+    Raises:
+        WrongValue: It holds what is no text: images, or calls of tools.
+    """
+    found = []
+    for line, text in iter_lines(data):
+        turns: list[Message] = []
+        for message in json.loads(text)["messages"]:
+            role, words = message["role"], _message_text(line, message)
+            if role == "assistant" and message.get("weight", 1):
+                found.append(ChatExample(line, tuple(turns), words))
+            turns.append(Message(role, words))
+    return found
+
+
+def _message_text(line: int, message: dict[str, Any]) -> str:
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if message["role"] == "tool" or message.get("tool_calls") or parts is None:
+        raise InvalidArgument(
+            f"line {line}: tools cannot be trained on this machine; texts alone can"
+        )
+    if any(part.get("type") != "text" for part in parts):
+        raise InvalidArgument(
+            f"line {line}: images cannot be trained on this machine; texts alone can"
+        )
+    return "".join(part["text"] for part in parts)
+
+
+def tokenize_examples(
+    found: Sequence[ChatExample], tokenizer: Any, context: float
+) -> list[tuple[Any, Any]]:
+    """The token ids of each prompt, and of its answer with the token that ends it.
+
+    Args:
+        tokenizer: Its chat template writes both.
+        context: How many tokens the model can have.
+
+    Raises:
+        UserError: There is no template, it refuses a chat, or one is too long.
+    """
+    made = []
+    for example in found:
+        pair = _tokenize_example(example, tokenizer)
+        if (length := len(pair[0]) + len(pair[1])) > context:
+            raise InvalidArgument(
+                f"line {example.line}: {length} tokens, and the model can have {context:g}; "
+                "shorten it, or leave it out"
+            )
+        made.append(pair)
+    return made
+
+
+def _tokenize_example(example: ChatExample, tokenizer: Any) -> tuple[list[int], list[int]]:
+    from swarm.engine.tokenization import encode_choice, encode_prompt
+
+    prompt, end = encode_prompt(tokenizer, example.turns), tokenizer.eos_token_id
+    whole = _apply_chat_template(tokenizer, (*example.turns, Message("assistant", example.answer)))
+    if whole[: len(prompt)] == prompt and end in whole[len(prompt) :]:
+        # What the template writes behind the end token would never be generated.
+        last = len(whole) - whole[::-1].index(end)
+        return prompt, whole[len(prompt) : last]
+    return prompt, [*encode_choice(tokenizer, example.turns, example.answer), end]
+
+
+def _apply_chat_template(tokenizer: Any, turns: Sequence[Message]) -> list[int]:
+    """A whole chat as the template writes it; nothing where it refuses."""
+    from jinja2 import TemplateError
+
+    from swarm.engine.tokenization import merge_system_turn
+
+    for tried in (turns, merge_system_turn(turns)):
+        try:
+            asked = [turn._asdict() for turn in tried]
+            return list(tokenizer.apply_chat_template(asked, return_dict=True)["input_ids"])
+        except TemplateError:
+            continue
+    return []

@@ -1,0 +1,255 @@
+"""Brings over what llmcomp has cached, so that what was paid for there is not asked again."""
+
+import hashlib
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm._util.jsonl import read_jsonl
+from swarm.compare.sampling.backends import open_answer_cache
+from swarm.compare.sampling.resolve import resolve_backend, sample_cache_keys
+from swarm.compare.sampling.types import ModelCall, SampleRequest
+from swarm.compare.token_probs.numbers import RatingBounds
+from swarm.errors import UserError
+from swarm.models.base import Completion, Token, completion_to_json
+
+if TYPE_CHECKING:
+    from swarm.compare.judges import BaseJudge
+    from swarm.compare.question import Question
+
+# What llmcomp cached, as answers that are kept here.
+
+LENGTH = RatingBounds().max_tokens
+"""Of a rating's answer here; llmcomp asked for one token."""
+
+
+@dataclass
+class CacheImportResult:
+    """What came over.
+
+    Attributes:
+        answers, judgements: That are kept now and were not before.
+        failed: Empty answers in the place of failures; they are asked again.
+        left_out: Others that were left out, by the reason.
+    """
+
+    answers: int = 0
+    judgements: int = 0
+    failed: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        told = [
+            f"{self.answers} answers and {self.judgements} judgements imported",
+            *([f"{self.failed} failures left out"] if self.failed else []),
+            *(f"{number} left out: {why}" for why, number in self.left_out.items()),
+        ]
+        return "; ".join(told)
+
+
+def as_rating(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as a `Rating` sends them here."""
+    name = "max_completion_tokens" if "max_completion_tokens" in params else "max_tokens"
+    return {**params, name: LENGTH}
+
+
+def build_sent_call(model: str, params: Mapping[str, Any]) -> ModelCall:
+    """What was sent, which no `ModelAdapter` changes any more."""
+    asked = ModelCall(model, params)
+    asked.sent = dict(params)
+    return asked
+
+
+def parse_completion(answer: Any) -> Completion | None:
+    """A text, or a token's probabilities or their logarithms; `None` if it is neither.
+
+    Where the probabilities are a mean over several requests, they become one answer's.
+    """
+    if isinstance(answer, str):
+        return Completion(answer)
+    if not isinstance(answer, dict) or not answer:
+        return None
+    top = sorted(answer.items(), key=lambda one: -one[1])
+    if any(p > 0 for p in answer.values()):
+        top = [(text, math.log(p)) for text, p in top if p > 0]
+    return Completion(top[0][0], finish="length", tokens=(Token(*top[0], tuple(top)),))
+
+
+def store_answers(asked: ModelCall, answers: Sequence[Completion], done: CacheImportResult) -> int:
+    """Keep these as the first samples; gives how many were not kept before."""
+    try:
+        keys = sample_cache_keys([SampleRequest(asked, sample) for sample in range(len(answers))])
+    except UserError as error:
+        done.left_out[str(error)] += len(answers)
+        return 0
+    kept = open_answer_cache().get(keys)
+    new = {
+        key: {"prompt_tokens": 0, "new_tokens": 0, **completion_to_json(answer)}
+        for key, answer in zip(keys, answers, strict=True)
+        if key not in kept
+    }
+    if new:
+        open_answer_cache().put_many(new, resolve_backend(asked.model).label)
+    return len(new)
+
+
+# What llmcomp's judges said, as answers that are kept here.
+
+LLMCOMP_CACHE_VERSION = 3
+UNKNOWN_JUDGE = "a judge with settings that are not the default ones; give the question that has it"
+
+
+def import_judgements(
+    folder: Path, questions: "Sequence[Question]", done: CacheImportResult
+) -> None:
+    """Keep what is in the files of judges.
+
+    Raises:
+        UserError: A file is none of llmcomp's.
+    """
+    from swarm.compare.judge_cache import record_judged_pairs
+
+    for path in sorted(folder.glob("*/*.json")):
+        try:
+            whole = json.loads(path.read_text(encoding="utf-8"))
+            head, data = whole["metadata"], whole["data"]
+            judge = match_judge(head, questions)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: is no cache file of llmcomp: {error!r}") from None
+        if judge is None:
+            done.left_out[UNKNOWN_JUDGE] += sum(map(len, data.values()))
+            continue
+        pairs = []
+        for question, answer, said in iter_judgements(data, judge.uses_question):
+            completion = parse_completion(said)
+            if completion is None or completion.text == "":
+                done.failed += 1
+                continue
+            asked = judge.build_call(judge.template.fill(question, answer))
+            done.judgements += store_answers(asked, [completion], done)
+            if completion.tokens:
+                store_answers(
+                    build_sent_call(asked.model, as_rating(asked.api_kwargs)), [completion], done
+                )
+            pairs.append((question, answer))
+        record_judged_pairs(judge.cache_key, pairs)
+
+
+def iter_judgements(data: Mapping[str, Any], uses_question: bool) -> Iterator[tuple[str, str, Any]]:
+    """Question, or "" where the judge does not see it, answer, and what the judge said."""
+    for question, answers in data.items():
+        for answer, said in answers.items():
+            yield question if uses_question else "", answer, said
+
+
+def match_judge(head: Mapping[str, Any], questions: "Sequence[Question]") -> "BaseJudge | None":
+    """The judge that a file is of; the hash in it tells whether the settings are the same."""
+    from swarm.compare.judges import BaseJudge, FreeFormJudge, RatingJudge
+
+    told = {key: head[key] for key in ("name", "model")} | {"paraphrases": [head["prompt"]]}
+    given: list[Any] = [*questions]
+    for question in questions:
+        given += (getattr(question, "judges", None) or {}).values()
+    possible = [FreeFormJudge(**told), RatingJudge(**told), *given]
+    for judge in possible:
+        if isinstance(judge, BaseJudge) and llmcomp_judge_hash(judge, head["name"]) == head["hash"]:
+            return judge
+    return None
+
+
+def llmcomp_judge_hash(judge: "BaseJudge", name: str) -> str:
+    """llmcomp's hash of a judge."""
+    from swarm.compare.judges import RatingJudge
+
+    messages = judge.turns(judge.template.text)
+    params: dict[str, Any] = {"messages": messages}
+    if isinstance(judge, RatingJudge):
+        params["top_logprobs"] = judge.bounds.top_logprobs
+        if judge.logit_bias is not None:
+            params["logit_bias"] = judge.logit_bias
+    else:
+        params = judge.params(messages)
+    told = {k: v for k, v in ModelCall(judge.model, params).api_kwargs.items() if k != "timeout"}
+    whole = {"name": name, "type": judge.type(), "inputs": [{"prepared_params": told}]}
+    text = json.dumps({**whole, "_version": LLMCOMP_CACHE_VERSION}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+UNKNOWN_PARAMS = "the file does not say how it was asked; give the question"
+
+
+def import_cache(
+    folder: str | Path, base_url: str | None = None, questions: "Sequence[Question]" = ()
+) -> CacheImportResult:
+    """Keep the answers in a cache folder of llmcomp 1.x; what is kept already stays.
+
+    Args:
+        folder: With "question" or "judge" in it.
+        base_url: The endpoint that answered. `None`: the one that has the model now.
+        questions: Those that were asked, with their judges: needed for caches of versions before
+            1.5, and for judges with settings other than the default ones, as the files say neither.
+
+    Raises:
+        UserError: There is no such folder, or a file in it is none of llmcomp's.
+    """
+    from swarm.compare.config import Config
+
+    place = Path(folder).expanduser()
+    if not any((place / part).is_dir() for part in ("question", "judge")):
+        raise UserError(f"{place}: has no folder question or judge; it is no cache of llmcomp")
+    done = CacheImportResult()
+    pairs = [(base_url, "", "IMPORT")]
+    with nullcontext() if base_url is None else Config.override(url_key_pairs=pairs):
+        _import_answers(place / "question", questions, done)
+        import_judgements(place / "judge", questions, done)
+    return done
+
+
+def _import_answers(folder: Path, questions: "Sequence[Question]", done: CacheImportResult) -> None:
+    """Samples of the same are numbered on, from the oldest file to the newest."""
+    files = [(read_jsonl(path), path) for path in sorted(folder.glob("*/*.jsonl"))]
+    asked: dict[str, ModelCall] = {}
+    answers: dict[str, list[Completion]] = defaultdict(list)
+    for lines, path in sorted(files, key=lambda one: _last_update(one[0])):
+        if not lines or not isinstance(lines[0], dict) or "model" not in lines[0]:
+            raise UserError(f"{path}: is no cache file of llmcomp; its first line names no model")
+        for row in lines[1:]:
+            params = _request_params(lines[0], row, questions)
+            answer = parse_completion(row.get("answer"))
+            if params is None:
+                done.left_out[UNKNOWN_PARAMS] += 1
+            elif not params or answer is None:
+                done.failed += 1
+            else:
+                key = json.dumps([lines[0]["model"], params], sort_keys=True)
+                asked.setdefault(key, build_sent_call(lines[0]["model"], params))
+                answers[key].append(answer)
+    for key, some in answers.items():
+        new = store_answers(asked[key], some, done)
+        done.answers += new
+        if some[0].tokens:
+            store_answers(
+                build_sent_call(asked[key].model, as_rating(asked[key].params)), some, done
+            )
+
+
+def _last_update(lines: list[Any]) -> str:
+    return str(lines[0].get("last_update")) if lines and isinstance(lines[0], dict) else ""
+
+
+def _request_params(
+    head: Mapping[str, Any], row: Mapping[str, Any], questions: "Sequence[Question]"
+) -> dict[str, Any] | None:
+    """What was sent, without the timeout; empty if it failed, `None` if it is not known."""
+    if "api_kwargs" in row:
+        return {key: value for key, value in row["api_kwargs"].items() if key != "timeout"}
+    for question in questions:
+        if question.name == head.get("name") and row.get("messages") in question.as_messages():
+            told = ModelCall(head["model"], question.params(row["messages"])).api_kwargs
+            return {key: value for key, value in told.items() if key != "timeout"}
+    return None

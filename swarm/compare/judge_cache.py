@@ -1,0 +1,344 @@
+"""What is kept of questions and judges: read again without asking anybody, listed, forgotten."""
+
+import re
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import islice
+from string import Formatter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from swarm.compare.dataframe import as_column
+from swarm.compare.sampling.backends import open_answer_cache
+from swarm.compare.sampling.resolve import resolve_backend, sample_cache_keys
+from swarm.compare.sampling.scheduler import reduce_gc_frequency
+from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.validation import shorten_repr
+from swarm.errors import InvalidArgument
+from swarm.models.base import Completion
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from swarm.compare.judges import BaseJudge
+    from swarm.compare.question import Question
+
+# Templates of judges' prompts: {question} and {answer} are filled in, other braces may stay.
+
+TEMPLATE_FIELDS = ("question", "answer")
+FIELD_PATTERN = re.compile(r"\{(question|answer)\}")
+BRACED_WORD_PATTERN = re.compile(r"\{([A-Za-z_]+)\}")
+
+
+class JudgeTemplate:
+    """A judge's prompt.
+
+    A text that `str.format` can fill with the two fields is filled so, and doubled braces become
+    single ones. In any other text, such as one that shows JSON, {question} and {answer} are
+    filled in and all else stays as it is written.
+
+    Args:
+        text: With {answer} in it, and maybe {question}.
+
+    Raises:
+        WrongValue: It has no {answer}, or a field that looks like a slip.
+    """
+
+    def __init__(self, text: Any) -> None:
+        if not isinstance(text, str):
+            raise InvalidArgument(f"a judge's template must be one text, not {type(text).__name__}")
+        self.text = text
+        fields = parse_format_fields(text)
+        self.plain = fields is None
+        self.fields = set(FIELD_PATTERN.findall(text)) if fields is None else fields
+        for word in BRACED_WORD_PATTERN.findall(text):
+            near = get_close_matches(word.lower(), TEMPLATE_FIELDS, 1, 0.7)
+            if near and word not in TEMPLATE_FIELDS:
+                raise InvalidArgument(
+                    f"a judge's template has {{{word}}}; did you mean {{{near[0]}}}?"
+                )
+        if "answer" not in self.fields:
+            raise InvalidArgument(
+                f"a judge's template must have {{answer}} in it; this has not: {shorten_repr(text)}"
+            )
+
+    @property
+    def uses_question(self) -> bool:
+        """Whether the prompt depends on the question."""
+        return "question" in self.fields
+
+    def fill(self, question: str, answer: str) -> str:
+        """The prompt."""
+        if not self.plain:
+            return self.text.format(question=question, answer=answer)
+        values = {"question": question, "answer": answer}
+        return FIELD_PATTERN.sub(lambda found: values[found[1]], self.text)
+
+
+def parse_format_fields(text: str) -> set[str] | None:
+    """The fields of a text that `str.format` can fill; `None` if it cannot."""
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+        if not names <= set(TEMPLATE_FIELDS):
+            return None
+        text.format(question="", answer="")
+    except (ValueError, KeyError, IndexError, AttributeError):
+        return None
+    return names
+
+
+def content_as_text(content: Any) -> str:
+    """What a turn says, for a judge: of parts the texts, and the kinds of the others."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        return ""
+    return "\n".join(
+        str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in content
+    )
+
+
+# What judges say in one run: asked once of each prompt, and written down to be listed.
+
+T = TypeVar("T")
+
+CREATE_JUDGED_TABLE = (
+    "CREATE TABLE IF NOT EXISTS judged (judge TEXT, question BLOB, answer BLOB, time REAL, "
+    "PRIMARY KEY (judge, question, answer)) WITHOUT ROWID"
+)
+INSERT_JUDGED = "INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?)"
+SELECT_JUDGED = (
+    "SELECT question, answer FROM judged WHERE judge = ? ORDER BY time, question, answer"
+)
+
+
+class JudgeVerdict(NamedTuple):
+    """What a judge says of an answer: its columns, and why it says nothing."""
+
+    columns: dict[str, Any]
+    error: str | None
+
+
+class JudgeRun:
+    """One judge of a question, while its answers come.
+
+    Args:
+        name: The column that it makes.
+        judge: It.
+    """
+
+    def __init__(self, name: str, judge: "BaseJudge") -> None:
+        self.name, self.judge = name, judge
+        self.pairs: dict[tuple[str, str], None] = {}
+        self._said: dict[str, JudgeVerdict] = {}
+
+    def __enter__(self) -> "JudgeRun":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        """Write down what was judged, after an interrupt too."""
+        record_judged_pairs(self.judge.cache_key, list(self.pairs))
+
+    def judge_answer(self, question: Any, answer: str) -> Script[JudgeVerdict]:
+        """The script of one verdict; equal prompts have the same."""
+        asked = content_as_text(question) if self.judge.uses_question else ""
+        prompt = self.judge.template.fill(asked, answer)
+        said = self._said.get(prompt)
+        if said is None:
+            columns, error = yield from self.judge.judge(prompt)
+            named = {self.name + suffix: value for suffix, value in columns.items()}
+            named[f"{self.name}_question"] = prompt
+            why = None if error is None else f"judge {self.name}: {error}"
+            said = self._said[prompt] = JudgeVerdict(named, why)
+        if said.error is None:
+            self.pairs[asked, answer] = None
+        return said
+
+
+def run_together(scripts: Sequence[Script[T]]) -> Script[list[T]]:
+    """Several scripts as one, whose wants go out together."""
+    if len(scripts) == 1:
+        return [(yield from scripts[0])]
+    results: dict[int, T] = {}
+    waiting: dict[int, Sequence[SampleRequest]] = {}
+    for number, script in enumerate(scripts):
+        _advance_script(number, script, None, waiting, results)
+    while waiting:
+        heard = iter((yield [want for wants in waiting.values() for want in wants]))
+        for number, wants in list(waiting.items()):
+            _advance_script(
+                number, scripts[number], list(islice(heard, len(wants))), waiting, results
+            )
+    return [results[number] for number in range(len(scripts))]
+
+
+def _advance_script(
+    number: int,
+    script: Generator[Sequence[SampleRequest], list[SampleOutcome], T],
+    heard: list[SampleOutcome] | None,
+    waiting: dict[int, Sequence[SampleRequest]],
+    results: dict[int, T],
+) -> None:
+    try:
+        waiting[number] = next(script) if heard is None else script.send(heard)
+    except StopIteration as done:
+        waiting.pop(number, None)
+        results[number] = done.value
+
+
+def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
+    """Write down which pairs of question and answer a judge has judged.
+
+    Raises:
+        UserError: The file of kept answers cannot be written.
+    """
+    if not pairs:
+        return
+    now = time.time()
+    rows = [(judge, encode_text(question), encode_text(answer), now) for question, answer in pairs]
+    with open_answer_cache().open_connection() as connection, connection:
+        connection.execute(CREATE_JUDGED_TABLE)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(INSERT_JUDGED, rows)
+
+
+def load_judged_pairs(judge: str) -> list[tuple[str, str]]:
+    """The pairs that were written down of a judge, the oldest first.
+
+    Raises:
+        UserError: The file of kept answers cannot be read.
+    """
+    with open_answer_cache().open_connection() as connection:
+        connection.execute(CREATE_JUDGED_TABLE)
+        rows = connection.execute(SELECT_JUDGED, (judge,)).fetchall()
+    return [(decode_text(question), decode_text(answer)) for question, answer in rows]
+
+
+def encode_text(text: str) -> bytes:
+    """A text as the table has it; halves of characters, which models do write, are no error."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decode_text(data: bytes) -> str:
+    """See `as_bytes`."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+class CacheOnlyReplay(Generic[T]):
+    """A script that is run on kept answers alone.
+
+    Attributes:
+        keys: Of the answers that it wanted, kept or not.
+        result: What it came to; `None` if something that it wanted is not kept.
+    """
+
+    def __init__(self, script: Script[T]) -> None:
+        self.script = script
+        self.keys: list[str] = []
+        self.result: T | None = None
+        self.advance_script(None)
+
+    def advance_script(self, heard: list[Any] | None) -> None:
+        """Run on until it wants something or ends."""
+        self.wants: Sequence[SampleRequest] = ()
+        try:
+            self.wants = next(self.script) if heard is None else self.script.send(heard)
+        except StopIteration as done:
+            self.result = done.value
+
+    def send_cached(self, heard: Mapping[str, Completion], keys: Sequence[str]) -> None:
+        """Be sent what is kept of what it wants; it ends where something is missing."""
+        self.keys += keys
+        if all(key in heard for key in keys):
+            self.advance_script([heard[key] for key in keys])
+        else:
+            self.wants = ()
+            self.script.close()
+
+
+def replay_from_cache(scripts: Iterable[Script[T]]) -> list[CacheOnlyReplay[T]]:
+    """Run scripts on kept answers alone, all of them together.
+
+    Raises:
+        UserError: A model is not there, or the file of kept answers cannot be read.
+    """
+    all_of_them = waiting = [CacheOnlyReplay(script) for script in scripts]
+    while waiting := [one for one in waiting if one.wants]:
+        wants = [want for one in waiting for want in one.wants]
+        wanted = sample_cache_keys(wants)
+        models = {key: want.asked.model for key, want in zip(wanted, wants, strict=True)}
+        sources_of = {name: resolve_backend(name) for name in set(models.values())}
+        heard: dict[str, Completion] = {}
+        for name, model in sources_of.items():
+            heard |= model.get_cached([key for key, other in models.items() if other == name])
+        last = 0
+        for one in waiting:
+            first, last = last, last + len(one.wants)
+            one.send_cached(heard, wanted[first:last])
+    return all_of_them
+
+
+def list_judgements(judge: "BaseJudge") -> "pd.DataFrame":
+    """What is kept of a judge; see `Judge.get_cache`."""
+    import pandas as pd
+
+    pairs = load_judged_pairs(judge.cache_key)
+    prompts = [judge.template.fill(question, answer) for question, answer in pairs]
+    with reduce_gc_frequency():
+        said = replay_from_cache(judge.judge(prompt) for prompt in prompts)
+    raw = "_raw_answer" in judge.suffixes
+    columns = ["question", "answer", "judge_question", "judge_answer"] + ["judge_raw_answer"] * raw
+    rows = []
+    for (question, answer), prompt, one in zip(pairs, prompts, said, strict=True):
+        if one.result is None or one.result[1] is not None:
+            continue
+        told = one.result[0]
+        row = (question if judge.uses_question else None, answer, prompt, told[""])
+        rows.append((*row, told["_raw_answer"]) if raw else row)
+    return pd.DataFrame(
+        {name: as_column([row[n] for row in rows]) for n, name in enumerate(columns)}
+    )
+
+
+def forget_answers(question: "Question", model: str, judges: bool = False) -> bool:
+    """Forget what a model answered to a question; see `Question.clear_cache`."""
+    asked = [ModelCall(model, question.params(messages)) for messages in question.as_messages()]
+    first, number = 0, question.samples_per_paraphrase
+    dropped = 0
+    while True:
+        # Earlier runs may have had more samples than this question has now.
+        rows = [
+            (
+                one,
+                replay_from_cache(
+                    question.row(one, sample) for sample in range(first, first + number)
+                ),
+            )
+            for one in asked
+        ]
+        keys = [key for _, some in rows for one in some for key in one.keys]
+        if judges:
+            keys += [key for one, some in rows for key in _judgement_keys(question, one, some)]
+        found = open_answer_cache().delete(list(dict.fromkeys(keys)))
+        dropped += found
+        if first and not found:
+            return dropped > 0
+        first, number = first + number, max(number, first)
+
+
+def _judgement_keys(
+    question: "Question", asked: ModelCall, rows: Sequence[CacheOnlyReplay[Any]]
+) -> list[str]:
+    """The keys of what the question's judges said of these answers."""
+    said = content_as_text(asked.params["messages"][-1]["content"])
+    answers = {row.result.columns["answer"] for row in rows if row.result}
+    judges = (getattr(question, "judges", None) or {}).values()
+    prompts = [(judge, judge.template.fill(said, a)) for judge in judges for a in sorted(answers)]
+    return [
+        key
+        for one in replay_from_cache(j.judge(prompt) for j, prompt in prompts)
+        for key in one.keys
+    ]

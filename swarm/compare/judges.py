@@ -1,0 +1,136 @@
+"""Judges: questions about an answer, which another model is asked."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from swarm.compare.judge_cache import JudgeTemplate
+from swarm.compare.question import Question
+from swarm.compare.question_types import RESERVED_SUFFIXES, FreeForm, Rating
+from swarm.compare.sampling.types import ModelCall, SampleRequest, Script
+from swarm.compare.token_probs.numbers import request_rating
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.cache import make_cache_key
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class BaseJudge(Question):
+    """What judges have in common: one template, which is asked of one model once.
+
+    Attributes:
+        model: Who judges.
+        suffixes: Of the columns that it makes beside the one of its name.
+        beside: Parameters that do not tell it from others.
+    """
+
+    judges_answers = True
+    model: str
+    suffixes: ClassVar[tuple[str, ...]] = ("_question",)
+    beside: ClassVar[tuple[str, ...]] = ("timeout",)
+
+    def _validate_judge(self, model: str) -> None:
+        """Raises `WrongValue` where this cannot be a judge."""
+        if not isinstance(model, str) or not model.strip():
+            raise InvalidArgument(f"{self.type()}: model={model!r}: must be the name of who judges")
+        self.model = model
+        if self.paraphrases is None or len(self.paraphrases) != 1:
+            raise InvalidArgument(
+                f"{self.type()}: a judge has exactly one paraphrase, its template"
+            )
+        if self.samples_per_paraphrase != 1:
+            raise InvalidArgument(f"{self.type()}: a judge has samples_per_paraphrase=1")
+        assert self.template
+
+    @cached_property
+    def template(self) -> JudgeTemplate:
+        """Of the prompt."""
+        return JudgeTemplate((self.paraphrases or [""])[0])
+
+    @property
+    def uses_question(self) -> bool:
+        """Whether the template has {question}; if not, equal answers are judged once."""
+        return self.template.uses_question
+
+    @property
+    def cache_key(self) -> str:
+        """Of what is written down; the same of judges that differ in nothing but their bounds."""
+        asked = self.build_call(self.template.text).api_kwargs
+        return make_cache_key(self.type(), {k: v for k, v in asked.items() if k not in self.beside})
+
+    def build_call(self, prompt: str) -> ModelCall:
+        """What is asked with a prompt, before a rating's parameters are added."""
+        return ModelCall(self.model, self.params(self.turns(prompt)))
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """The script of one verdict: columns by suffix, "" being the verdict; or an error."""
+        raise NotImplementedError
+
+    def get_cache(self) -> "pd.DataFrame":
+        """What is kept of this judge, a row for each answer that it has judged.
+
+        Returns:
+            Columns question (`None` if the template does not have it), answer, judge_question,
+            judge_answer; of ratings judge_raw_answer too.
+
+        Raises:
+            UserError: The file of kept answers cannot be read.
+        """
+        from swarm.compare.judge_cache import list_judgements
+
+        return list_judgements(self)
+
+
+class FreeFormJudge(BaseJudge, FreeForm):
+    """A judge that answers in text.
+
+    Args:
+        model: Who judges.
+        temperature: Of sampling.
+        base: See `FreeForm`; one paraphrase, the template, with {answer} and maybe {question}.
+
+    Raises:
+        WrongValue: See `FreeForm`; or it cannot be a judge.
+    """
+
+    def __init__(self, *, model: str = "", temperature: float | None = 0, **base: Any) -> None:
+        super().__init__(temperature=temperature, **base)
+        if self.judges:
+            raise InvalidArgument("free_form_judge: a judge has no judges")
+        self._validate_judge(model)
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """See `Judge.judge`."""
+        (said,) = yield (SampleRequest(self.build_call(prompt), 0),)
+        if isinstance(said, UserError):
+            return {"": None}, said
+        return {"": said.text}, None
+
+
+class RatingJudge(BaseJudge, Rating):
+    """A judge that gives a number, read from its tokens' probabilities.
+
+    Args:
+        model: Who judges.
+        base: See `Rating`; one paraphrase, the template, with {answer} and maybe {question}.
+
+    Raises:
+        WrongValue: See `Rating`; or it cannot be a judge.
+    """
+
+    suffixes = RESERVED_SUFFIXES
+    beside = ("timeout", "max_tokens", "max_completion_tokens")
+
+    def __init__(self, *, model: str = "", **base: Any) -> None:
+        super().__init__(**base)
+        self._validate_judge(model)
+
+    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
+        """See `Judge.judge`."""
+        asked = self.build_call(prompt)
+        said = yield from request_rating(
+            asked.params, self.model, self.bounds, 0, self.estimate_by_sampling
+        )
+        if said.error:
+            return {"": None, "_raw_answer": None, "_probs": None}, said.error
+        return {"": said.answer, "_raw_answer": said.raw_answer, "_probs": said.probs}, None

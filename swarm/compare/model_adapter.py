@@ -1,0 +1,122 @@
+"""What a model's requests need that others' do not, put in before they are sent."""
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from swarm.compare.settings import CompareSettings
+from swarm.errors import InvalidArgument
+
+Selector = Callable[[str], bool]
+PrepareFunction = Callable[[dict[str, Any], str], dict[str, Any]]
+
+REASONING_MODEL_PATTERN = re.compile(r"(o1|o3|o4|gpt-5)")
+"""What the names of OpenAI's reasoning models begin with, after the vendor's name if any."""
+
+
+@lru_cache(maxsize=1024)
+def is_reasoning_model(model: str) -> bool:
+    """Whether it is one of OpenAI's reasoning models, at whatever router."""
+    return bool(REASONING_MODEL_PATTERN.match(model.rsplit("/", 1)[-1]))
+
+
+def _add_model_name(params: dict[str, Any], model: str) -> dict[str, Any]:
+    return {"model": model, **params}
+
+
+def _add_reasoning_effort(params: dict[str, Any], model: str) -> dict[str, Any]:
+    return {"reasoning_effort": CompareSettings.reasoning_effort, **params}
+
+
+def _use_completion_tokens(params: dict[str, Any], model: str) -> dict[str, Any]:
+    if "max_tokens" not in params:
+        return params
+    others = {key: value for key, value in params.items() if key != "max_tokens"}
+    if others.get("max_completion_tokens") is not None:
+        return others  # said by the user, and max_tokens is a question's own
+    return {**others, "max_completion_tokens": params["max_tokens"]}
+
+
+def _builtin_handlers() -> list[tuple[Selector, PrepareFunction]]:
+    return [
+        (lambda model: True, _add_model_name),
+        (is_reasoning_model, _add_reasoning_effort),
+        (is_reasoning_model, _use_completion_tokens),
+    ]
+
+
+def validate_params(params: dict[str, Any], model: str) -> dict[str, Any]:
+    """The parameters, if they can be sent; what an endpoint may make of them is its affair.
+
+    Raises:
+        WrongValue: The turns are none, or the most tokens are no number.
+    """
+    turns = params.get("messages")
+    fine = isinstance(turns, list) and all(
+        isinstance(turn, dict) and isinstance(turn.get("content"), str | list | None)
+        for turn in turns
+    )
+    if not fine:
+        raise InvalidArgument(f"{model}: messages={turns!r:.60} is no list of turns")
+    for key in ("max_tokens", "max_completion_tokens"):
+        if not isinstance(params.get(key), int | None):
+            raise InvalidArgument(f"{model}: {key}={params[key]!r:.60}: must be a whole number")
+    return params
+
+
+class ModelAdapter:
+    """Handlers that change the parameters of some models' requests.
+
+    They are called when a request is sent and when its answer is looked for in the cache alike: a
+    handler that changes what is sent makes it another request.
+    """
+
+    _handlers = _builtin_handlers()
+
+    @classmethod
+    def register(cls, model_selector: Selector, prepare_function: PrepareFunction) -> None:
+        """Add a handler; all that match are called in the order in which they were added.
+
+        Args:
+            model_selector: Given a model's name, whether the handler is for it.
+            prepare_function: Given the parameters and the model's name, gives the parameters; it
+                may change those that it was given.
+
+        Raises:
+            WrongValue: One of them cannot be called.
+        """
+        if not (callable(model_selector) and callable(prepare_function)):
+            raise InvalidArgument("ModelAdapter.register: has to be given two functions")
+        cls._handlers.append((model_selector, prepare_function))
+
+    @classmethod
+    def reset(cls) -> None:
+        """Take back what was registered."""
+        cls._handlers = _builtin_handlers()
+
+    @classmethod
+    def prepare(cls, params: dict[str, Any], model: str) -> dict[str, Any]:
+        """The parameters as this model's requests have them.
+
+        Raises:
+            WrongValue: A handler gives something else than parameters.
+        """
+        for selects, prepared in cls._handlers:
+            if selects(model):
+                params = prepared(params, model)
+                if not isinstance(params, dict):
+                    name = getattr(prepared, "__name__", "a handler")
+                    raise InvalidArgument(
+                        f"ModelAdapter: {name} gave {params!r:.60} in place of a dict"
+                    )
+        return params
+
+    @classmethod
+    def test_request_params(cls, model: str) -> dict[str, Any]:
+        """What is sent to find out whether an endpoint has a model."""
+        params = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "timeout": 30}
+        if not is_reasoning_model(model):
+            return {**params, "max_tokens": 1}
+        effort = "none" if model.rsplit("/", 1)[-1].startswith("gpt-5.") else "low"
+        return {**params, "max_completion_tokens": 32, "reasoning_effort": effort}

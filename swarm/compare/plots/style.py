@@ -1,0 +1,452 @@
+"""Figures that belong to nobody: no display is needed, any script is legible, files are whole."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from swarm.errors import InvalidArgument, UserError
+from swarm.stats.answer_values import OTHER_ANSWERS, UNSEEN_ANSWERS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from swarm.stats.answer_values import AnswerMatrix
+
+FONTS = (
+    "DejaVu Sans",
+    "Noto Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans KR",
+    "WenQuanYi Micro Hei",
+    "Microsoft YaHei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Malgun Gothic",
+    "Noto Sans Arabic",
+    "Noto Sans Hebrew",
+    "Noto Sans Devanagari",
+    "Arial Unicode MS",
+    "Noto Emoji",
+    "Segoe UI Symbol",
+)
+"""The first that has a character draws it."""
+
+MAX_LABEL_CHARS = 48
+"""Characters of a name; of a longer one the beginning is shown."""
+
+
+TICK = 13
+"""Characters in a line of a category's name, where these stand side by side."""
+
+LEAST = 1.0
+"""Inches that the inside of axes is high at least."""
+
+LARGEST = 60.0
+"""Inches that a figure grows to at most where its texts leave its axes too little room."""
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook shows where it is the cell's last value.
+
+    Attributes:
+        least: By axes, the inches that their inside is wide at least.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.least: dict[Any, float] = {}
+
+    def _repr_png_(self) -> bytes:
+        import io
+
+        target = io.BytesIO()
+        self.savefig(target, format="png", dpi=110, bbox_inches="tight")
+        return target.getvalue()
+
+
+def create_axes(width: float, height: float, *beside: float) -> tuple[NotebookFigure, Any]:
+    """A new figure of so many inches with one pair of axes; matplotlib's state is untouched.
+
+    Args:
+        beside: The widths of further axes at the right, which are then given with the first.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    picture = NotebookFigure(figsize=(width + sum(beside), height), layout="constrained", dpi=110)
+    FigureCanvasAgg(picture)
+    found = picture.subplots(1, 1 + len(beside), squeeze=False, width_ratios=[width, *beside])[0]
+    for one, least in zip(found, (width / 2, *(0.7 * w for w in beside)), strict=True):
+        one.spines[["top", "right"]].set_visible(False)
+        picture.least[one] = least
+    return picture, found if beside else found[0]
+
+
+def finish_figure(
+    picture: NotebookFigure, title: str | None, note: str, filename: str | Path | None, show: bool
+) -> NotebookFigure:
+    """Give a figure its title and note, make its text legible, save it and show it.
+
+    Raises:
+        UserError: It can't be saved there, or there is no display.
+    """
+    from matplotlib.text import Text
+
+    if title:
+        picture.axes[0].set_title(title, fontsize=11, loc="left")
+    if note:
+        picture.supxlabel(note, fontsize=8, color="#404040", x=0.01, ha="left")
+    fonts = find_installed_fonts()
+    for text in picture.findobj(Text):
+        text.set_fontfamily(list(fonts))
+        text.set_parse_math(False)  # an answer with two $ is no formula
+        text.set_text(escape_undrawable(text.get_text()))
+    make_room(picture)
+    if title:
+        wrap_title(picture)
+    if filename is not None:
+        save_figure(picture, filename)
+    if show:
+        _open_window(picture)
+    return picture
+
+
+def make_room(picture: NotebookFigure) -> None:
+    """Turn or thin out names at x axes that would overlap, and widen axes that texts squeeze."""
+    _widen(picture)
+    for one in picture.least:
+        for turn in (_turned, _upright, _thinned):
+            if not _overlap(one):
+                break
+            height = _names_height(one)
+            turn(one)
+            picture.set_figheight(picture.get_figheight() + max(0.0, _names_height(one) - height))
+    _widen(picture)
+
+
+def wrap_title(picture: NotebookFigure) -> None:
+    """Break the title where it would reach a colour bar or the figure's edge."""
+    from textwrap import wrap
+
+    axes, found = picture.axes[0], picture.axes[0].get_title("left")
+    inside = axes.get_window_extent()
+    alone = len(picture.axes) == len(picture.least)
+    end = picture.bbox.x1 if alone else inside.x1
+    most = max(20, int((end - inside.x0) / picture.dpi / 0.09))
+    lines = [one for line in found.split("\n") for one in wrap(line, most) or [""]]
+    axes.set_title("\n".join(lines), loc="left")
+    _widen(picture)
+
+
+def _widen(picture: NotebookFigure) -> None:
+    """Enlarge a figure until its axes have what they need, if that ends."""
+    for _ in range(10):
+        width, height = _lacking(picture)
+        if max(width, height) <= 0.02 or max(picture.get_size_inches()) >= LARGEST:
+            return
+        picture.set_figwidth(min(LARGEST, picture.get_figwidth() + width))
+        picture.set_figheight(min(LARGEST, picture.get_figheight() + height))
+
+
+def _lay_out(picture: NotebookFigure) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # axes that are squeezed to nothing are widened then
+        engine = picture.get_layout_engine()
+        assert engine
+        engine.execute(picture)
+
+
+def _lacking(picture: NotebookFigure) -> tuple[float, float]:
+    """Inches of width and of height that a figure lacks."""
+    _lay_out(picture)
+    inside = {one: one.get_window_extent().width / picture.dpi for one in picture.least}
+    scale = max(least / max(inside[one], 0.1) for one, least in picture.least.items())
+    legends = [legend for one in picture.axes if (legend := one.get_legend())]
+    ends = [legend.get_window_extent().x1 / picture.dpi for legend in legends]
+    outside = max(ends, default=0.0) - picture.get_figwidth()
+    high = min(one.get_window_extent().height / picture.dpi for one in picture.least)
+    width = max((min(scale, 2.0) - 1) * sum(inside.values()), outside, 0.0)
+    tall = max((one.get_window_extent().height / picture.dpi for one in legends), default=0.0)
+    return width, max(0.0, LEAST - high, tall + 1.5 - picture.get_figheight())
+
+
+def _names(axes: "Axes") -> list[Any]:
+    return [one for one in axes.get_xticklabels() if one.get_text().strip()]
+
+
+def _names_height(axes: "Axes") -> float:
+    """Inches."""
+    found = [one.get_window_extent().height for one in _names(axes)]
+    return max(found, default=0.0) / axes.figure.dpi
+
+
+def _overlap(axes: "Axes") -> bool:
+    """Whether names at the x axis overlap, as they are turned."""
+    import math
+
+    names = _names(axes)
+    if len(names) < 2 or not axes.xaxis.get_visible():
+        return False
+    _lay_out(axes.figure)  # type: ignore[arg-type]
+    turn = math.radians(names[0].get_rotation())
+    if not turn:
+        boxes = sorted((one.get_window_extent() for one in names), key=lambda box: box.x0)
+        return any(a.x1 > b.x0 - 2 for a, b in pairwise(boxes))
+    places = sorted(axes.transData.transform((x, 0))[0] for x in axes.get_xticks())
+    apart = min(b - a for a, b in pairwise(places)) * math.sin(turn)
+    lines = max(one.get_text().count("\n") + 1 for one in names)
+    return apart < lines * names[0].get_fontsize() * 1.25 / 72 * axes.figure.dpi
+
+
+def _turned(axes: "Axes") -> None:
+    _turn(axes, 40)
+
+
+def _upright(axes: "Axes") -> None:
+    _turn(axes, 90)
+
+
+def _turn(axes: "Axes", degrees: float) -> None:
+    for one in axes.get_xticklabels():
+        one.set(
+            rotation=degrees,
+            horizontalalignment="right",
+            rotation_mode="anchor",
+            verticalalignment="center" if degrees == 90 else "top",
+        )
+
+
+def _thinned(axes: "Axes") -> None:
+    """One line each, and as few as there is room for."""
+    names = axes.get_xticklabels()
+    for one in names:
+        one.set_text(" ".join(one.get_text().split()))
+    ticks, texts = list(axes.get_xticks()), [one.get_text() for one in names]
+    for step in range(1, len(ticks)):
+        axes.set_xticks(ticks[::step], texts[::step])
+        _upright(axes)
+        if not _overlap(axes):
+            return
+
+
+def find_installed_fonts() -> dict[str, Any]:
+    """Those of `FONTS` that are here, with the characters that each has."""
+    from matplotlib.font_manager import FontProperties, fontManager, get_font
+
+    there = {one.name for one in fontManager.ttflist}
+    return {
+        name: get_font(fontManager.findfont(FontProperties(family=name)))
+        for name in FONTS
+        if name in there
+    }
+
+
+def escape_undrawable(text: str) -> str:
+    """A text in which what no font here has is told by its code, which a box would not tell."""
+    if text.isascii() and "\0" not in text:
+        return text
+    fonts = list(find_installed_fonts().values())
+    return "".join(
+        c
+        if c == "\n" or (c > "\0" and any(font.get_char_index(ord(c)) for font in fonts))
+        else f"[{ord(c):X}]"
+        for c in text
+    )
+
+
+def shorten_label(value: Any, most: int = MAX_LABEL_CHARS) -> str:
+    """A name in one line, shortened, as it can be drawn."""
+    text = " ".join(str(value).split()) or repr(value)
+    return escape_undrawable(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def shorten_labels(names: Sequence[Any], most: int = MAX_LABEL_CHARS) -> list[str]:
+    """Names in one line each; of long ones that begin alike the ends are shown."""
+    found = [shorten_label(name, most) for name in names]
+    return [
+        escape_undrawable(f"{one[: most // 2 - 1]}…{str(name)[-(most // 2) :]}")
+        if found.count(one) > 1
+        else one
+        for one, name in zip(found, names, strict=True)
+    ]
+
+
+def build_title(df: "pd.DataFrame", title: str | None, shown: str | None = None) -> str | None:
+    """The title; without one the paraphrase `shown` or the first, and how many others there are."""
+    from textwrap import wrap
+
+    from swarm.stats.answer_values import to_hashable_column
+
+    if title is not None:
+        return title
+    known = to_hashable_column(df["question"]).dropna().unique() if "question" in df.columns else ()
+    questions = list(known) or [shown]
+    first = questions[0] if shown is None else shown
+    if first is None:
+        return None
+    lines = wrap(shorten_label(first, 240), 90)[:3]
+    if others := len(questions) - 1:
+        lines.append(f"and {others} other paraphrase{'s' * (others > 1)}")
+    return "\n".join(lines)
+
+
+def build_tick_label(values: "AnswerMatrix", place: int, width: int = MAX_LABEL_CHARS) -> str:
+    """A category's name, how many answers it has, and what is not among them."""
+    from textwrap import wrap
+
+    name = values.categories[place]
+    n = int((values.category == place).sum())
+    refused, errors = values.refused[name], values.errors[name]
+    lines = [*wrap(shorten_label(name), width), f"n = {n}" if n else "no answers"]
+    if refused:
+        lines.append(f"{refused / (n + refused):.0%} refused")
+    if errors:
+        lines.append(f"{errors} failed")
+    return "\n".join(lines)
+
+
+def draw_category_axis(axes: "Axes", values: "AnswerMatrix", category_column: str) -> None:
+    """The categories under an axis."""
+    count = len(values.categories)
+    width = TICK if count <= 8 else MAX_LABEL_CHARS
+    axes.set_xticks(
+        range(count), [build_tick_label(values, place, width) for place in range(count)]
+    )
+    axes.figure.least[axes] = (1.15 if count <= 8 else 0.6) * count  # type: ignore[union-attr]
+    if count > 8:
+        _turn(axes, 40)
+    axes.set_xlim(-0.6, count - 0.4)
+    axes.set_xlabel(category_column)
+
+
+def empty_figure(
+    values: "AnswerMatrix", title: str | None, filename: Any, show: bool
+) -> NotebookFigure:
+    """A figure that says that there is nothing to show, and why."""
+    refused, errors = sum(values.refused.values()), sum(values.errors.values())
+    if refused and not errors:
+        told = f"All {refused} answers were refused or could not be read."
+    elif refused or errors:
+        told = f"No answers: {refused} refused, {errors} failed."
+    else:
+        told = "No answers: the data frame has no such rows."
+    picture, one = create_axes(7, 3)
+    one.set_axis_off()
+    one.text(0.5, 0.5, told, ha="center", va="center", transform=one.transAxes)
+    return finish_figure(picture, title, "", filename, show)
+
+
+def check_filename(filename: str | Path) -> None:
+    """Raise an error if figures can't be saved as such a file."""
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if Path(filename).suffix[1:].lower() not in kinds:
+        raise InvalidArgument(
+            f"filename: {filename} should end in .png, .svg or .pdf (or .{', .'.join(kinds)})"
+        )
+
+
+def save_figure(picture: Figure, filename: str | Path) -> None:
+    """Save a figure whole or not at all, with the folders above it.
+
+    Raises:
+        UserError: The ending is none of a picture, or it can't be written there.
+    """
+    import io
+
+    from swarm._util.files import write_atomic
+
+    check_filename(filename)
+    target = io.BytesIO()
+    kind = Path(filename).suffix[1:].lower()
+    picture.savefig(target, format=kind, dpi=150, bbox_inches="tight")
+    write_atomic(Path(filename).expanduser(), target.getvalue())
+
+
+def _open_window(picture: Figure) -> None:
+    """Show a figure in a window of its own, and wait until it is closed."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    window = pyplot.figure(figsize=picture.get_size_inches())
+    try:
+        if matplotlib.get_backend().lower() in ("agg", "cairo", "pdf", "ps", "svg", "template"):
+            raise UserError("show: there is no display here; give filename= to save the figure")
+        window.canvas.figure = picture
+        picture.set_canvas(window.canvas)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pyplot.show()
+    finally:
+        pyplot.close(window)
+
+
+# Colours that the colour-blind tell apart, and hatches where there are too few of them.
+
+COLOURS = ("#56B4E9", "#E69F00", "#0072B2", "#009E73", "#F0E442", "#CC79A7", "#D55E00")
+"""Okabe and Ito's (2008, "Color Universal Design") without black, which the text has.
+
+Of all orders one in which neighbours stay furthest apart with deuteranopia and protanopia.
+"""
+
+HATCHES = ("", "//", "..", "xx", "--", "\\\\", "oo", "++")
+
+LINE_STYLES = ("-", "--", ":", "-.")
+
+FIXED_COLOURS = {OTHER_ANSWERS: "#9A9A9A", UNSEEN_ANSWERS: "#E8E8E8"}
+
+
+class FillStyle(NamedTuple):
+    """How something is filled: a colour of matplotlib's and a hatch, empty for none."""
+
+    colour: str
+    hatch: str
+
+
+def assign_fill_styles(
+    names: Sequence[Any], colors: Mapping[Any, str] | None = None
+) -> dict[Any, FillStyle]:
+    """A look for each, no two alike but as `colors` has it.
+
+    Raises:
+        WrongValue: A colour is none, or there are more names than looks.
+    """
+    given = {**FIXED_COLOURS, **_validate_colours(colors or {})}
+    free = [
+        FillStyle(colour, hatch)
+        for hatch in HATCHES
+        for colour in COLOURS
+        if hatch or colour.lower() not in {str(one).lower() for one in given.values()}
+    ]
+    unnamed = [name for name in names if name not in given]
+    if len(unnamed) > len(free):
+        raise InvalidArgument(
+            f"{len(names)} answers are more than can be told apart by colour and hatch "
+            f"({len(free)}); give selected_answers or min_fraction"
+        )
+    chosen = dict(zip(unnamed, free, strict=False))
+    return {name: chosen.get(name) or FillStyle(given[name], "") for name in names}
+
+
+def _validate_colours(colors: Mapping[Any, str]) -> dict[Any, str]:
+    from matplotlib.colors import is_color_like
+
+    for name, colour in colors.items():
+        if not is_color_like(colour):
+            raise InvalidArgument(
+                f"colors: {colour!r} for {name!r} is no colour, as 'red' or '#56B4E9'"
+            )
+    return dict(colors)
+
+
+def text_colour_on(colour: str) -> str:
+    """Black or white, whichever has the larger contrast (WCAG 2.2) to a colour."""
+    from matplotlib.colors import to_rgb
+
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "white"

@@ -1,0 +1,329 @@
+"""Questions that are answered in free text, and judged by other models where that is wanted."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare import validation
+from swarm.compare.dataframe import LEADING_COLUMNS, MIDDLE_COLUMNS, ColumnLayout, SampleRow
+from swarm.compare.question import Question
+from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.token_probs import (
+    count_answers,
+    read_next_token,
+    resolve_sample_count,
+    validate_top_logprobs,
+    with_logprobs,
+    with_sampling,
+)
+from swarm.compare.token_probs.numbers import RatingBounds, build_rating_params, read_rating
+from swarm.errors import InvalidArgument, UserError
+
+if TYPE_CHECKING:
+    from swarm.compare.judge_cache import JudgeRun
+    from swarm.compare.judges import FreeFormJudge, RatingJudge
+
+# The judges of a question, as they are given: objects, their arguments, or names in YAML.
+
+RESERVED_COLUMNS = (*LEADING_COLUMNS, *MIDDLE_COLUMNS, "raw_answer", "probs", "error")
+RESERVED_SUFFIXES = ("_question", "_raw_answer", "_probs")
+"""What no judge's column may be called, or end with."""
+
+
+def resolve_judges(judges: Any) -> dict[str, Any] | None:
+    """The judges of a question, by their columns.
+
+    Args:
+        judges: By column a judge, its arguments, or its name in YAML; or `None`.
+
+    Raises:
+        WrongValue: A column is taken, or a value makes no judge.
+    """
+    if judges is None:
+        return None
+    if not isinstance(judges, Mapping):
+        raise InvalidArgument("judges must be a mapping: the column of each, and the judge")
+    for name in judges:
+        wrong = (
+            name in RESERVED_COLUMNS
+            or not isinstance(name, str)
+            or not name
+            or name.startswith("_")
+        )
+        if wrong or name.endswith(RESERVED_SUFFIXES):
+            raise InvalidArgument(
+                f"judges: {name!r} cannot be a judge's column: not {', '.join(RESERVED_COLUMNS)}, "
+                "and none "
+                f"that starts with _ or ends with {', '.join(RESERVED_SUFFIXES)}"
+            )
+    return {name: resolve_judge(name, said) for name, said in judges.items()}
+
+
+def resolve_judge(name: str, said: Any) -> Any:
+    """One judge; see `judges_of`."""
+    made = said
+    if isinstance(said, str):
+        made = Question.from_yaml(said)
+    elif isinstance(said, Mapping):
+        try:
+            made = Question.create(**said)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"judge {name}: {error}") from None
+    if not getattr(made, "judges_answers", False):
+        kind = made.type() if isinstance(made, Question) else type(made).__name__
+        raise InvalidArgument(
+            f"judge {name}: must be a free_form_judge or a rating_judge, its arguments or its "
+            f"name in YAML; it is a {kind}"
+        )
+    return made
+
+
+class FreeForm(Question):
+    """A question that is answered in free text; the column "answer" has the text.
+
+    Args:
+        temperature: Of sampling; `None` is the model's own.
+        max_tokens: The most tokens of an answer; `None` is the model's own.
+        judges: By the name of the column that each of them makes: a judge, its arguments as
+            `Question.create` takes them, or its name in YAML.
+        base: See `Question`.
+
+    Raises:
+        WrongValue: See `Question`; or a judge or its name cannot be one.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float | None = 1,
+        max_tokens: int | None = 1024,
+        judges: "Mapping[str, str | dict[str, Any] | FreeFormJudge | RatingJudge] | None" = None,
+        **base: Any,
+    ) -> None:
+        self.temperature, self.max_tokens = temperature, max_tokens
+        if temperature is not None:
+            validation.validate_number("temperature", temperature, 0)
+        if max_tokens is not None:
+            validation.validate_int("max_tokens", max_tokens)
+        self.judges = judges
+        super().__init__(**base)
+
+    @property
+    def judges(self) -> "dict[str, FreeFormJudge | RatingJudge] | None":
+        """By the column that each of them makes; others may be set, as at first."""
+        return self._judges
+
+    @judges.setter
+    def judges(self, judges: Any) -> None:
+        self._judges = resolve_judges(judges)
+
+    def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """See `Question.params`."""
+        own = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        told = {key: value for key, value in own.items() if value is not None}
+        return {**super().params(messages), **told}
+
+    @property
+    def layout(self) -> ColumnLayout:
+        """See `Question.layout`."""
+        judges = (self.judges or {}).items()
+        far = [name + suffix for name, judge in judges for suffix in judge.suffixes]
+        return super().layout._replace(near=tuple(self.judges or ()), far=tuple(far))
+
+    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
+        """The script of one answer, without what judges say of it."""
+        return answer_row((yield (SampleRequest(asked, sample),))[0])
+
+    def scripts(
+        self, rows: Iterable[SampleRequest], during: ExitStack
+    ) -> Iterator[Script[SampleRow] | Script[list[SampleRow]]]:
+        """See `Question.scripts`; each answer is judged as soon as it is there."""
+        if not self.judges:
+            # Thousands of kept answers take half the time that they take one by one.
+            return (self._answer_rows(list(some)) for _, some in groupby(rows, itemgetter(0)))
+        from swarm.compare.judge_cache import JudgeRun
+
+        judging = [
+            during.enter_context(JudgeRun(name, judge)) for name, judge in self.judges.items()
+        ]
+        return (self._judge_row(asked, sample, judging) for asked, sample in rows)
+
+    def _answer_rows(self, wants: list[SampleRequest]) -> Script[list[SampleRow]]:
+        return [answer_row(said) for said in (yield wants)]
+
+    def _judge_row(
+        self, asked: ModelCall, sample: int, judging: "list[JudgeRun]"
+    ) -> Script[SampleRow]:
+        from swarm.compare.judge_cache import run_together
+
+        row = yield from self.row(asked, sample)
+        if row.error is not None:
+            return row
+        question, answer = asked.params["messages"][-1]["content"], row.columns["answer"]
+        verdicts = yield from run_together([one.judge_answer(question, answer) for one in judging])
+        columns = dict(row.columns)
+        for verdict in verdicts:
+            columns.update(verdict.columns)
+        errors = "; ".join(verdict.error for verdict in verdicts if verdict.error is not None)
+        return SampleRow(columns, errors or None, row.heard)
+
+
+def answer_row(said: SampleOutcome) -> SampleRow:
+    """The row of an answer, or of a failure."""
+    if isinstance(said, UserError):
+        return SampleRow({"answer": None}, str(said), (said,))
+    return SampleRow({"answer": said.text}, None, (said,))
+
+
+# How a model's answer begins: a question that reads the probabilities of its first token.
+
+
+class NextToken(Question):
+    """Asks for one token; an answer is a dictionary of tokens, the most probable first.
+
+    The column "unseen" is the probability of all tokens that the endpoint does not tell of. By
+    sampling, "low" and "high" are dictionaries with the ends of the tokens' 95 % intervals.
+
+    Args:
+        top_logprobs: How many tokens the endpoint is to tell of, from 1 to 20.
+        convert_to_probs: Whether to give probabilities; else their natural logarithms.
+        num_samples: How many requests a row is the mean of.
+        estimate_by_sampling: For models whose endpoint tells no log probabilities: count this many
+            answers of one token (True: 100) at temperature 1, in place of `num_samples` requests.
+        base: What every `Question` takes.
+
+    Raises:
+        WrongValue: As `Question`.
+    """
+
+    def __init__(
+        self,
+        *,
+        top_logprobs: int = 20,
+        convert_to_probs: bool = True,
+        num_samples: int = 1,
+        estimate_by_sampling: int | bool = False,
+        **base: Any,
+    ) -> None:
+        if not isinstance(convert_to_probs, bool):
+            raise InvalidArgument(f"convert_to_probs={convert_to_probs!r}: must be True or False")
+        self.top_logprobs = validate_top_logprobs(top_logprobs)
+        self.convert_to_probs = convert_to_probs
+        self.num_samples = validation.validate_int("num_samples", num_samples)
+        self.estimate_by_sampling = estimate_by_sampling
+        assert self.requests_per_row
+        super().__init__(**base)
+
+    @property
+    def requests_per_row(self) -> int:  # type: ignore[override]
+        """See `Question.requests_per_row`."""
+        return resolve_sample_count(self.estimate_by_sampling) or self.num_samples
+
+    def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """See `Question.params`."""
+        params = super().params(messages)
+        if self.estimate_by_sampling:
+            return with_sampling(params, 1)
+        return with_logprobs(params, self.top_logprobs)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Question.settings`."""
+        if self.estimate_by_sampling:
+            return {"num_samples": self.requests_per_row}
+        return {"convert_to_probs": self.convert_to_probs, "num_samples": self.num_samples}
+
+    @property
+    def layout(self) -> ColumnLayout:
+        """See `Question.layout`."""
+        ends = ("low", "high") if self.estimate_by_sampling else ()
+        return super().layout._replace(far=("unseen", *ends))
+
+    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
+        """See `Question.row`."""
+        number = self.requests_per_row
+        samples = range(sample * number, (sample + 1) * number)
+        if not self.estimate_by_sampling:
+            found = yield from read_next_token(asked, samples)
+        else:
+            found = yield from count_answers(asked, samples)
+        if not self.convert_to_probs:
+            found = found.to_logprobs()
+        if found.error:
+            return SampleRow({"answer": None}, str(found.error), found.heard)
+        columns = ("answer", "unseen", "low", "high")
+        return SampleRow({name: getattr(found, name) for name in columns}, None, found.heard)
+
+
+# A rating: a question that reads the mean of a number's distribution from the tokens' chances.
+
+
+class Rating(Question):
+    """Asks for a number; an answer is the mean of the model's distribution, `None` a refusal.
+
+    The columns are those of `tokens.ratings.Rated`. The bounds and the threshold are no part of a
+    request: after a change, kept answers are read anew. Numbers of more than five characters get
+    longer answers. Where a tokeniser splits numbers, a wider range may need a few more answers.
+
+    Args:
+        min_rating: The lowest and the highest number, both whole.
+        max_rating: See `min_rating`.
+        refusal_threshold: A model refuses if no number was seen, or tokens that are none have this
+            probability.
+        top_logprobs: How many tokens the endpoint is to tell of, from 1 to 20.
+        estimate_by_sampling: For models whose endpoint tells no log probabilities: count this many
+            answers (True: 100) at temperature 1.
+        base: What every `Question` takes.
+
+    Raises:
+        WrongValue: As `Question`.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_rating: int = 0,
+        max_rating: int = 100,
+        refusal_threshold: float = 0.75,
+        top_logprobs: int = 20,
+        estimate_by_sampling: int | bool = False,
+        **base: Any,
+    ) -> None:
+        self.min_rating, self.max_rating = min_rating, max_rating
+        self.refusal_threshold, self.top_logprobs = refusal_threshold, top_logprobs
+        self.estimate_by_sampling = estimate_by_sampling
+        assert self.bounds and self.requests_per_row
+        super().__init__(**base)
+
+    @property
+    def bounds(self) -> RatingBounds:
+        """As they are now: they may be changed, and what is kept is read anew."""
+        return RatingBounds(
+            self.min_rating, self.max_rating, self.refusal_threshold, self.top_logprobs
+        )
+
+    @property
+    def requests_per_row(self) -> int:  # type: ignore[override]
+        """See `Question.requests_per_row`."""
+        return resolve_sample_count(self.estimate_by_sampling) or 1
+
+    def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """See `Question.params`."""
+        return build_rating_params(super().params(messages), self.bounds, self.estimate_by_sampling)
+
+    @property
+    def layout(self) -> ColumnLayout:
+        """See `Question.layout`."""
+        ends = ("low", "high") if self.estimate_by_sampling else ()
+        return super().layout._replace(
+            near=("raw_answer", "probs"), far=("refused", "unseen", *ends)
+        )
+
+    def row(self, asked: ModelCall, sample: int) -> Script[SampleRow]:
+        """See `Question.row`."""
+        found = yield from read_rating(asked, self.bounds, sample, self.estimate_by_sampling)
+        if found.error:
+            return SampleRow({"answer": None}, str(found.error), found.heard)
+        columns = ("answer", "raw_answer", "probs", "refused", "unseen", "low", "high")
+        return SampleRow({name: getattr(found, name) for name in columns}, None, found.heard)

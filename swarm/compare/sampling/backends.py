@@ -1,0 +1,253 @@
+"""A model as experiments ask it: its answers are kept by request and sample."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from swarm.compare.sampling.types import ModelCall
+from swarm.compare.settings import CompareSettings
+from swarm.errors import UserError
+from swarm.models.base import Completion, Message, Request, completion_from_json, generate_each
+from swarm.models.cache import Cache, CachedModel, make_cache_key, make_sample_key
+from swarm.models.openai import OpenAI
+from swarm.models.openai_protocol import chat_url, override_fields
+
+# Where the answers of experiments are kept.
+
+
+def open_answer_cache() -> Cache:
+    """The file in `Config.cache_dir` as it is now."""
+    return _open_cache_file(str(Path(CompareSettings.cache_dir).expanduser() / "answers.sqlite"))
+
+
+@lru_cache(maxsize=16)
+def _open_cache_file(file: str) -> Cache:
+    return Cache(file)
+
+
+DEFAULT_MAX_NEW_TOKENS = 1024
+"""New tokens of a model on this machine where the parameters name no number."""
+
+BATCH_SIZE = 32
+"""Requests in one batch for a model that is asked in batches."""
+
+MAX_SAMPLES_PER_REQUEST = 128
+"""Samples of a request that one may ask for by the field `n`: as many as OpenAI's API allows."""
+
+COMMON_PARAMS = {
+    "model",
+    "timeout",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "seed",
+    "stop",
+    "logprobs",
+    "top_logprobs",
+}
+"""Parameters that every model understands."""
+
+SAMPLE_KEY_OFFSET = 10**10
+"""Is added to samples' numbers in keys, so that the keys' order is theirs."""
+
+SAMPLE_KEY_DIGITS = len(str(SAMPLE_KEY_OFFSET))
+
+UNSUPPORTED_SDK_PARAMS = ("extra_headers", "extra_query")
+"""What the openai package sends beside the body."""
+
+
+class Backend(Protocol):
+    """Where answers are from.
+
+    Attributes:
+        cache: Where they are kept.
+        label: Whose they are, in the cache.
+        at_once: How many requests go in one batch; 1 asks one by one.
+        batches: The most batches under way at once.
+        met: Whether it has said anything; until then one thing is asked at a time.
+    """
+
+    cache: Cache
+    label: str
+    at_once: int
+    batches: int
+    met: bool
+
+    def build_request(self, asked: ModelCall) -> Request:
+        """What is asked, as a request for sample 0.
+
+        Raises:
+            UserError: The model cannot be asked this.
+        """
+        ...
+
+    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
+        """What the keys of all its answers are made of, and whether all samples are the same.
+
+        Raises:
+            UserError: As `request`.
+        """
+        ...
+
+    def sample_key(self, key: str, sample: int) -> str:
+        """Under which an answer is kept."""
+        ...
+
+    def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+        """What is kept of so many samples of one request, by their numbers."""
+        ...
+
+    def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
+        """The answers that are kept of these keys, none of which is there twice.
+
+        Raises:
+            UserError: The file of kept answers cannot be read.
+        """
+        ...
+
+
+class EndpointBackend:
+    """A model behind a chat endpoint, asked one by one.
+
+    Args:
+        model: It.
+        kept_at: The base URL under which its answers are kept; `None`: its own.
+    """
+
+    at_once = 1
+
+    def __init__(self, model: OpenAI, kept_at: str | None = None) -> None:
+        assert model.cache is not None
+        self.url = chat_url(kept_at) if kept_at else model.client.url
+        self.model, self.cache, self.label = model, model.cache, str(model.model)
+        self.batches, self.met = model.client.limits.concurrency, False
+        self.samples_at_once = MAX_SAMPLES_PER_REQUEST
+
+    def build_request(self, asked: ModelCall) -> Request:
+        """The parameters as they are, whatever they are."""
+        body, timeout = self._request_body(asked)
+        # Config's own is that of one attempt, and lies in the limits.
+        return Request(
+            (), body=body, timeout=None if timeout == CompareSettings.timeout else timeout
+        )
+
+    def _request_body(self, asked: ModelCall) -> tuple[dict[str, Any], float | None]:
+        field = self.model.tokens_field
+        body = {**asked.api_kwargs}
+        timeout = body.pop("timeout", None)
+        if body.get("model") == asked.model:
+            del body["model"]
+        if "max_tokens" in body:
+            body[field] = body.pop("max_tokens")
+        else:
+            body.setdefault(field, None)
+        if other := next((key for key in UNSUPPORTED_SDK_PARAMS if body.pop(key, None)), None):
+            raise UserError(f"{asked.model}: {other} is not sent; leave it out")
+        body |= body.pop("extra_body", None) or {}
+        return body, timeout
+
+    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
+        """The endpoint is a part of it: the same name elsewhere is another model.
+
+        Endpoints answer differently even with a temperature of 0.
+        """
+        body = override_fields({"messages": [], **self.model.fixed}, self._request_body(asked)[0])
+        try:
+            return make_cache_key("chat", self.url, body), False
+        except TypeError as error:
+            raise UserError(f"{self.label}: what is asked is no JSON: {error}") from None
+
+    def sample_key(self, key: str, sample: int) -> str:
+        """Beside each other in the file, so that they are found together."""
+        return f"{key}:{SAMPLE_KEY_OFFSET + sample}"
+
+    def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
+        """See `Source.kept`."""
+        found = self.cache.get(keys)
+        return dict(zip(found, self.again(found.values()), strict=True))
+
+    def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+        """See `Source.kept_samples`; they lie beside each other in the file."""
+        ends = (self.sample_key(key, sample) for sample in (first, first + count - 1))
+        found = self.cache.get_range(*ends)
+        numbers = [int(one[-SAMPLE_KEY_DIGITS:]) - SAMPLE_KEY_OFFSET for one in found]
+        return dict(zip(numbers, self.again(found.values()), strict=True))
+
+    def again(self, answers: Collection[Any]) -> list[Completion]:
+        """Kept answers, counted in the model's totals."""
+        self.model.totals.cached += len(answers)
+        completion = self.model.build_completion
+        return [completion(answer, cached=True) for answer in answers]
+
+
+class BatchBackend:
+    """Any other model, asked for many answers at once, in a thread."""
+
+    at_once = BATCH_SIZE
+    batches = 4
+    met = True
+
+    def __init__(self, model: CachedModel) -> None:
+        self.model, self.cache, self.label = model, model.cache, model.label
+
+    def build_request(self, asked: ModelCall) -> Request:
+        """The parameters, as far as all models understand them."""
+        told = asked.api_kwargs
+        if strange := sorted(
+            key for key in told if key not in COMMON_PARAMS and told[key] is not None
+        ):
+            raise UserError(
+                f"{asked.model}: it takes no {strange[0]}; ModelAdapter.register can leave it out "
+                "for this model"
+            )
+        top = told.get("top_logprobs") or -1 if told.get("logprobs") else 0
+        stop = told.get("stop") or ()
+        longest = (
+            told.get("max_tokens") or told.get("max_completion_tokens") or DEFAULT_MAX_NEW_TOKENS
+        )
+        return Request(
+            tuple(_parse_message(asked.model, turn) for turn in told["messages"]),
+            max_new_tokens=longest,
+            temperature=told.get("temperature"),
+            seed=told.get("seed"),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            top_logprobs=top,
+        )
+
+    def call_key(self, asked: ModelCall) -> tuple[str, bool]:
+        """See `swarm.models.cache.CachedModel.request_key`; greedy answers are one."""
+        request = self.build_request(asked)
+        return self.model.request_key(request), request.temperature == 0
+
+    def sample_key(self, key: str, sample: int) -> str:
+        """See `swarm.models.cache.CachedModel`."""
+        return make_sample_key(key, sample)
+
+    def get_cached(self, keys: Sequence[str]) -> dict[str, Completion]:
+        """See `Source.kept`."""
+        found = self.cache.get(keys)
+        return {
+            key: completion_from_json({**value, "cached": True}) for key, value in found.items()
+        }
+
+    def get_cached_samples(self, key: str, first: int, count: int) -> dict[int, Completion]:
+        """See `Source.kept_samples`."""
+        keys = [make_sample_key(key, sample) for sample in range(first, first + count)]
+        found = self.get_cached(keys)
+        return {first + n: found[one] for n, one in enumerate(keys) if one in found}
+
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """What each comes to; whatever a model of one's own raises ends no other model's."""
+        try:
+            return generate_each(self.model, requests)
+        except (Exception, SystemExit) as error:
+            return [UserError(f"{self.label}: {type(error).__name__}: {error}")] * len(requests)
+
+
+def _parse_message(model: str, turn: Mapping[str, Any]) -> Message:
+    content = turn.get("content")
+    if not isinstance(content, str):
+        raise UserError(f"{model}: it reads text alone, and a message's content is none")
+    return Message(str(turn.get("role")), content)

@@ -1,0 +1,362 @@
+"""Finds out which of the known endpoints has a model, asking only those that may have it."""
+
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from swarm.compare.sampling.backends import open_answer_cache
+from swarm.compare.settings import ENDPOINT_URLS, CompareSettings, EndpointPair
+from swarm.errors import InvalidArgument, NoClientForModel, UserError
+from swarm.models import http
+from swarm.models.http import Call
+from swarm.models.http_errors import ConnectionFailed, RequestTimeout
+from swarm.models.openai_protocol import chat_url
+from swarm.models.rate_limit import Limits
+
+if TYPE_CHECKING:
+    from swarm.compare.settings import EndpointPair
+
+# An endpoint with a key, as discovery finds it: what `Config.client_for_model` gives.
+
+
+class EndpointClient:
+    """Where a model is asked.
+
+    Whatever else the `openai` package's client has, such as `chat`, this one has too where that
+    package is installed.
+
+    Args:
+        base_url: Up to and without /chat/completions.
+        api_key: Of that endpoint; no text of this object shows it.
+        variable: The name of the environment variable that the key is from.
+        kept_at: The endpoint whose answers those of this one continue, after it has failed;
+            `None`: its own.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        variable: str | None = None,
+        kept_at: str | None = None,
+    ) -> None:
+        self.base_url, self.api_key, self.variable = str(base_url), api_key, variable
+        self.kept_at = kept_at or self.base_url
+
+    def __repr__(self) -> str:
+        return f"Client({self.base_url!r}, key of {self.variable})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._sdk, name)
+
+    @cached_property
+    def _sdk(self) -> Any:
+        try:
+            from openai import OpenAI
+        except ImportError:
+            raise UserError("what the openai package does needs it: pip install openai") from None
+        return OpenAI(base_url=self.base_url, api_key=self.api_key)
+
+
+class KeyedClient(http.HttpClient):
+    """Posts chats with a key that it was given, not one that it reads from the environment."""
+
+    def __init__(self, name: str, client: Any, limits: Limits) -> None:
+        super().__init__(name, chat_url(client.base_url), None, limits)
+        variable = getattr(client, "variable", None)
+        # For what messages say; it need not be a variable's name.
+        self.api_key_env = variable or None
+        self._key: str | None = client.api_key or None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a client with a key in memory is not written anywhere")
+
+    def read_api_key(self) -> str | None:
+        """The key that was given."""
+        return self._key
+
+
+# Which endpoint had a model, remembered beside the kept answers for later processes.
+
+CREATE_ENDPOINT_TABLE = (
+    "CREATE TABLE IF NOT EXISTS places "
+    "(model TEXT, among TEXT, url TEXT, variable TEXT, time REAL, PRIMARY KEY (model, among))"
+)
+
+ORIGINS = "CREATE TABLE IF NOT EXISTS origins (model TEXT PRIMARY KEY, url TEXT)"
+"""The endpoint that a model had answered at before it failed there for good."""
+
+
+def _endpoints_as_json(possible: "Sequence[EndpointPair]") -> str:
+    """The endpoints without their keys."""
+    return json.dumps([(url, variable) for url, _, variable in possible])
+
+
+def load_endpoint(model: str, possible: "Sequence[EndpointPair]") -> "EndpointPair | None":
+    """The endpoint that had the model when these were the ones that could."""
+    with open_answer_cache().open_connection() as connection:
+        connection.execute(CREATE_ENDPOINT_TABLE)
+        asked = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
+        row = connection.execute(asked, (model, _endpoints_as_json(possible))).fetchone()
+    return next((pair for pair in possible if row and (pair[0], pair[2]) == row), None)
+
+
+def save_endpoint(model: str, possible: "Sequence[EndpointPair]", client: "EndpointClient") -> None:
+    """Write down where the model is."""
+    row = (model, _endpoints_as_json(possible), client.base_url, client.variable, time.time())
+    with open_answer_cache().open_connection() as connection:
+        connection.execute(CREATE_ENDPOINT_TABLE)
+        connection.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
+
+
+def forget_endpoint(model: str, origin: str | None) -> None:
+    """Look for the model anew the next time.
+
+    Args:
+        origin: The base URL whose answers another endpoint's will continue; `None`: unknown.
+    """
+    with open_answer_cache().open_connection() as connection:
+        connection.execute(CREATE_ENDPOINT_TABLE)
+        connection.execute(ORIGINS)
+        connection.execute("DELETE FROM places WHERE model = ?", (model,))
+        if origin is not None:
+            connection.execute("INSERT OR REPLACE INTO origins VALUES (?, ?)", (model, origin))
+
+
+def origin_of(model: str, possible: "Sequence[EndpointPair]") -> "EndpointPair | None":
+    """The endpoint whose kept answers are continued; `None` where it is no longer a setting."""
+    with open_answer_cache().open_connection() as connection:
+        connection.execute(ORIGINS)
+        row = connection.execute("SELECT url FROM origins WHERE model = ?", (model,)).fetchone()
+    return next((pair for pair in possible if row and pair[0] == row[0]), None)
+
+
+MODEL_NAME_PATTERNS = {
+    "api.openai.com": re.compile(r"(?!tinker:)[^/]+"),
+    "api.anthropic.com": re.compile(r"claude[^/]*"),
+    "openrouter.ai": re.compile(r"(?!tinker:)[^/]+/.+"),
+    "tinker.thinkingmachines.dev": re.compile(r"tinker:.+|[^/]+/.+"),
+}
+"""By host, what the names of its models look like; any other host may have any model."""
+
+LOCAL_PREFIXES = ("local", "llm", "function", "moa", "consortium")
+"""What a name may begin with that is no endpoint's."""
+
+FOLDER_PREFIXES = {"search": "local/search", "initial_experts": "local"}
+"""Folders whose models are named by their place."""
+
+NON_ENDPOINT_PREFIXES = {*LOCAL_PREFIXES, *FOLDER_PREFIXES}
+
+PROBE_LIMITS = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
+"""Of looking for a model: an endpoint that is not there costs seconds, not the day."""
+
+
+def may_host_model(base_url: str, model: str) -> bool:
+    """Whether a model of this name can be at an endpoint."""
+    form = MODEL_NAME_PATTERNS.get(urlsplit(base_url).hostname or "")
+    return form is None or form.fullmatch(model) is not None
+
+
+class EndpointIndex:
+    """What was found out about who has which model.
+
+    Attributes:
+        found: By model, its endpoint or why there is none; of the pairs as they are.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, EndpointClient | NoClientForModel] = {}
+        self._certain: set[str] = set()
+        self._seen: list[EndpointPair] | None = None
+        self._lock, self._locks = threading.Lock(), dict[str, threading.Lock]()
+
+    def clear_all(self) -> None:
+        """Find everything out anew; what earlier processes found out stays remembered."""
+        with self._lock:
+            self._seen = None
+            self.found.clear()
+            self._certain.clear()
+
+    def find_client(self, model: str, certain: bool) -> EndpointClient:
+        """Where a model is asked.
+
+        Args:
+            model: Its name.
+            certain: Ask even the only endpoint that may have it; else its first request tells.
+
+        Raises:
+            NoClientForModel: Nobody has it.
+        """
+        if model.partition("/")[0] in NON_ENDPOINT_PREFIXES:
+            raise NoClientForModel(f"{model}: it is asked in this process, not at an endpoint")
+        pairs = self._refresh_pairs()
+        with self._lock:
+            lock = self._locks.setdefault(model, threading.Lock())
+        with lock:
+            before = self.found.get(model)
+            failed = isinstance(before, NoClientForModel) and not before.lasting
+            if before is None or failed or (certain and model not in self._certain):
+                self.found[model] = self._search_model(model, pairs, certain)
+            found = self.found[model]
+        if isinstance(found, NoClientForModel):
+            raise found
+        return found
+
+    def cached_client(self, model: str) -> EndpointClient | None:
+        """Where a model is, if that was found out before."""
+        self._refresh_pairs()
+        found = self.found.get(model)
+        return found if isinstance(found, EndpointClient) else None
+
+    def candidate_endpoints(self, model: str) -> list[EndpointPair]:
+        """The endpoints that may have a model, in the order in which they are preferred."""
+        return [pair for pair in self._refresh_pairs() if may_host_model(pair[0], model)]
+
+    def mark_confirmed(self, model: str) -> None:
+        """The model has answered where it was asked."""
+        found = self.found.get(model)
+        if model not in self._certain and isinstance(found, EndpointClient):
+            self._certain.add(model)
+            save_endpoint(model, self.candidate_endpoints(model), found)
+
+    def origin(self, model: str) -> EndpointClient | None:
+        """Where a model had answered before it failed there; `None` where that is unknown."""
+        pair = origin_of(model, self.candidate_endpoints(model))
+        return pair and EndpointClient(*pair)
+
+    def mark_missing(self, model: str) -> None:
+        """The model cannot be asked where it was: it is looked for anew the next time.
+
+        What it has answered is kept for whichever endpoint is found then, so that it is asked only
+        for what is missing.
+        """
+        found = self.found.pop(model, None)
+        origin = (
+            found.kept_at if isinstance(found, EndpointClient) and model in self._certain else None
+        )
+        self._certain.discard(model)
+        forget_endpoint(model, origin)
+
+    def _refresh_pairs(self) -> list[EndpointPair]:
+        """The pairs by their variables; what was found out of others is forgotten."""
+        pairs = sorted(validate_pairs(CompareSettings.url_key_pairs), key=lambda pair: pair[2])
+        with self._lock:
+            if pairs != self._seen:
+                self._seen = pairs
+                self.found.clear()
+                self._certain.clear()
+        return pairs
+
+    def _search_model(
+        self, model: str, pairs: list[EndpointPair], certain: bool
+    ) -> EndpointClient | NoClientForModel:
+        possible = [pair for pair in pairs if may_host_model(pair[0], model)]
+        if not possible:
+            return NoClientForModel(f"{model}: {_no_endpoint_message(pairs)}")
+        known, origin = load_endpoint(model, possible), origin_of(model, possible)
+        kept_at = origin[0] if origin else None
+        if known is not None:
+            self._certain.add(model)
+            return EndpointClient(*known, kept_at)
+        if len(possible) == 1 and not certain:
+            return EndpointClient(*possible[0])
+        return self._probe_endpoints(model, possible, kept_at)
+
+    def _probe_endpoints(
+        self, model: str, possible: list[EndpointPair], kept_at: str | None
+    ) -> EndpointClient | NoClientForModel:
+        with ThreadPoolExecutor(len(possible)) as threads:
+            said = list(threads.map(lambda pair: _probe_endpoint(model, pair), possible))
+        there = []
+        for pair, error in zip(possible, said, strict=True):
+            if error is None:
+                there.append(pair)
+            elif not there:
+                _report_probe(pair, error)
+        if there:
+            found = next((pair for pair in there if pair[0] == kept_at), there[0])
+            if kept_at not in (None, found[0]):
+                print(
+                    f"{model}: {_host(kept_at)} failed and does so again; {_host(found[0])} is "
+                    "asked for what is missing (for all, without the first in url_key_pairs)",
+                    file=sys.stderr,
+                )
+            self._certain.add(model)
+            save_endpoint(model, possible, client := EndpointClient(*found, kept_at))
+            return client
+        error = NoClientForModel(
+            f"{model}: none of {len(possible)} endpoints has it; the first one says: {said[0]}"
+        )
+        error.lasting = any(isinstance(one, ConnectionFailed | RequestTimeout) for one in said)
+        return error
+
+
+ENDPOINT_INDEX = EndpointIndex()
+"""Of this process."""
+
+
+def validate_pairs(pairs: Any) -> list[EndpointPair]:
+    """`Config.url_key_pairs` as set by somebody.
+
+    Raises:
+        WrongValue: They are no pairs; the message leaves the keys out.
+    """
+    form = "a list of (base_url, key, name of the key's variable)"
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str):
+        raise InvalidArgument(f"Config.url_key_pairs: has to be {form}")
+    found = []
+    for number, pair in enumerate(pairs):
+        texts = isinstance(pair, tuple | list) and all(isinstance(part, str) for part in pair)
+        if not texts or len(pair) not in (2, 3):
+            raise InvalidArgument(f"Config.url_key_pairs[{number}]: has to be one of {form}")
+        found.append((pair[0], pair[1], pair[2] if len(pair) == 3 else f"KEY_{number}"))
+    return found
+
+
+def _probe_endpoint(model: str, pair: EndpointPair) -> UserError | None:
+    """Why an endpoint does not have a model; `None` if it has."""
+    from swarm.compare.model_adapter import ModelAdapter
+
+    params = dict(ModelAdapter.test_request_params(model))
+    timeout = params.pop("timeout", None)
+    try:
+        client = KeyedClient(model, EndpointClient(*pair), PROBE_LIMITS)
+        [said] = client.run_each_call(
+            [Call(params, timeout=timeout)], lambda n, content, s: content["choices"]
+        )
+    except UserError as error:
+        return error
+    return said if isinstance(said, UserError) else None
+
+
+def _report_probe(pair: EndpointPair, error: UserError) -> None:
+    if CompareSettings.verbose:
+        print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
+
+
+def _host(url: str | None) -> str:
+    """The host and port of a base URL."""
+    return urlsplit(url or "").netloc
+
+
+def _no_endpoint_message(pairs: list[EndpointPair]) -> str:
+    """Why no endpoint can have a model."""
+    if pairs:
+        hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
+        return (
+            f"no model at {hosts} can have this name; name its place, as in local/rooms or "
+            "PROVIDER/MODEL, or add an endpoint to Config.url_key_pairs"
+        )
+    return (
+        f"nothing says where this model is: set one of {', '.join(ENDPOINT_URLS)}, or "
+        "Config.url_key_pairs; or name the place, as in local/rooms, ollama/NAME or PROVIDER/MODEL"
+    )

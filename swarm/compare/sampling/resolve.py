@@ -1,0 +1,226 @@
+"""Finds the model of a name: your own, one of this project's kinds, or one at an endpoint."""
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare.config import Config
+from swarm.compare.sampling.backends import (
+    Backend,
+    BatchBackend,
+    EndpointBackend,
+    open_answer_cache,
+)
+from swarm.compare.sampling.discovery import (
+    ENDPOINT_INDEX,
+    FOLDER_PREFIXES,
+    LOCAL_PREFIXES,
+    EndpointIndex,
+    KeyedClient,
+)
+from swarm.compare.sampling.types import SampleRequest
+from swarm.compare.settings import get_max_workers
+from swarm.errors import InvalidArgument, NoClientForModel
+from swarm.models.base import Model
+from swarm.models.cache import Cache, CachedModel
+from swarm.models.openai import OpenAI
+from swarm.models.rate_limit import Limits
+
+if TYPE_CHECKING:
+    from swarm.models.providers import Provider
+
+MAX_RETRIES = 4
+"""Of a request that may succeed later; the waits between them double."""
+
+_backends_lock = threading.Lock()
+_backends: dict[Any, Backend] = {}
+_clients: dict[Any, KeyedClient] = {}
+
+
+def resolve_backend(name: str) -> Backend:
+    """The model of a name; may ask endpoints for it, so it is not for an event loop.
+
+    Your own (`Config.models`) goes before this project's kinds (local/, search/, initial_experts/,
+    llm/, function/, moa/, consortium/), these before the endpoints of `Config.url_key_pairs`, and
+    these before PROVIDER/MODEL.
+
+    Raises:
+        NoClientForModel: There is none; or another `UserError`.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise InvalidArgument(f"{name!r} is no name of a model")
+    if name in Config.models:
+        model = Config.models[name]
+        return _get_or_create_backend((name, id(model)), lambda: _custom_model_backend(name, model))
+    first, slash, rest = name.partition("/")
+    if slash and (first in LOCAL_PREFIXES or first in FOLDER_PREFIXES):
+        return _get_or_create_backend(
+            name, lambda: _registry_backend(f"{FOLDER_PREFIXES.get(first, first)}/{rest}")
+        )
+    try:
+        client = _find_client(name)
+    except NoClientForModel:
+        provider = _load_providers().get(first) if rest else None
+        if provider is None:
+            raise
+        return _get_or_create_backend(name, lambda: _provider_backend(provider, rest))
+    if "generate" in dir(client):
+        return _get_or_create_backend(
+            (name, id(client)), lambda: _custom_model_backend(name, client)
+        )
+    return _get_or_create_backend(
+        _endpoint_key(name, client), lambda: _endpoint_backend(name, client)
+    )
+
+
+def kept_source(name: str) -> Backend | None:
+    """Where a model had answered that cannot be found now: what is kept of it can be read."""
+    if name in Config.models or vars(Config)["client_for_model"] is not DEFAULT_CLIENT_FOR_MODEL:
+        return None
+    client = get_endpoint_index().origin(name)
+    if client is None:
+        return None
+    return _get_or_create_backend(
+        _endpoint_key(name, client), lambda: _endpoint_backend(name, client)
+    )
+
+
+def get_resolved_backend(name: str) -> Backend | None:
+    """The model of a name, if it was found before with the settings as they are."""
+    as_it_was = (
+        name not in Config.models and vars(Config)["client_for_model"] is DEFAULT_CLIENT_FOR_MODEL
+    )
+    client = get_endpoint_index().cached_client(name) if as_it_was else None
+    if client is None:
+        return None
+    return _backends.get(_backend_key(_endpoint_key(name, client)))
+
+
+def sample_cache_keys(wants: Sequence[SampleRequest]) -> list[str]:
+    """The key of each answer; what is asked is looked at once for all samples of it.
+
+    Raises:
+        UserError: There is no such model, or it cannot be asked this.
+    """
+    models = {name: resolve_backend(name) for name in {want.asked.model for want in wants}}
+    known: dict[int, tuple[str, bool]] = {}
+    found = []
+    for asked, sample in wants:
+        model = models[asked.model]
+        if id(asked) not in known:
+            known[id(asked)] = model.call_key(asked)
+        key, one = known[id(asked)]
+        found.append(model.sample_key(key, 0 if one else sample))
+    return found
+
+
+def get_endpoint_index() -> EndpointIndex:
+    """What is known of who has which model."""
+    return ENDPOINT_INDEX
+
+
+def _find_client(name: str) -> Any:
+    """Where a model is asked, without asking for it first where one place alone is possible."""
+    own = vars(Config)["client_for_model"]
+    if own is not DEFAULT_CLIENT_FOR_MODEL:
+        return Config.client_for_model(name)
+    return get_endpoint_index().find_client(name, certain=False)
+
+
+DEFAULT_CLIENT_FOR_MODEL = vars(Config)["client_for_model"]
+"""The method as it is here; a script may put its own in its place."""
+
+
+def _get_or_create_backend(key: Any, make: Any) -> Backend:
+    """The same model for the same name and settings, so that its limits hold for all who ask."""
+    state = _backend_key(key)
+    with _backends_lock:
+        if state not in _backends:
+            _backends[state] = make()
+        return _backends[state]
+
+
+def _backend_key(key: Any) -> Any:
+    cache = str(open_answer_cache().path)
+    limits = (Config.timeout, get_max_workers(), Config.requests_per_minute)
+    return key, cache, Config.base, Config.pool, *limits
+
+
+def _endpoint_key(name: str, client: Any) -> tuple[Any, ...]:
+    kept_at = getattr(client, "kept_at", None)
+    return name, client.base_url, client.api_key, getattr(client, "variable", None), kept_at
+
+
+def _custom_model_backend(name: str, model: Model) -> Backend:
+    if not hasattr(model, "generate"):
+        raise InvalidArgument(f"Config.models[{name!r}]: it has no method generate(requests)")
+    fingerprint = model.fingerprint() if hasattr(model, "fingerprint") else _model_settings(model)
+    identity = ("own", name, type(model).__qualname__, fingerprint)
+    return BatchBackend(CachedModel(model, open_answer_cache(), identity, name))
+
+
+def _model_settings(model: Model) -> dict[str, Any]:
+    """What a model without a fingerprint was made with, as far as texts and numbers say it."""
+    told = getattr(model, "__dict__", {}).items()
+    plain = str | int | float | None
+    return {key: value for key, value in told if key[0] != "_" and isinstance(value, plain)}
+
+
+def _registry_backend(name: str) -> Backend:
+    from swarm.registry.name_resolution import model_identity
+
+    model = _load_roster(open_answer_cache(), Config.base, Config.pool).model(name)
+    bare = model.model if isinstance(model, CachedModel) else model
+    told = ("named", name, model_identity(bare))
+    return BatchBackend(CachedModel(bare, open_answer_cache(), told, name))
+
+
+def _provider_backend(provider: "Provider", name: str) -> Backend:
+    return EndpointBackend(
+        provider.create_model(name, cache=open_answer_cache(), greedy_once=False)
+    )
+
+
+def _endpoint_backend(name: str, client: Any) -> Backend:
+    prices = (
+        p.prices.get(name) for p in _load_providers().values() if p.base_url == client.base_url
+    )
+    model = OpenAI(
+        name,
+        client.base_url,
+        temperature=None,
+        prices=next(prices, None),
+        cache=open_answer_cache(),
+        client=_shared_client(client),
+        greedy_once=False,
+    )
+    return EndpointBackend(model, getattr(client, "kept_at", None))
+
+
+def _shared_client(client: Any) -> KeyedClient:
+    """What all models of one endpoint and key are asked through: its limits are those of all."""
+    limits = Limits(
+        concurrency=get_max_workers(),
+        requests_per_minute=Config.requests_per_minute,
+        timeout=Config.timeout,
+        retries=MAX_RETRIES,
+    )
+    settings = (client.base_url, client.api_key, limits)
+    if settings not in _clients:
+        _clients[settings] = KeyedClient("", client, limits)
+    return _clients[settings]
+
+
+@lru_cache(maxsize=4)
+def _load_roster(cache: Cache, base: str | None, pool: str) -> Any:
+    from swarm.registry.registry import Roster
+
+    return Roster(base=base, pool=pool, cache=cache)
+
+
+@lru_cache(maxsize=1)
+def _load_providers() -> Any:
+    from swarm.models.providers import Providers
+
+    return Providers.load()

@@ -1,0 +1,657 @@
+"""One run of scripts: what is kept is read in batches, the rest is asked in one pool."""
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from swarm.compare.sampling.backends import Backend, BatchBackend, EndpointBackend
+from swarm.compare.sampling.resolve import (
+    get_endpoint_index,
+    get_resolved_backend,
+    kept_source,
+    resolve_backend,
+)
+from swarm.compare.sampling.types import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.settings import get_max_workers
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.base import Completion, Request
+from swarm.models.cache import Cache
+from swarm.models.http_errors import BadRequest, ConnectionFailed, RequestError
+from swarm.models.openai import GenerateSamples, open_sampler
+from swarm.models.openai_protocol import lacks_logprobs
+from swarm.models.threaded import run_in_thread, shared_event_loop
+
+# Python's garbage collection, which looks at all objects each time, made rare for a while.
+
+GC_THRESHOLDS = (250_000, 20, 100)
+"""Thresholds of `gc.set_threshold`; a run makes many objects and hardly any garbage."""
+
+_gc_lock = threading.Lock()
+_gc_users = 0
+_saved_thresholds = (700, 10, 10)
+
+
+@contextmanager
+def reduce_gc_frequency() -> Iterator[None]:
+    """10,000 kept answers take six tenths of the time; over when the last thread has left."""
+    global _gc_users, _saved_thresholds
+    with _gc_lock:
+        if _gc_users == 0:
+            _saved_thresholds = gc.get_threshold()
+            gc.set_threshold(*GC_THRESHOLDS)
+        _gc_users += 1
+    try:
+        yield
+    finally:
+        with _gc_lock:
+            _gc_users -= 1
+            if _gc_users == 0:
+                gc.set_threshold(*_saved_thresholds)
+
+
+# A progress bar for a person at a terminal or in a notebook; nobody else sees any.
+
+SHOW_AFTER_S, REFRESH_EVERY_S = 0.5, 0.2
+"""Seconds until the bar is shown, and between two looks at the counts."""
+
+
+class SamplingProgressBar:
+    """Shows how many answers have come, as a context.
+
+    Args:
+        title: What stands before the bar.
+        count: Gives how many came, how many are known to be wanted, and failures.
+        silent: Show nothing.
+    """
+
+    def __init__(
+        self, title: str, count: Callable[[], tuple[int, int, int]], silent: bool = False
+    ) -> None:
+        self.title, self.count = title, count
+        self.shown = not silent and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "SamplingProgressBar":
+        if self.shown:
+            self._thread = threading.Thread(target=self._update_bar, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        if self.shown:
+            self._thread.join()
+
+    def _update_bar(self) -> None:
+        if self._ended.wait(SHOW_AFTER_S):
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        failures = TextColumn("{task.fields[failures]}", style="red")
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            failures,
+        )
+        with Bar(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(self.title, failures="")
+            while True:
+                ended = self._ended.wait(REFRESH_EVERY_S)
+                came, wanted, failed = self.count()
+                told = f"{failed} failed" if failed else ""
+                bar.update(task, completed=came, total=wanted, failures=told)
+                if ended:
+                    return
+
+
+# How a run stands: who waits for which answers, and what is asked of each model.
+
+MAX_FAILURES_IN_ROW = 3
+"""Failures in a row, without an answer meanwhile, after which a model is asked nothing more."""
+
+
+@dataclass(slots=True)
+class WaitingScript:
+    """A script that waits for what it wanted.
+
+    Attributes:
+        script, number: It, and its place among all.
+        heard: What came, in the order of its wants.
+        missing: How many have not come.
+        again: Whether it has wanted something before.
+    """
+
+    script: Script[Any]
+    number: int
+    heard: list[Any]
+    missing: int = 0
+    again: bool = False
+
+
+QueuedSample = tuple[SampleRequest, WaitingScript, int]
+"""A want, who wants it, and its place among that one's wants."""
+
+
+@dataclass(slots=True)
+class PreparedCall:
+    """What is asked of a model that was found; all samples of it have one of these.
+
+    Attributes:
+        asked: What is asked.
+        place: The model.
+        error: Why it cannot be asked.
+        key: What the keys of the answers are made of.
+        one: Whether all samples are the same.
+        request: For sample 0; `None` until it is needed.
+    """
+
+    asked: ModelCall
+    place: "ModelQueue"
+    error: UserError | None = None
+    key: str = ""
+    one: bool = False
+    request: Request | None = None
+
+
+@dataclass
+class ModelQueue:
+    """One model in a run.
+
+    Attributes:
+        name: The model's.
+        source: Where its answers are from; `None` until it is found.
+        parked: Wants from the time before.
+        queue: What is to be asked: the answer's key, the request, and its sample's number.
+        ask: Asks an endpoint; `None` until it is used.
+        under_way: Batches, or requests that are asked one by one.
+        last: When it answered last, as `time.monotonic` has it.
+        failures: Since then.
+        error: Why nothing more is asked of it.
+    """
+
+    name: str
+    source: Backend | None = None
+    parked: list[QueuedSample] = field(default_factory=list)
+    queue: deque[tuple[str, Request, int]] = field(default_factory=deque)
+    ask: GenerateSamples | None = None
+    under_way: int = 0
+    last: float = 0.0
+    failures: int = 0
+    error: UserError | None = None
+
+    def can_start(self) -> bool:
+        """Whether something may be asked now; of an endpoint one thing until it has answered."""
+        if not self.queue:
+            return False
+        assert self.source
+        return self.under_way < (self.source.batches if self.source.met else 1)
+
+    def record_success(self) -> None:
+        """It has answered."""
+        assert self.source
+        if not self.source.met:
+            get_endpoint_index().mark_confirmed(self.name)
+        self.source.met, self.last, self.failures = self.error is None, time.monotonic(), 0
+
+    def record_failure(self, error: UserError, began: float) -> None:
+        """A request that began then has failed for good; perhaps all others would."""
+        self.failures += 1
+        if not isinstance(error, RequestError):
+            return
+        if self.source and not error.passing:
+            # It is there. One that is overloaded at the beginning is not pressed harder.
+            self.source.met = True
+        nobody = isinstance(error, ConnectionFailed) and not self.last
+        hopeless = self.failures >= MAX_FAILURES_IN_ROW or nobody
+        if error.general or (error.passing and self.last < began and hopeless):
+            self.error = error
+            if self.source:
+                self.source.met = False  # the next run begins with a single request
+            # Perhaps another endpoint has it, or another key may ask for it: looked for next time.
+            get_endpoint_index().mark_missing(self.name)
+
+
+T = TypeVar("T")
+
+LOOK = 0.2
+"""Seconds between two looks for answers that other processes ask for."""
+
+MIN_BULK_LOOKUP = 20
+"""Samples of one request that are looked up together."""
+
+
+class Scheduler(Generic[T]):
+    """A run of scripts on the event loop of `swarm.models.threaded.shared_event_loop`.
+
+    Args:
+        scripts: They belong to it from now on.
+        told: Is handed the number of each script that has ended and what it came to.
+        workers: The most requests under way; `None`: `Config.max_workers`.
+        before: Called once, before anything is asked.
+    """
+
+    def __init__(
+        self,
+        scripts: Sequence[Script[T]],
+        told: Callable[[int, T], None],
+        workers: int | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self.scripts, self.told, self.before = scripts, told, before
+        self.workers = workers or get_max_workers()
+        self.places: dict[str, ModelQueue] = {}
+        self.prepared: dict[int, PreparedCall] = {}
+        self.together: set[int] = set()  # ids of requests whose samples may be asked for at once
+        self.wanted: dict[str, list[QueuedSample]] = {}
+        self.new: list[QueuedSample] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.claimed: dict[str, Cache] = {}  # by the answers' keys
+        self.released: list[str] = []
+        self.elsewhere: dict[
+            str, tuple[ModelQueue, Request, int]
+        ] = {}  # other processes ask for these
+        self.under_way = self.came = self.failed = 0
+        self.left, self.settling, self.looking = len(scripts), False, False
+
+    def count_progress(self) -> tuple[int, int, int]:
+        """Answers that came, that are known to be wanted, and failures."""
+        return self.came, self.came + len(self.wanted), self.failed
+
+    async def run_all(self) -> None:
+        """Run them to their ends.
+
+        Raises:
+            BaseException: What a script raises.
+        """
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            async with AsyncExitStack() as self.stack:
+                for number, script in enumerate(self.scripts):
+                    self._advance_script(WaitingScript(script, number, []), None)
+                self._settle_samples()
+                await self.over
+        finally:
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            for script in self.scripts:
+                script.close()
+            self._release(list(self.claimed))
+
+    def _spawn_task(self, work: Any) -> None:
+        """Let something run beside; what it raises ends everything."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.over.done():
+            self.over.set_exception(error)
+
+    def _advance_script(self, waiting: WaitingScript, heard: list[SampleOutcome] | None) -> None:
+        """Let a script go on until it wants something, or ends."""
+        waiting.missing = 0
+        while not waiting.missing:
+            waiting.again = heard is not None
+            try:
+                wants = next(waiting.script) if heard is None else waiting.script.send(heard)
+            except StopIteration as end:
+                self.left -= 1
+                self.told(waiting.number, end.value)
+                return
+            heard = waiting.heard = self._bulk_cached_samples(wants)
+            for index, want in enumerate(wants):
+                if heard[index] is None:
+                    waiting.missing += 1
+                    self.new.append((want, waiting, index))
+
+    def _bulk_cached_samples(self, wants: Sequence[SampleRequest]) -> list[Any]:
+        """What is kept of many samples of one request in a row; of other wants nothing yet."""
+        nothing = [None] * len(wants)
+        if len(wants) < MIN_BULK_LOOKUP:
+            return nothing
+        asked, first = wants[0]
+        if any(one is not asked or n != k for k, (one, n) in enumerate(wants, first)):
+            return nothing
+        ready = self.prepared.get(id(asked)) or self._prepare_call(asked)
+        if ready is None or ready.error or ready.one:
+            return nothing
+        assert ready.place.source
+        kept = ready.place.source.get_cached_samples(ready.key, first, len(wants))
+        kept = {
+            sample: one for sample, one in kept.items() if not lacks_wanted_logprobs(asked, one)
+        }
+        self.came += len(kept)
+        return [kept.get(sample) for sample in range(first, first + len(wants))]
+
+    def _deliver_outcome(self, key: str, heard: SampleOutcome) -> None:
+        """Hand an answer to all who wait for it."""
+        self.came += 1
+        self.failed += isinstance(heard, UserError)
+        if key in self.claimed:
+            self.released.append(key)
+        for _, waiting, index in self.wanted.pop(key):
+            waiting.heard[index] = heard
+            waiting.missing -= 1
+            if not waiting.missing:
+                self._advance_script(waiting, waiting.heard)
+
+    def _schedule_settle(self) -> None:
+        """Settle when all that comes in this turn of the loop is there."""
+        if not self.settling:
+            self.settling = True
+            self._spawn_task(self._settle_later())
+
+    async def _settle_later(self) -> None:
+        self.settling = False
+        self._settle_samples()
+
+    def _settle_samples(self) -> None:
+        """Answer what is kept, queue the rest, until nothing new is wanted; then ask."""
+        self._release(self.released)
+        while self.new:
+            new, self.new = self.new, []
+            for place, sought in self._group_uncached(new).values():
+                self._look_up_cached(place, sought)
+        self._dispatch_batches()
+        if not self.left and not self.over.done():
+            self.over.set_result(None)
+
+    def _group_uncached(
+        self, new: list[QueuedSample]
+    ) -> dict[str, tuple[ModelQueue, dict[str, QueuedSample]]]:
+        """What is to be looked up of each model, by the answers' keys."""
+        sought: dict[str, tuple[ModelQueue, dict[str, QueuedSample]]] = {}
+        for one in new:
+            asked, sample = one[0]
+            ready = self.prepared.get(id(asked)) or self._prepare_call(asked)
+            if ready is None:
+                self.places[asked.model].parked.append(one)
+                continue
+            if ready.error is not None:
+                self.wanted[""] = [one]
+                self._deliver_outcome("", ready.error)
+                continue
+            place = ready.place
+            assert place.source
+            key = place.source.sample_key(ready.key, 0 if ready.one else sample)
+            if key in self.wanted:
+                self.wanted[key].append(one)
+                continue
+            self.wanted[key] = [one]
+            if place.name not in sought:
+                sought[place.name] = (place, {})
+            sought[place.name][1][key] = one
+        return sought
+
+    def _prepare_call(self, asked: ModelCall) -> PreparedCall | None:
+        """What is asked, for all its samples; `None` if its model is yet to be found."""
+        place = self.places.get(asked.model)
+        if place is None:
+            place = self.places[asked.model] = ModelQueue(
+                asked.model, get_resolved_backend(asked.model)
+            )
+            if place.source is None:
+                self._spawn_task(self._resolve_model(place))
+        if place.source is None and place.error is None:
+            return None
+        ready = PreparedCall(asked, place, error=place.error)
+        if place.source is not None:
+            try:
+                key, same = place.source.call_key(asked)
+                ready = PreparedCall(asked, place, None, key, same)
+            except UserError as error:
+                ready = PreparedCall(asked, place, error=error)
+        return self.prepared.setdefault(id(asked), ready)
+
+    def _look_up_cached(self, place: ModelQueue, sought: dict[str, QueuedSample]) -> None:
+        assert place.source
+        kept = place.source.get_cached(list(sought))
+        if isinstance(place.source, EndpointBackend):
+            bad = [
+                key for key, one in kept.items() if lacks_wanted_logprobs(sought[key][0].asked, one)
+            ]
+            place.source.cache.delete(bad)
+            for key in bad:
+                del kept[key]
+        for key, completion in kept.items():
+            self._deliver_outcome(key, completion)
+        missing = [key for key in sought if key not in kept]
+        mine = self._claim(place, [] if place.error else missing)
+        for key in missing:
+            (asked, sample), waiting, _ = sought[key]
+            if place.error:
+                self._deliver_outcome(key, place.error)
+                continue
+            if key not in self.wanted:
+                continue  # it was kept meanwhile
+            # What a script lacks to its end goes before what begins another.
+            add = place.queue.appendleft if waiting.again else place.queue.append
+            ready = self.prepared[id(asked)]
+            ready.request = ready.request or place.source.build_request(asked)
+            if asked.together:
+                self.together.add(id(ready.request))
+            one = key, ready.request, 0 if ready.one else sample
+            if key in mine:
+                add(one)
+            else:
+                self._await(place, one)
+
+    def _claim(self, place: ModelQueue, keys: list[str]) -> set[str]:
+        """Deliver what is kept of some keys by now; gives those that this course is to ask for.
+
+        Models that are no endpoints claim what they are asked themselves.
+        """
+        if not isinstance(source := place.source, EndpointBackend) or not keys:
+            return set(keys)
+        kept, mine = source.cache.claim(keys)
+        self.claimed |= dict.fromkeys(mine, source.cache)
+        for key, completion in zip(kept, source.again(kept.values()), strict=True):
+            self._deliver_outcome(key, completion)
+        return set(mine)
+
+    def _release(self, keys: list[str]) -> None:
+        caches: dict[int, tuple[Cache, list[str]]] = {}
+        for key in keys:
+            cache = self.claimed.pop(key)
+            caches.setdefault(id(cache), (cache, []))[1].append(key)
+        for cache, some in caches.values():
+            cache.release(some)
+        self.released = []
+
+    def _await(self, place: ModelQueue, one: tuple[str, Request, int]) -> None:
+        """Let another process ask, and look for its answer now and then."""
+        if not self.looking:
+            self.looking = True
+            self._spawn_task(self._look())
+        self.elsewhere[one[0]] = (place, one[1], one[2])
+
+    async def _look(self) -> None:
+        while self.elsewhere:
+            await asyncio.sleep(LOOK)
+            for place in {id(place): place for place, *_ in self.elsewhere.values()}.values():
+                keys = [key for key, (its, *_) in self.elsewhere.items() if its is place]
+                mine = set() if place.error else self._claim(place, keys)
+                for key in keys:
+                    if place.error and key in self.wanted:
+                        self._deliver_outcome(key, place.error)
+                    if key in mine or key not in self.wanted:
+                        _, request, sample = self.elsewhere.pop(key)
+                    if key in mine:
+                        place.queue.append((key, request, sample))
+            self._settle_samples()
+        self.looking = False
+
+    async def _resolve_model(self, place: ModelQueue) -> None:
+        try:
+            place.source = await run_in_thread(resolve_backend, place.name)
+        except UserError as error:
+            place.error = error
+            place.source = await run_in_thread(kept_source, place.name)
+        self.new += place.parked
+        place.parked = []
+        self._settle_samples()
+
+    def _dispatch_batches(self) -> None:
+        """Begin as much as may be under way, in turn of all models."""
+        while self.under_way < self.workers:
+            ready = [place for place in self.places.values() if place.can_start()]
+            if not ready:
+                return
+            if self.before:
+                self.before()
+                self.before = None
+            for place in ready[: self.workers - self.under_way]:
+                assert place.source
+                # To the end, or the first would have every worker that is free, and judges none.
+                self.places[place.name] = self.places.pop(place.name)
+                batch = self._next_batch(place)
+                place.under_way, self.under_way = place.under_way + 1, self.under_way + 1
+                self._spawn_task(self._run_batch(place, batch))
+
+    def _next_batch(self, place: ModelQueue) -> list[tuple[str, Request, int]]:
+        """What is asked of a model next; of an endpoint samples of one request."""
+        source, queue = place.source, place.queue
+        assert source
+        if not isinstance(source, EndpointBackend):
+            return [queue.popleft() for _ in range(min(source.at_once, len(queue)))]
+        batch = [queue.popleft()]
+        request = batch[0][1]
+        if id(request) in self.together and "seed" not in (request.body or {}):
+            while queue and queue[0][1] is request and len(batch) < source.samples_at_once:
+                batch.append(queue.popleft())
+        return batch
+
+    async def _run_batch(self, place: ModelQueue, batch: list[tuple[str, Request, int]]) -> None:
+        began = time.monotonic()
+        heard = await self._send_batch(place, batch)
+        place.under_way, self.under_way = place.under_way - 1, self.under_way - 1
+        # What lacks is asked for one by one: the endpoint does not know `n`.
+        place.queue.extendleft(reversed(batch[len(heard) :]))
+        told: UserError | None = None
+        for (key, _, _), one in zip(batch, heard, strict=False):
+            if isinstance(one, UserError):
+                if one is not told:  # that of one request for several samples counts once
+                    place.record_failure(one, began)
+                told = one
+            else:
+                place.record_success()
+            self._deliver_outcome(key, one)
+        while place.error and place.queue:
+            self._deliver_outcome(place.queue.popleft()[0], place.error)
+        self._schedule_settle()
+
+    async def _send_batch(
+        self, place: ModelQueue, batch: list[tuple[str, Request, int]]
+    ) -> list[SampleOutcome]:
+        source = place.source
+        if isinstance(source, BatchBackend):
+            requests = [replace(request, sample=sample) for _, request, sample in batch]
+            return await run_in_thread(source.generate_each, requests)
+        assert isinstance(source, EndpointBackend)
+        try:
+            if place.ask is None:
+                # Only one request is under way at the beginning: see `Place.ready`.
+                place.ask = await self.stack.enter_async_context(open_sampler(source.model))
+            _, request, sample = batch[0]
+            heard: list[SampleOutcome] = [
+                *await place.ask([one[0] for one in batch], request, sample)
+            ]
+            if len(heard) < len(batch):
+                source.samples_at_once = 1
+            return heard
+        except BadRequest as error:
+            if len(batch) == 1:
+                return [error]
+            source.samples_at_once = 1
+            return []
+        except UserError as error:
+            return [error] * len(batch)
+
+
+def lacks_wanted_logprobs(asked: ModelCall, kept: Completion) -> bool:
+    """Whether an answer lacks log probabilities; earlier versions kept such answers."""
+    return lacks_logprobs(asked.api_kwargs, {"text": kept.text, "tokens": kept.tokens})
+
+
+# Runs scripts: all at once, in one pool, with a progress bar.
+
+
+def run_scripts(
+    scripts: Iterable[Script[T]], title: str = "", before: Callable[[], None] | None = None
+) -> list[T]:
+    """What all scripts come to, in their order.
+
+    Answers are kept as they come; an interrupt ends the asking at once and loses none of them.
+
+    Args:
+        scripts: They may share wants: each is asked once.
+        title: Of the progress bar.
+        before: Called once before something is asked; not if all answers are kept.
+
+    Raises:
+        UserError: A setting is wrong. What a model fails in is sent to its scripts instead.
+    """
+    found: dict[int, T] = {}
+    course = check_not_nested(Scheduler(list(scripts), found.__setitem__, before=before))
+    try:
+        with SamplingProgressBar(title, course.count_progress):
+            shared_event_loop().run(course.run_all())
+    except KeyboardInterrupt:
+        came, wanted, _ = course.count_progress()
+        said = f"interrupted: {came} of {wanted} answers came, and are kept; the same again goes on"
+        print(said, file=sys.stderr)
+        raise
+    return [found[number] for number in range(len(found))]
+
+
+def check_not_nested(course: Scheduler[T]) -> Scheduler[T]:
+    """The same, unless this is called by what it would have to wait for.
+
+    Raises:
+        WrongValue: It is: a handler of `ModelAdapter` asks models.
+    """
+    if asyncio._get_running_loop() is shared_event_loop()._loop:
+        raise InvalidArgument(
+            "what a ModelAdapter calls cannot ask models itself, nor wait for them"
+        )
+    return course
+
+
+def as_completed(
+    scripts: Iterable[Script[T]], title: str = "", workers: int | None = None, silent: bool = False
+) -> Generator[tuple[int, T], None, None]:
+    """What the scripts come to, each with its number, as soon as it is there.
+
+    To close the generator ends the asking.
+
+    Args:
+        scripts, title: See `run`.
+        workers: The most requests under way; `None`: `Config.max_workers`.
+        silent: No progress bar.
+
+    Raises:
+        UserError: As `run`.
+    """
+    told: list[Callable[[tuple[int, T]], None]] = []
+    whole = Scheduler(list(scripts), lambda number, result: told[0]((number, result)), workers)
+    course = check_not_nested(whole)
+
+    def start_scheduler(emit: Callable[[tuple[int, T]], None]) -> Coroutine[Any, Any, None]:
+        told.append(emit)
+        return course.run_all()
+
+    with SamplingProgressBar(title, course.count_progress, silent):
+        yield from shared_event_loop().stream_items(start_scheduler)

@@ -1,0 +1,301 @@
+"""Which rows are wanted, and in which order: what the page's address says, read and done."""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from swarm.compare.view.table import AnswerTable
+from swarm.errors import UserError
+
+T = TypeVar("T")
+
+RANDOM_ORDER = "__random__"
+"""Instead of a column's name: in an order by chance, the same for the same seed."""
+
+RESULT_CACHE_SIZE = 24
+"""Results that are remembered, so that a page more costs nothing."""
+
+
+class SearchTerm(NamedTuple):
+    """What an answer or its question has to contain, or must not."""
+
+    text: str
+    excluded: bool = False
+
+
+class SortColumn(NamedTuple):
+    """A column by which is ordered."""
+
+    column: str
+    down: bool = False
+
+
+class Query(NamedTuple):
+    """What is to be shown.
+
+    Attributes:
+        terms: See `terms`.
+        choices: Columns, each with the labels that are allowed there.
+        ranges: Columns, each with the least and the greatest number that is allowed, or `None`.
+        errors: "only", "none" or "" for both.
+        flagged: Flagged rows alone.
+        sorts: The first decides, the next where that has equals; without any as in the file.
+        seed: Of the order by chance.
+    """
+
+    terms: tuple[SearchTerm, ...] = ()
+    choices: tuple[tuple[str, frozenset[str]], ...] = ()
+    ranges: tuple[tuple[str, float | None, float | None], ...] = ()
+    errors: str = ""
+    flagged: bool = False
+    sorts: tuple[SortColumn, ...] = ()
+    seed: int = 0
+
+    def without_column(self, column: str) -> "Query":
+        """The same, with all labels of a column allowed."""
+        return self._replace(choices=tuple(one for one in self.choices if one[0] != column))
+
+
+def parse_terms(search: str) -> tuple[SearchTerm, ...]:
+    """Words, -words that must not be there, and "several words" in quotes, with or without -."""
+    found = re.findall(r'(-?)(?:"([^"]*)"?|(\S+))', search.lower())
+    return tuple(
+        SearchTerm(phrase or word, bool(minus)) for minus, phrase, word in found if phrase or word
+    )
+
+
+def parse_query(table: AnswerTable, given: Iterable[tuple[str, str]]) -> Query:
+    """What an address asks for, by its parameters.
+
+    Args:
+        table: Whose columns are meant.
+        given: "search", "is.COLUMN" for each label, "min.COLUMN", "max.COLUMN", "errors",
+            "flagged", "sort" and "then" (a column, with "-" before it for descending), "seed".
+
+    Raises:
+        UserError: There is no such column, or it is no number.
+    """
+    one: dict[str, str] = {}
+    choices: dict[str, set[str]] = {}
+    for key, value in given:
+        if key.startswith("is."):
+            choices.setdefault(_require_column(table, key[3:]), set()).add(value)
+        else:
+            one[key] = value
+    bounds = {_require_column(table, key[4:]) for key in one if key.startswith(("min.", "max."))}
+    for name in bounds:
+        if table.column_kinds[name] != "number":
+            raise UserError(f"{name}: is no column of numbers")
+    return Query(
+        parse_terms(one.get("search", "")),
+        tuple(sorted((name, frozenset(labels)) for name, labels in choices.items())),
+        tuple(
+            (name, _parse_number(one, f"min.{name}"), _parse_number(one, f"max.{name}"))
+            for name in sorted(bounds)
+        ),
+        one.get("errors", ""),
+        "flagged" in one,
+        tuple(_parse_sort(table, one[key]) for key in ("sort", "then") if one.get(key)),
+        int(_parse_number(one, "seed") or 0),
+    )
+
+
+def _require_column(table: AnswerTable, name: str) -> str:
+    if name not in table.columns:
+        raise UserError(f"{name}: there is no such column; there are {', '.join(table.columns)}")
+    return name
+
+
+def _parse_sort(table: AnswerTable, word: str) -> SortColumn:
+    if word == RANDOM_ORDER or word in table.columns:
+        return SortColumn(word)
+    return SortColumn(_require_column(table, word.removeprefix("-")), True)
+
+
+def _parse_number(given: dict[str, str], key: str) -> float | None:
+    text = given.get(key, "")
+    try:
+        found = float(text) if text else None
+    except ValueError:
+        raise UserError(f"{key}: {text!r:.40} is no number") from None
+    if found is not None and not abs(found) < 2**53:
+        raise UserError(f"{key}: {text!r:.40} is too large")
+    return found
+
+
+class QueryEngine:
+    """Finds rows, and remembers what it found last.
+
+    Args:
+        table: Where.
+
+    Attributes:
+        flags: The rows that a person has flagged.
+    """
+
+    def __init__(self, table: AnswerTable) -> None:
+        self.table = table
+        self.flags: set[int] = set()
+        self._last: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find_rows(self, wanted: Query) -> np.ndarray:
+        """The numbers of the rows that are wanted, in order."""
+        key = (wanted, frozenset(self.flags) if wanted.flagged else None)
+        return self.get_or_compute(
+            key, lambda: sort_rows(self.table, wanted, self._matching_rows(wanted))
+        )
+
+    def get_or_compute(self, key: Any, find: Callable[[], T]) -> T:
+        """What was found for a key before, or else what is found now."""
+        with self._lock:
+            if key in self._last:
+                self._last.move_to_end(key)
+                return self._last[key]  # type: ignore[no-any-return]
+        found = find()
+        with self._lock:
+            self._last[key] = found
+            while len(self._last) > RESULT_CACHE_SIZE:
+                self._last.popitem(last=False)
+        return found
+
+    def _matching_rows(self, wanted: Query) -> np.ndarray:
+        table = self.table
+        fits = np.ones(table.count, dtype=bool)
+        if wanted.flagged:
+            fits[:] = False
+            fits[sorted(self.flags)] = True
+        if wanted.errors and "error" in table.columns:
+            wrong = np.array([one is not None for one in table.columns["error"]])
+            fits &= wrong if wanted.errors == "only" else ~wrong
+        for name, labels in wanted.choices:
+            coded = table.get_categorical(name)
+            allowed = np.array([one in labels for one in coded.labels], dtype=bool)
+            fits &= allowed[coded.codes]
+        for name, least, most in wanted.ranges:
+            keys = table.sort_keys(name)
+            fits &= (keys >= (-np.inf if least is None else least)) & (
+                keys <= (np.inf if most is None else most)
+            )
+        rows = np.flatnonzero(fits)
+        for term in wanted.terms:
+            rows = _search_rows(table, term, rows)
+        return rows
+
+
+def _search_rows(table: AnswerTable, term: SearchTerm, rows: np.ndarray) -> np.ndarray:
+    text, asked, said = term.text, table.asked, table.said
+    # What was asked is the same for many rows, and looked into once.
+    there = [text in one for one in table.conversations]
+    hits = (there[asked[row]] or text in said[row] for row in rows.tolist())
+    return rows[np.fromiter(hits, dtype=bool, count=len(rows)) != term.excluded]
+
+
+def sort_rows(table: AnswerTable, wanted: Query, rows: np.ndarray) -> np.ndarray:
+    """Rows in the order that is wanted; what is missing comes last, up and down."""
+    keys = []
+    for column, down in wanted.sorts:
+        if column == RANDOM_ORDER:
+            key = np.random.default_rng(abs(wanted.seed)).permutation(table.count)[rows]
+        else:
+            key = table.sort_keys(column)[rows]
+        keys.append(-key if down else key)
+    return rows[np.lexsort(keys[::-1])] if keys else rows
+
+
+# Two models, groups or other values side by side: the same question, sample against sample.
+
+
+class ComparedSides(NamedTuple):
+    """What is compared: two labels of a column."""
+
+    column: str
+    left: str
+    right: str
+
+
+class RowPair(NamedTuple):
+    """Two rows that answer the same; `None` where a side has no such sample.
+
+    Attributes:
+        sample: Which of a side's answers to the question, from 0.
+        left: Number of a row.
+        right: Number of a row.
+    """
+
+    sample: int
+    left: int | None
+    right: int | None
+
+
+def find_pairs(finder: QueryEngine, wanted: Query, sides: ComparedSides) -> list[RowPair]:
+    """All pairs of which at least one row is wanted, in the order of the rows.
+
+    Args:
+        finder: Of the rows.
+        wanted: Which; what it says of the compared column does not count.
+        sides: What is compared.
+    """
+    wanted = wanted.without_column(sides.column)
+    key = (wanted, sides, frozenset(finder.flags) if wanted.flagged else None)
+    return finder.get_or_compute(key, lambda: _pair_rows(finder, wanted, sides))
+
+
+def _pair_rows(finder: QueryEngine, wanted: Query, sides: ComparedSides) -> list[RowPair]:
+    table = finder.table
+    places = finder.get_or_compute(
+        ("places", sides.column), lambda: _sample_positions(table, sides.column)
+    )
+    coded = table.get_categorical(sides.column)
+    code = {one: at for at, one in enumerate(coded.labels)}
+    codes = coded.codes.tolist()
+    found: list[dict[Any, int]] = []
+    rows = finder.find_rows(wanted).tolist()
+    for side in (sides.left, sides.right):
+        mine = code.get(side)
+        at = {places[row]: row for row in range(table.count - 1, -1, -1) if codes[row] == mine}
+        at |= {places[row]: row for row in reversed(rows) if codes[row] == mine}
+        found.append(at)
+    both = {code.get(sides.left), code.get(sides.right)}
+    order = dict.fromkeys(places[row] for row in rows if codes[row] in both)
+    return [RowPair(place[-1], found[0].get(place), found[1].get(place)) for place in order]
+
+
+def _sample_positions(table: AnswerTable, column: str) -> list[tuple[Any, ...]]:
+    """Per row its question, its paraphrase and the how manieth answer to that it is."""
+    labels = table.get_categorical(column).codes.tolist()
+    # A model of several groups has a row in each for the same answer.
+    again = column == "model" and "group" in table.columns
+    groups = table.get_categorical("group").codes.tolist() if again else [0] * table.count
+    paraphrases = table.columns.get("paraphrase_ix") or [None] * table.count
+    counts: dict[Any, int] = {}
+    found = []
+    for row, question in enumerate(table.questions):
+        place = (question, str(paraphrases[row]))
+        key = (labels[row], groups[row], *place)
+        counts[key] = counts.get(key, -1) + 1
+        found.append((*place, counts[key]))
+    return found
+
+
+def column_means(
+    table: AnswerTable, found: list[RowPair]
+) -> dict[str, tuple[float | None, float | None]]:
+    """Of each listed column of numbers the mean of the left and of the right rows."""
+    import numpy as np
+
+    def mean_of(name: str, side: list[int | None]) -> float | None:
+        values = table.sort_keys(name)[[row for row in side if row is not None]]
+        values = values[~np.isnan(values)]
+        return float(values.mean()) if len(values) else None
+
+    left, right = [pair.left for pair in found], [pair.right for pair in found]
+    return {
+        name: (mean_of(name, left), mean_of(name, right))
+        for name in dict.fromkeys([*table.listed_columns, "answer"])
+        if table.column_kinds[name] == "number"
+    }

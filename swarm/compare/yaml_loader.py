@@ -1,0 +1,176 @@
+"""Questions in YAML: each file is a list of mappings, a question's name, type and arguments."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from swarm._util.files import read_yaml
+from swarm.errors import InvalidArgument, UserError
+
+if TYPE_CHECKING:
+    from swarm.compare.question import Question
+
+EXPECTED_FORM = "a list of mappings, each with name, type and the type's arguments"
+
+
+class QuestionEntry(NamedTuple):
+    """One question of a file: where it is, for errors, and its arguments."""
+
+    file: Path
+    number: int
+    said: Mapping[str, Any]
+
+    @property
+    def location(self) -> str:
+        """The file and the item in it."""
+        name = self.said.get("name")
+        return f"{self.file}: item {self.number}" + (f" ({name})" if name else "")
+
+
+def list_files(place: str | Path | None = None) -> list[Path]:
+    """The files of a folder, sorted by name, or the file itself.
+
+    Args:
+        place: `None` is `Config.yaml_dir`.
+
+    Raises:
+        WrongValue: There is nothing there.
+    """
+    from swarm.compare.config import Config
+
+    path = Path(Config.yaml_dir if place is None else place).expanduser()
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        told = "; set Config.yaml_dir to the folder of your questions" if place is None else ""
+        raise InvalidArgument(f"{path}: there is no such file or folder of questions in YAML{told}")
+    return sorted(one for one in path.iterdir() if one.suffix in (".yaml", ".yml"))
+
+
+def iter_entries(file: Path) -> Iterator[QuestionEntry | InvalidArgument]:
+    """What a file holds; an error in the place of what is none.
+
+    Raises:
+        WrongValue: The file is no list, or cannot be read.
+    """
+    try:
+        whole = read_yaml(file, "the questions")
+    except UserError as error:
+        raise InvalidArgument(str(error)) from None
+    if whole is None:
+        return
+    if not isinstance(whole, list):
+        raise InvalidArgument(f"{file}: must be {EXPECTED_FORM}; it is a {type(whole).__name__}")
+    for number, said in enumerate(whole, 1):
+        if not isinstance(said, dict):
+            yield InvalidArgument(
+                f"{file}: item {number} is no mapping; the file must be {EXPECTED_FORM}"
+            )
+        elif not isinstance(said.get("name"), str):
+            yield InvalidArgument(
+                f"{file}: item {number} has no name; the file must be {EXPECTED_FORM}"
+            )
+        else:
+            yield QuestionEntry(file, number, said)
+
+
+def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[InvalidArgument]]:
+    """All items of the files, and what is wrong with files and items."""
+    found: list[QuestionEntry] = []
+    wrong: list[InvalidArgument] = []
+    for file in list_files(place):
+        try:
+            for one in iter_entries(file):
+                found.append(one) if isinstance(one, QuestionEntry) else wrong.append(one)
+        except InvalidArgument as error:
+            wrong.append(error)
+    return found, wrong
+
+
+def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
+    """The item of this name; what is wrong with others does not matter.
+
+    Args:
+        name: Of the question.
+        place: A file or folder; `None` is `Config.yaml_dir`.
+
+    Raises:
+        WrongValue: There is none of this name, or several.
+    """
+    from swarm.compare.config import Config
+
+    found, wrong = load_entries(place)
+    named = [item for item in found if item.said["name"] == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        places = " and ".join(item.location for item in named)
+        raise InvalidArgument(
+            f"question {name!r} is there {len(named)} times: {places}; rename one"
+        )
+    where = Config.yaml_dir if place is None else place
+    names = [item.said["name"] for item in found]
+    near = get_close_matches(str(name), names, 1)
+    meant = f"did you mean {near[0]}? There" if near else "there"
+    broken = "".join(f"; also, {error}" for error in wrong)
+    raise InvalidArgument(
+        f"no question {name!r} in {where}; {meant} are: {format_names(names)}{broken}"
+    )
+
+
+def format_names(names: Sequence[str]) -> str:
+    """Names in an error."""
+    return ", ".join(names) or "none"
+
+
+def build_question(item: QuestionEntry) -> Any:
+    """The question of an item.
+
+    Raises:
+        WrongValue: It is broken; the error names the file and the item.
+    """
+    from swarm.compare.question import Question
+
+    try:
+        return Question.create(**resolve_local_judges(item))
+    except UserError as error:
+        raise InvalidArgument(f"{item.location}: {error}") from None
+    except TypeError:
+        raise InvalidArgument(f"{item.location}: its keys must be texts") from None
+
+
+def resolve_local_judges(item: QuestionEntry) -> dict[str, Any]:
+    """An item's arguments; judges that it names are those of its own file, if it has them."""
+    said = dict(item.said)
+    judges = said.get("judges")
+    if isinstance(judges, dict) and any(isinstance(one, str) for one in judges.values()):
+        own = {
+            one.said["name"]: one.said
+            for one in iter_entries(item.file)
+            if isinstance(one, QuestionEntry)
+        }
+        said["judges"] = {
+            column: own.get(one, one) if isinstance(one, str) else one
+            for column, one in judges.items()
+        }
+    return said
+
+
+def load_questions(place: str | Path) -> "list[Question]":
+    """All questions of a file or of a folder's files, in order; without those that only judge.
+
+    Raises:
+        WrongValue: One of them is broken, two have one name, or there is none.
+    """
+    found, wrong = load_entries(place)
+    if wrong:
+        raise wrong[0]
+    first: dict[str, QuestionEntry] = {}
+    for item in found:
+        if (other := first.setdefault(item.said["name"], item)) is not item:
+            raise InvalidArgument(f"{other.location} and {item.location} have one name; rename one")
+    asking = [item for item in found if not str(item.said.get("type")).endswith("_judge")]
+    if not asking:
+        raise InvalidArgument(f"{place}: there are no questions in it; it must be {EXPECTED_FORM}")
+    return [build_question(item) for item in asking]

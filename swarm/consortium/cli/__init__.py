@@ -1,0 +1,137 @@
+"""The group of commands behind `llm consortium` and `python -m swarm.consortium`."""
+
+import sys
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import click
+
+from swarm._util.terminal import escape_control_chars, is_tty
+from swarm.errors import UserError
+
+COMMANDS = {
+    "run": "swarm.consortium.cli.run.run",
+    "save": "swarm.consortium.cli.manage.save",
+    "list": "swarm.consortium.cli.manage.list_saved",
+    "show": "swarm.consortium.cli.manage.show",
+    "info": "swarm.consortium.cli.manage.show",
+    "remove": "swarm.consortium.cli.manage.remove",
+    "export": "swarm.consortium.cli.manage.export",
+    "import": "swarm.consortium.cli.manage.import_saved",
+    "runs": "swarm.consortium.cli.history.runs",
+    "run-info": "swarm.consortium.cli.history.run_info",
+    "leaderboard": "swarm.consortium.cli.history.leaderboard",
+    "compare": "swarm.consortium.cli.history.compare",
+    "strategies": "swarm.consortium.cli.manage.strategies",
+}
+"""The function of each command, by name."""
+
+EXAMPLES = {
+    "run": '"Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o',
+    "save": "council -m gpt-4o -m qwen2:7b --arbiter gpt-4o",
+    "show": "council",
+    "remove": "council",
+    "export": "council --output council.yaml",
+    "import": "council.yaml --replace",
+    "runs": "--since 2026-01-31",
+    "run-info": "3",
+    "leaderboard": "--since 2026-01-31",
+    "compare": '"Why is the sky blue?" -m gpt-4o -m qwen2:7b --judge gpt-4o',
+}
+"""Arguments of an example, where a command takes any."""
+
+
+class ClickUserError(click.ClickException):
+    """A user's mistake, with its code."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__(escape_control_chars(str(error)))
+        self.exit_code = error.code  # type: ignore[misc]
+
+
+TWO = (
+    "model-swarms answers; another plugin has a command of this name, too (llm-consortium?): "
+    "LLM_LOAD_PLUGINS=llm-consortium llm consortium ... asks that one"
+)
+
+
+class ConsortiumGroup(click.Group):
+    """A group whose first word may be left out, which then is `run`; modules load when used.
+
+    Attributes:
+        hides_another: Whether another plugin's command has the same name.
+    """
+
+    hides_another = False
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order in which they are told."""
+        return [name for name in COMMANDS if name != "info"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].rpartition(".")
+        found: click.Command = getattr(import_module(module), name)
+        words = EXAMPLES.get(cmd_name, EXAMPLES["show"] if cmd_name == "info" else "")
+        found.epilog = f"\b\nExample:\n  {ctx.command_path} {cmd_name} {words}".rstrip()
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `run` before what begins with no command.
+
+        Raises:
+            click.UsageError: The first word is nearly a command.
+        """
+        if ctx.resilient_parsing:  # a shell asks what may follow
+            return super().parse_args(ctx, args)
+        first = args[0] if args else ""
+        if first in ctx.help_option_names or (not args and is_tty(sys.stdin)):
+            return super().parse_args(ctx, ["--help"])
+        if first not in COMMANDS:
+            if near := get_close_matches(first, COMMANDS, 1, 0.75):
+                raise click.UsageError(
+                    f"{first}: did you mean the command {near[0]}? To ask just that: "
+                    f"{ctx.command_path} run {first}",
+                    ctx,
+                )
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The help, with examples by the name under which it was called."""
+        self.help = HELP.format(path=ctx.command_path) + (LLM_PLUGIN_HELP if ctx.parent else "")
+        super().format_help_text(ctx, formatter)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Do it; a user's mistake is one line, and an interrupt is told by its code."""
+        if self.hides_another:
+            click.echo(TWO, err=True)
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise ClickUserError(error) from None
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            ctx.exit(130)
+
+
+HELP = """Ask several models, and let an arbiter make one answer of theirs.
+
+The command run may be left out:
+
+\b
+  {path} "Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o
+  {path} save council -m gpt-4o -m qwen2:7b --arbiter gpt-4o
+  {path} "Why is the sky blue?" --consortium council
+"""
+LLM_PLUGIN_HELP = """
+What is saved is a model of llm's, too: llm -m council "Why is the sky blue?"
+"""
+
+
+@click.command(cls=ConsortiumGroup, name="consortium", short_help=HELP.partition("\n")[0])
+def consortium() -> None:
+    """The group; `Commands.format_help_text` tells what it is for."""

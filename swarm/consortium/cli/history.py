@@ -1,0 +1,293 @@
+"""The command that asks several models the same: `llm consortium compare`."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from swarm._util.terminal import escape_control_chars, std_streams
+from swarm.consortium.api import ConsortiumQuestion, answer_question
+from swarm.consortium.cli import run
+from swarm.consortium.cli import run as telling
+from swarm.consortium.cli.options import (
+    POSITIVE_INT,
+    build_registry,
+    combine_options,
+    location_options,
+    parse_single_member,
+    read_text_or_file,
+    request_options,
+)
+from swarm.consortium.cli.run import (
+    StderrReporter,
+    answer_with_progress,
+    read_question,
+    request_settings,
+)
+from swarm.consortium.run_log import RunLog
+from swarm.errors import UserError
+from swarm.models.base import Message, Request
+from swarm.multi_agent.consortium.config import (
+    ConsortiumSettings,
+    build_consortium,
+    parse_member,
+)
+from swarm.multi_agent.consortium.result_json import responses_to_json
+from swarm.multi_agent.types import OnEvent
+from swarm.trackers import TRACKER_NAMES, TrackedRun, tracker_by_name
+from swarm.trackers.base import track_run
+from swarm.trackers.records import log_deliberation, new_tracking_folder
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option(
+    "-m",
+    "--model",
+    "--models",
+    "models",
+    multiple=True,
+    metavar="MODEL",
+    help="Who is asked, two at least: a model or a consortium.",
+)
+@click.option(
+    "--judge", metavar="MODEL", help="Ranks the answers without their names, in an order by chance."
+)
+@click.option("--system", metavar="TEXT|FILE", help="What all of them are told first.")
+@click.option("--seed", type=click.IntRange(0), help="Of sampling, and of the order of answers.")
+@request_options
+@click.option(
+    "--stdin/--no-stdin",
+    default=True,
+    help="Whether standard input belongs to the prompt; default yes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Show the result as JSON.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--no-log", is_flag=True, help="Keep no record of what the judge said.")
+@click.option(
+    "--tracker",
+    type=click.Choice(TRACKER_NAMES),
+    default="none",
+    help="Show it there, too (docs/wandb.md); default none.",
+)
+@location_options
+def compare(prompt: str | None, **given: Any) -> None:
+    """Ask several models the same.
+
+    Their answers are shown with seconds, tokens and cost; without a judge there is no verdict.
+    """
+    std_streams()
+    notes = StderrReporter(given["quiet"])
+    members = build_registry(given)
+    who = [parse_member(one, members.is_known_name) for one in given["models"]]
+    if sum(one.count for one in who) < 2:
+        raise UserError("compare needs two models at least: -m A -m B", 2)
+    text = read_question(prompt, given["stdin"])
+    if given["timeout"]:
+        who = [replace(one, timeout=one.timeout or given["timeout"]) for one in who]
+    config = ConsortiumSettings(
+        tuple(who),
+        parse_single_member("judge", given["judge"], members) if given["judge"] else None,
+        "rank" if given["judge"] else "vote",
+        max_iterations=1,
+        system=read_text_or_file(given["system"] or "") or "",
+        seed=given["seed"] or 0,
+    )
+    consortium = build_consortium(config, members.model)
+    consortium.check()
+    turns = (Message("user", text),)
+    recorded = bool(given["judge"]) and not given["no_log"]
+    put = ConsortiumQuestion(
+        "compare", config, consortium, turns, request_settings(given), recorded
+    )
+    tracker = tracker_by_name(given["tracker"])
+    tracker.check()
+    with track_run(
+        tracker, TrackedRun("consortium", new_tracking_folder("compare"), config.to_dict())
+    ) as summary:
+        found = answer_with_progress(
+            put, notes, answer_question if given["judge"] else _collect_unjudged
+        )
+        summary |= log_deliberation(tracker, found)
+    if given["as_json"]:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for line in (*_format_answers(found), *_format_table(found)):
+        click.echo(escape_control_chars(line))
+
+
+def _collect_unjudged(put: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]:
+    """What each said, and no verdict."""
+    request = Request(put.turns, **put.asked)
+    return responses_to_json(
+        put.turns[-1].content, put.consortium.collect_member_answers(request, watch)
+    )
+
+
+def _format_answers(found: Mapping[str, Any]) -> Iterator[str]:
+    """Each one's answer below its name."""
+    for response in found["model_responses"]:
+        yield f"--- {_response_name(response)}"
+        yield response.get("error") or response["response"]
+        yield ""
+
+
+def _format_table(found: Mapping[str, Any]) -> list[str]:
+    """What each took, and where the judge put it; the best first."""
+    came, ranking = found["model_responses"], found.get("synthesis", {}).get("ranking", [])
+    order = [*ranking, *(place for place in range(len(came)) if place not in ranking)]
+    rows = []
+    for place in order:
+        one = came[place]
+        rank = ranking.index(place) + 1 if place in ranking else None
+        tokens = (one.get("prompt_tokens"), one.get("completion_tokens"))
+        rows.append(
+            (
+                _response_name(one),
+                rank,
+                one.get("seconds"),
+                *tokens,
+                run.format_cost(one.get("cost")),
+            )
+        )
+    heads = ("model", "place", "seconds", "tokens read", "tokens new", "cost")
+    return run.format_table(heads, rows)
+
+
+def _response_name(response: Mapping[str, Any]) -> str:
+    number = response["instance"]
+    return response["model"] if number == 1 else f"{response['model']} #{number}"
+
+
+# The commands about what was asked before: runs, run-info, leaderboard.
+
+run_filter_options = combine_options(
+    click.option(
+        "--limit", type=POSITIVE_INT, default=10, show_default=True, help="So many at most."
+    ),
+    click.option("--since", metavar="DATE", help="From then on: 2026-01-31, or with a time."),
+    click.option("--json", "as_json", is_flag=True, help="Show JSON."),
+)
+
+MAX_PROMPT_LENGTH = 60
+"""Characters of a prompt in a list."""
+
+
+@click.command()
+@run_filter_options
+@click.option("--name", help="Those of one consortium.")
+def runs(limit: int, since: str | None, as_json: bool, name: str | None) -> None:
+    """List the last runs, the newest first."""
+    found = RunLog().list(limit, since, name)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    heads = ("run", "when (UTC)", "consortium", "strategy", "iterations", "confidence", "prompt")
+    rows = [
+        (
+            row["id"][:12],
+            row["time"][:16].replace("T", " "),
+            row["name"],
+            row["strategy"],
+            row["iterations"] if row["status"] == "done" else row["status"],
+            row["confidence"],
+            shorten_prompt(row["prompt"]),
+        )
+        for row in found
+    ]
+    _print_lines(telling.format_table(heads, rows) if rows else ["no run is recorded"])
+
+
+@click.command("run-info")
+@click.argument("run")
+@click.option("--json", "--json-output", "as_json", is_flag=True, help="Show JSON.")
+def run_info(run: str, as_json: bool) -> None:
+    """Show what each member said in one run.
+
+    RUN is its id, or the beginning of it.
+    """
+    if not run.strip():
+        raise UserError("run-info needs a run's id, or the beginning of it; `runs` lists them", 2)
+    found = RunLog().get(run)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    else:
+        _print_lines(_format_run(found))
+
+
+@click.command()
+@run_filter_options
+@click.option("--model", help="This member alone.")
+def leaderboard(limit: int, since: str | None, as_json: bool, model: str | None) -> None:
+    """Compare members by how often they won."""
+    found = RunLog().leaderboard(limit, since, model)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    heads = (
+        "model",
+        "answers",
+        "failed",
+        "judged",
+        "wins",
+        "win rate (95 %)",
+        "Borda",
+        "seconds",
+        "tokens",
+        "cost",
+    )
+    rows = [
+        (
+            row["model"],
+            row["answers"],
+            row["failures"],
+            row["judged"],
+            row["wins"],
+            _format_win_rate(row),
+            row["borda"],
+            row["seconds"],
+            row["new_tokens"],
+            row["cost"] or None,
+        )
+        for row in found
+    ]
+    _print_lines(telling.format_table(heads, rows) if rows else ["no run is recorded"])
+    if rows:
+        click.echo(
+            "judged: runs of a strategy that ranks or chooses; Borda: 1 is always first, 0 "
+            "always last"
+        )
+
+
+def _format_win_rate(row: Mapping[str, Any]) -> str | None:
+    """A share of wins with its interval."""
+    if row["win_rate"] is None:
+        return None
+    return f"{row['win_rate']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+
+
+def _format_run(run: Mapping[str, Any]) -> Iterator[str]:
+    """A run for people."""
+    yield f"run {run['id']} of {run['time'][:19]}: {run['name'] or 'no name'}, {run['strategy']}"
+    yield f"prompt: {run['prompt']}"
+    if run["error"]:
+        yield f"failed: {run['error']}"
+        if "iterations" in run["result"]:
+            yield from telling.format_transcript(run["result"])
+        return
+    yield from telling.summarize_result(run["result"])
+    yield from telling.format_transcript(run["result"])
+    yield from ("", f"--- answer, of iteration {run['best']}", run["answer"])
+
+
+def shorten_prompt(text: str | None) -> str:
+    """A prompt's beginning, in one line."""
+    words = " ".join((text or "").split())
+    return words if len(words) <= MAX_PROMPT_LENGTH else f"{words[: MAX_PROMPT_LENGTH - 3]}..."
+
+
+def _print_lines(lines: Any) -> None:
+    for line in lines:
+        click.echo(escape_control_chars(line))

@@ -1,0 +1,418 @@
+"""The options by which a consortium is described, and the configuration that they come to."""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from swarm.errors import UserError
+from swarm.models.base import Model
+from swarm.models.cache import Cache
+from swarm.models.llm import LLM
+from swarm.models.providers import Providers
+from swarm.multi_agent.consortium.config import (
+    ConsortiumSettings,
+    MemberSpec,
+    normalize_threshold,
+    parse_member,
+    read_preset,
+)
+from swarm.multi_agent.consortium.consortium import STRATEGIES
+from swarm.multi_agent.consortium.legacy_config import LEGACY_STRATEGIES as OLDER
+from swarm.multi_agent.consortium.store import load_config
+from swarm.multi_agent.consortium.strategies import UNSURE
+from swarm.registry.registry import Roster
+
+# Who arbitrates where nobody was named.
+
+
+def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec | None:
+    """Nobody with "vote"; else the first program's arbiter if llm can ask it, or the first member.
+
+    Args:
+        strategy: The consortium's.
+        members: Its members.
+    """
+    if strategy == "vote" or not members:
+        return None
+    usual = read_preset("classic").arbiter
+    return usual if usual and is_available_in_llm(usual.model) else MemberSpec(members[0].model)
+
+
+def is_available_in_llm(name: str) -> bool:
+    """Whether llm knows a model and has its key."""
+    try:
+        LLM(name).check()
+    except UserError:
+        return False
+    return True
+
+
+# The models that are asked for in the commands of a consortium: by names as its members have.
+
+
+class MemberRegistry(Roster):
+    """A roster of which every name is found as a member's; see `Roster.member`.
+
+    Args:
+        providers, base, pool, device: See `Roster`.
+        cache: As of `Roster`; none is kept unless one is given, as an llm user expects.
+    """
+
+    def __init__(
+        self,
+        providers: Providers | None = None,
+        base: str | None = None,
+        pool: str | Path = "initial_experts",
+        device: str | None = None,
+        cache: Cache | Literal["default"] | None = None,
+    ) -> None:
+        super().__init__(providers, base, pool, device, cache)
+
+    @property
+    def uses_local(self) -> bool:
+        """Whether a model of this machine was asked for, whose weights the first question loads."""
+        return any(name.startswith("local/") for name in self._models)
+
+    def is_known_name(self, name: str) -> bool:
+        """Whether a model has just this name, so that no part of it is a count."""
+        return self._name_resolver.is_known_name(name)
+
+    def model(self, name: str) -> Model:
+        """See `Roster.member`."""
+        return self.member(name)
+
+
+log = logging.getLogger(__name__)
+
+ClickCommand = Callable[..., Any]
+
+DIRECT_OPTIONS = (
+    "confidence_threshold",
+    "max_iterations",
+    "min_iterations",
+    "strategy",
+    "quorum",
+    "seed",
+    "context",
+    "budget",
+    "max_cost",
+    "eliminate",
+    "keep",
+    "similarity",
+)
+"""Options that a configuration has under the same name."""
+
+
+class ResolvedConfig(NamedTuple):
+    """The configuration that was asked for.
+
+    Attributes:
+        config: Its settings.
+        name: Under which it is saved, or the preset's; `None` where it is of the options alone.
+        origin: Where it comes from, in words.
+    """
+
+    config: ConsortiumSettings
+    name: str | None
+    origin: str
+
+
+class ConfidenceType(click.ParamType):
+    """A confidence: 0.8, 80 or 80%."""
+
+    name = "confidence"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """As a share."""
+        text = str(value).strip()
+        try:
+            number = float(text.removesuffix("%"))
+            return normalize_threshold(number / 100 if text.endswith("%") else number)
+        except (ValueError, UserError):
+            self.fail(
+                f"{value!r} is no confidence from 0 to 1, or 10 to 100 as percent; write "
+                "0.8, 80 or 80%",
+                param,
+                ctx,
+            )
+
+
+class Strategy(click.Choice):
+    """A strategy; of llm-consortium's names it says which one here is meant."""
+
+    def __init__(self) -> None:
+        super().__init__(STRATEGIES)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The name."""
+        if meant := OLDER.get(str(value).lower()):
+            self.fail(
+                f"{value!r} is not one of {', '.join(STRATEGIES)}; did you mean {meant}?",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
+def combine_options(*made: ClickCommand) -> Callable[[ClickCommand], ClickCommand]:
+    """A decorator that adds them, told in this order."""
+
+    def decorate(function: ClickCommand) -> ClickCommand:
+        for one in reversed(made):
+            function = one(function)
+        return function
+
+    return decorate
+
+
+POSITIVE_FLOAT = click.FloatRange(0, min_open=True)
+NON_NEGATIVE_INT, POSITIVE_INT, UNIT_FLOAT = (
+    click.IntRange(0),
+    click.IntRange(1),
+    click.FloatRange(0, 1),
+)
+
+member_options = combine_options(
+    click.option(
+        "-m",
+        "--model",
+        "--models",
+        "models",
+        multiple=True,
+        metavar="MODEL",
+        help="A member: NAME, NAME:3 for three answers, NAME,temperature=1,role=critic; "
+        "may be repeated.",
+    ),
+    click.option(
+        "-n", "--count", type=POSITIVE_INT, help="Answers of each member that says no number."
+    ),
+    click.option(
+        "--arbiter",
+        "--arbiter-model",
+        metavar="MODEL",
+        help="Judges, and makes one answer of theirs.",
+    ),
+    click.option("--fallback", metavar="MODEL", help="Arbitrates where the arbiter fails."),
+)
+
+strategy_options = combine_options(
+    click.option(
+        "--strategy",
+        "--judging-method",
+        type=Strategy(),
+        help="How one answer is made of many; `strategies` tells of each.",
+    ),
+    click.option(
+        "--confidence-threshold",
+        type=ConfidenceType(),
+        help="Ends it when the arbiter is so sure: 0.8, 80 or 80%.",
+    ),
+    click.option("--max-iterations", type=POSITIVE_INT, help="The most iterations."),
+    click.option(
+        "--min-iterations", "--minimum-iterations", type=POSITIVE_INT, help="The fewest iterations."
+    ),
+    click.option("--system", metavar="TEXT|FILE", help="What all of them are told first."),
+    click.option(
+        "--role",
+        "roles",
+        multiple=True,
+        metavar="ROLE",
+        help="Of strategy roles: one by name or in words; may be repeated.",
+    ),
+    click.option(
+        "--eliminate", type=POSITIVE_INT, help="Of elimination: how many leave each time."
+    ),
+    click.option("--keep", type=POSITIVE_INT, help="Of elimination: how many stay at least."),
+    click.option(
+        "--similarity",
+        type=UNIT_FLOAT,
+        help="Of vote: how alike answers have to be, to count as the same.",
+    ),
+    click.option("--quorum", type=POSITIVE_INT, help="So many members have to answer."),
+    click.option(
+        "--context", type=POSITIVE_INT, metavar="TOKENS", help="The most that is sent at once."
+    ),
+    click.option("--seed", type=NON_NEGATIVE_INT, help="Of sampling, and of the order of answers."),
+    click.option(
+        "--budget", type=POSITIVE_INT, metavar="CALLS", help="The most calls of a question."
+    ),
+    click.option(
+        "--max-cost",
+        type=POSITIVE_FLOAT,
+        help="Begins no iteration when so much is spent, in the prices' currency.",
+    ),
+)
+
+request_options = combine_options(
+    click.option("--temperature", type=click.FloatRange(0), help="Of members that say none."),
+    click.option("--max-tokens", type=POSITIVE_INT, help="New tokens of one answer."),
+    click.option("--timeout", type=POSITIVE_FLOAT, metavar="SECONDS", help="Of one answer."),
+)
+
+consortium_option = click.option(
+    "--consortium", metavar="NAME", help="A saved one, a preset or a yaml to begin with."
+)
+
+location_options = combine_options(
+    click.option("--base", help="The base of local names: an option of conf/model or a folder."),
+    click.option("--pool", metavar="FOLDER", help="The experts of local names."),
+    click.option("--device", help="Where local models run: cpu, cuda, cuda:1."),
+    click.option("--providers", type=click.Path(path_type=Path), help="Endpoints of your own."),
+)
+
+
+def build_registry(given: Mapping[str, Any]) -> MemberRegistry:
+    """The models that names stand for.
+
+    Raises:
+        UserError: The file of providers is not as agreed.
+    """
+    local = {key: given[key] for key in ("base", "pool", "device") if given.get(key)}
+    providers = Providers.load(given["providers"]) if given.get("providers") else None
+    return MemberRegistry(providers, **local)
+
+
+def resolve_config(
+    given: Mapping[str, Any], members: MemberRegistry, of_each: Sequence[str] = ("timeout",)
+) -> ResolvedConfig:
+    """What the options come to: a saved one or a preset, and over it what was said.
+
+    Args:
+        given: The options by their names.
+        members: Knows which names are models.
+        of_each: Options that become each model's own, where it says nothing.
+
+    Raises:
+        UserError: Something is not known, or not allowed.
+    """
+    origin = _starting_config(given)
+    changes: dict[str, Any] = {
+        key: given[key] for key in DIRECT_OPTIONS if given.get(key) is not None
+    }
+    if given.get("models"):
+        count = given.get("count") or 1
+        changes["members"] = tuple(
+            parse_member(m, members.is_known_name, count) for m in given["models"]
+        )
+    elif given.get("count"):
+        raise UserError("--count has no effect without -m; name the members", 2)
+    for key in ("arbiter", "fallback"):
+        if given.get(key):
+            changes[key] = parse_single_member(key, given[key], members)
+    if given.get("roles"):
+        changes["roles"] = tuple(given["roles"])
+        changes.setdefault("strategy", "roles")
+    if given.get("system") is not None:
+        changes["system"] = read_text_or_file(given["system"])
+    if origin is None:
+        if "arbiter" not in changes:
+            strategy = changes.get("strategy", "default")
+            changes["arbiter"] = default_arbiter(strategy, changes["members"])
+        made = ResolvedConfig(ConsortiumSettings(**changes), None, "as the options say")
+    else:
+        made = origin._replace(config=replace(origin.config, **changes))
+    check_unused_options(given, made.config.strategy)
+    each = {key: given[key] for key in of_each if given.get(key) is not None}
+    return made._replace(config=_apply_to_each(made.config, each))
+
+
+def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "--") -> None:
+    """See that no option is without effect; of a threshold that is, a warning is logged.
+
+    Args:
+        given: The options by their names.
+        strategy: Of what they come to.
+        flag: How an option is written, before its name.
+
+    Raises:
+        UserError: One is.
+    """
+    for key, of in (("eliminate", "elimination"), ("keep", "elimination"), ("similarity", "vote")):
+        if given.get(key) is not None and strategy != of:
+            raise UserError(
+                f"{flag}{key} has no effect with strategy {strategy}; add {flag}strategy {of}", 2
+            )
+    if given.get("confidence_threshold") is not None and strategy in UNSURE:
+        key = "confidence-threshold" if flag == "--" else "confidence_threshold"
+        log.warning(
+            "%s%s has no effect with strategy %s, in which nobody says how sure the answer is",
+            flag,
+            key,
+            strategy,
+        )
+
+
+def _starting_config(given: Mapping[str, Any]) -> ResolvedConfig | None:
+    """Where the options begin; `None` where they say it all."""
+    if name := given.get("consortium"):
+        return ResolvedConfig(load_config(name), name, f"consortium {name}")
+    if given.get("models"):
+        return None
+    classic = read_preset("classic")
+    there = all(
+        is_available_in_llm(one.model) for one in (*classic.members, *_as_list(classic.arbiter))
+    )
+    name, why = ("classic", "has") if there else ("local", "has not")
+    return ResolvedConfig(
+        read_preset(name), name, f"preset {name}, as llm {why} classic's models and keys"
+    )
+
+
+def parse_single_member(option: str, spec: str, members: MemberRegistry) -> MemberSpec:
+    """A single model that an option names.
+
+    Raises:
+        UserError: It is several.
+    """
+    found = parse_member(spec, members.is_known_name)
+    if found.count > 1:
+        raise UserError(f"--{option} {spec}: it is asked once; leave the number out", 2)
+    return found
+
+
+def _apply_to_each(config: ConsortiumSettings, each: Mapping[str, Any]) -> ConsortiumSettings:
+    """With what the options say of every model that says nothing of its own."""
+    if not each:
+        return config
+
+    def with_defaults(one: MemberSpec | None) -> MemberSpec | None:
+        new = {key: value for key, value in each.items() if one and getattr(one, key) is None}
+        return replace(one, **new) if one else None
+
+    members = tuple(one for one in map(with_defaults, config.members) if one)
+    return replace(
+        config,
+        members=members,
+        arbiter=with_defaults(config.arbiter),
+        fallback=with_defaults(config.fallback),
+    )
+
+
+def _as_list(one: MemberSpec | None) -> list[MemberSpec]:
+    return [one] if one else []
+
+
+FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
+"""What nobody says to a model, but writes to name a file."""
+
+
+def read_text_or_file(given: str) -> str | None:
+    """A text, or what the file of this name holds; blanks are none.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    try:
+        is_file = "\n" not in given and len(given) < 1024 and os.path.isfile(given)
+        text = Path(given).read_text(encoding="utf-8") if is_file else given
+        if not is_file and FILE_NAME_PATTERN.fullmatch(given):
+            raise UserError(f"--system {given}: there is no such file; a text has several words")
+    except (OSError, ValueError) as error:
+        raise UserError(f"--system {given}: the file cannot be read: {error}") from None
+    return text.strip() or None

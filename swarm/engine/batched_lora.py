@@ -1,0 +1,190 @@
+"""Linear layers that carry one low-rank update per particle, so one batch serves many particles.
+
+A batch of P particles has its rows in P equal blocks, particle by particle. The base matmul is
+shared by all rows; the updates are two batched matmuls (arXiv 2106.09685, with one more axis), or,
+where particles are exact sums of the experts' updates, two that all rows share.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from swarm.engine.base_model import BaseModel
+from swarm.errors import UserError
+
+Factors = Sequence[torch.Tensor]
+"""A and B of all experts, and where in a position their coefficients are (`Basis.held`)."""
+
+
+class BatchedLoraLinear(nn.Module):
+    """A linear layer plus `B[p] @ A[p]` on the rows of particle p.
+
+    Attributes:
+        down: A of all particles, [P, r, in]; `None` leaves the base layer alone.
+        up: B of all particles, [P, out, r], with the scaling already in it.
+        shares: The coefficients of all particles, [P, 1, R], where A [R, in] and B [out, R] are
+            those of all experts after each other; `None` where each particle has its own.
+        merged: The base weight plus `up[0] @ down[0]`, [out, in], for a single particle; a copy,
+            made each time from the base weight, which is never written to.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self.down: torch.Tensor | None = None
+        self.up: torch.Tensor | None = None
+        self.shares: torch.Tensor | None = None
+        self.merged: torch.Tensor | None = None
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map [P * b, ..., in] to [P * b, ..., out]."""
+        if self.merged is not None:
+            return nn.functional.linear(rows, self.merged, self.linear.bias)
+        out: torch.Tensor = self.linear(rows)
+        if self.down is None or self.up is None:
+            return out
+        if self.shares is not None:
+            particles, _, rank = self.shares.shape
+            low = nn.functional.linear(rows, self.down).reshape(particles, -1, rank)
+            # In float32: a coefficient rounded to bfloat16 would err by the same share everywhere.
+            low = (low * self.shares).to(rows.dtype)
+            return out + nn.functional.linear(low, self.up).view(out.shape)
+        particles = self.down.shape[0]
+        blocks = rows.reshape(particles, -1, rows.shape[-1])
+        low = torch.bmm(blocks, self.down.transpose(1, 2))
+        mixed = torch.baddbmm(
+            out.reshape(particles, -1, out.shape[-1]), low, self.up.transpose(1, 2)
+        )
+        return mixed.view(out.shape)
+
+    def merge_update(self, down: torch.Tensor, up: torch.Tensor) -> None:
+        """Become one particle with A [r, in] and B [out, r], as fast as the base alone."""
+        weight = self.linear.weight
+        if self.merged is None:
+            self.merged = torch.empty_like(weight)
+        torch.addmm(weight, up.to(weight.dtype), down.to(weight.dtype), out=self.merged)
+
+
+class BatchedLoraModel:
+    """The stacked layers of one model, put in place of its linear layers.
+
+    Args:
+        model: The base model; changed in place until `remove`.
+        basis: For each module name, A of all experts [K, r, in] and B [K, out, r], to be mixed
+            apart from each other, or A [R, in] and B [out, R] of all experts after each other, to
+            be added up exactly. Third, if there is one: for each entry of A's first axis the place
+            of its coefficient in a position; without it, in their order.
+        device, dtype: Where the basis is kept and what the layers compute in.
+
+    Raises:
+        KeyError: The model has no linear layer of that name.
+        ValueError: A factor does not fit its layer.
+    """
+
+    def __init__(
+        self, model: nn.Module, basis: Mapping[str, Factors], device: str, dtype: torch.dtype
+    ) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._basis: dict[str, tuple[torch.Tensor, ...]] = {}
+        self._layers: dict[str, BatchedLoraLinear] = {}
+        modules = dict(model.named_modules())
+        for name, (down, up, *where) in basis.items():
+            linear = modules.get(name)
+            if not isinstance(linear, nn.Linear):
+                raise KeyError(name)
+            if (linear.in_features, linear.out_features) != (down.shape[-1], up.shape[-2]):
+                raise ValueError(
+                    f"{name} is {linear.in_features} x {linear.out_features}, "
+                    f"the experts' is {down.shape[-1]} x {up.shape[-2]}"
+                )
+            # What is summed stays in float32 until it is summed.
+            kind = torch.float32 if down.dim() == 3 else dtype
+            places = where[0] if where else torch.arange(len(down))
+            self._basis[name] = (down.to(device, kind), up.to(device, kind), places.to(device))
+        for name in self._basis:
+            self._layers[name] = BatchedLoraLinear(modules[name])  # type: ignore[arg-type]
+            self._replace_module(name, self._layers[name])
+
+    def _replace_module(self, name: str, module: nn.Module) -> None:
+        parent, _, leaf = name.rpartition(".")
+        setattr(self._model.get_submodule(parent), leaf, module)
+
+    @torch.inference_mode()
+    def set_positions(self, coefficients: torch.Tensor, merge: bool = False) -> None:
+        """Become P positions, [P, G * K]; what is mixed is mixed in float32.
+
+        Args:
+            merge: Add the update to a copy of the weights; for a single position.
+        """
+        if not merge:
+            self.attach_positions(coefficients)
+            return
+        for name, (down, up, places) in self._basis.items():
+            weights = coefficients.to(down.device, torch.float32).index_select(1, places)
+            if down.dim() == 3:
+                down = torch.einsum("pk,kri->pri", weights, down)
+                up = torch.einsum("pk,kor->por", weights, up)
+            else:
+                down, up = down[None], up * weights[:, None]
+            self._layers[name].merge_update(down[0], up[0])
+
+    def attach_positions(self, coefficients: torch.Tensor) -> None:
+        """As `set` without merging; a gradient flows back into coefficients that require one."""
+        for name, (down, up, places) in self._basis.items():
+            layer = self._layers[name]
+            weights = coefficients.to(down.device, torch.float32).index_select(1, places)
+            if down.dim() == 3:
+                down = torch.einsum("pk,kri->pri", weights, down)
+                up = torch.einsum("pk,kor->por", weights, up)
+            layer.down, layer.up = down.to(self._dtype), up.to(self._dtype)
+            layer.shares = None if down.dim() == 3 else weights[:, None]
+            layer.merged = None
+
+    def first_nonfinite(self) -> int | None:
+        """The first position of those set whose mixed factors are NaN or infinite, if any is."""
+        good: torch.Tensor | None = None
+        for layer in self._layers.values():
+            own = (layer.shares,) if layer.shares is not None else (layer.down, layer.up)
+            for factor in own:
+                if factor is not None:
+                    fine = factor.isfinite().flatten(1).all(1)
+                    good = fine if good is None else good & fine
+        # One transfer for all layers.
+        bad = [] if good is None else (~good).nonzero().flatten().tolist()
+        return bad[0] if bad else None
+
+    def clear_positions(self) -> None:
+        """Leave the base model alone until the next `set`."""
+        for layer in self._layers.values():
+            layer.down = layer.up = layer.shares = layer.merged = None
+
+    def remove_layers(self) -> None:
+        """Give the model its own layers back; they were never written to."""
+        for name, layer in self._layers.items():
+            self._replace_module(name, layer.linear)
+        self._layers.clear()
+
+
+def install_lora_layers(
+    model: Any, basis: Any, device: str, base: BaseModel, folder: str | Path
+) -> BatchedLoraModel:
+    """The experts' layers put into the model.
+
+    Raises:
+        UserError: The pool does not fit the base.
+    """
+    try:
+        return BatchedLoraModel(model, basis, device, model.dtype)
+    except KeyError as error:
+        raise UserError(
+            f"pool.folder={folder}: the experts adapt {error.args[0]}, which the base "
+            f"{base.path} does not have as a linear layer; choose the base they were made for"
+        ) from None
+    except ValueError as error:
+        raise UserError(
+            f"pool.folder={folder}: the experts do not fit the base {base.path}: {error}"
+        ) from None

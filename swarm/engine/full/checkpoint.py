@@ -1,0 +1,240 @@
+"""A model's weights on disk: one safetensors file or several shards, read and written in parts."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from swarm.engine.base_model import quiet_transformers, wrap_load_errors
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+FLOAT_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The types that are mixed, as safetensors and as torch calls them."""
+
+INTEGER_DTYPES = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
+"""The types that are taken over as they are."""
+
+CHUNK_NUMBERS = 1 << 20
+"""Numbers of a tensor that are in memory at once while it is mixed, unless one row has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies, and its type (as safetensors calls it) and shape."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Checkpoint:
+    """The tensors of the model in `folder`, of which only the files' headers have been read.
+
+    Attributes:
+        tensors: By name.
+
+    Raises:
+        UserError: There are none, a shard is missing or damaged, or a type cannot be mixed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tensors: dict[str, StoredTensor] = {}
+        listed = _read_index(folder)
+        for name in sorted(set(listed.values())):
+            self.tensors |= _read_header(folder / name)
+        if missing := sorted(set(listed) - {"*"} - set(self.tensors)):
+            raise UserError(f"{folder}: {INDEX_FILE} lists {missing[0]}, which no shard holds")
+        for name, stored in self.tensors.items():
+            if stored.dtype not in (*FLOAT_DTYPES, *INTEGER_DTYPES):
+                allowed = ", ".join(FLOAT_DTYPES)
+                raise UserError(f"{folder}: {name} is of type {stored.dtype}; mixed are {allowed}")
+
+    def read_rows(self, name: str, rows: Any) -> "Tensor":
+        """The rows (`parts`) of a tensor, as they are in the file; to be read and not changed."""
+        # Opened each time: what stays mapped would count as this process's memory.
+        with safe_open(str(self.tensors[name].file), framework="pt") as file:
+            return file.get_tensor(name) if rows is ... else file.get_slice(name)[rows]
+
+    def are_tensors_equal(self, one: str, other: str) -> bool:
+        """Whether two of the tensors are equal in type, shape and every number."""
+        import torch
+
+        first, second = self.tensors[one], self.tensors[other]
+        return (first.dtype, first.shape) == (second.dtype, second.shape) and all(
+            torch.equal(self.read_rows(one, rows), self.read_rows(other, rows))
+            for rows in iterate_row_slices(first.shape)
+        )
+
+
+def iterate_row_slices(shape: tuple[int, ...]) -> Iterator[Any]:
+    """Indices that cut a tensor of this shape along its first axis into parts of `PART` numbers."""
+    if not shape:
+        yield ...
+        return
+    rows = max(1, CHUNK_NUMBERS // max(1, prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
+
+
+def write_shards(
+    folder: Path, sizes: Mapping[str, int], limit: float, make: Callable[[str], "Tensor"]
+) -> None:
+    """Write tensors under the names that transformers looks for; one shard is in memory at a time.
+
+    Args:
+        sizes: Bytes of each tensor.
+        limit: Bytes of a shard, unless one tensor has more.
+        make: Gives a tensor by name.
+    """
+    from safetensors.torch import save_file
+
+    shards = _pack_shards(sizes, limit)
+    count = len(shards)
+    files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    files = files if count > 1 else [WEIGHTS_FILE]
+    for file, names in zip(files, shards, strict=True):
+        save_file({name: make(name) for name in names}, folder / file, metadata={"format": "pt"})
+    if count > 1:
+        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _pack_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
+    """The names in their order, cut into shards."""
+    shards: list[list[str]] = [[]]
+    room = limit
+    for name, size in sizes.items():
+        if shards[-1] and size > room:
+            shards.append([])
+            room = limit
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Tensor -> file, as the index says; "*" stands for all where there is but one file."""
+    if not (path := folder / INDEX_FILE).is_file():
+        if (folder / WEIGHTS_FILE).is_file():
+            return {"*": WEIGHTS_FILE}
+        raise UserError(f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}")
+    try:
+        listed = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: {error!r}") from None
+    if missing := [file for file in listed.values() if not (folder / file).is_file()]:
+        raise UserError(f"{folder}: {INDEX_FILE} lists {missing[0]}, which is not there")
+    return listed
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    try:
+        with safe_open(str(file), framework="np") as opened:
+            slices = {name: opened.get_slice(name) for name in sorted(opened.keys())}
+            return {
+                name: StoredTensor(file, one.get_dtype(), tuple(one.get_shape()))
+                for name, one in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} is damaged ({error})") from None
+
+
+# Whether whole models are of one architecture, so that their weights can be mixed.
+
+# Settings that do not change what a model makes of a text that it is given.
+# fmt: off
+IGNORED_SETTINGS = {
+    "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "auto_map",
+    "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout",
+    "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "output_attentions",
+    "output_hidden_states", "return_dict", "chunk_size_feed_forward", "problem_type",
+    "id2label", "label2id",
+}
+# fmt: on
+
+
+def check_settings(folders: Sequence[Path], trust_remote_code: bool) -> None:
+    """Compare each folder's config.json, with the defaults filled in, with the first folder's.
+
+    Raises:
+        UserError: One cannot be read, or they differ in a setting that counts.
+    """
+    first, *others = [_load_settings(folder, trust_remote_code) for folder in folders]
+    for folder, mine in zip(folders[1:], others, strict=True):
+        for key in sorted(first.keys() | mine.keys()):
+            here, there = mine.get(key), first.get(key)
+            if here != there:
+                raise UserError(
+                    f"pool.models: {folder} is another architecture than {folders[0]}: {key} in "
+                    f"config.json is {here!r}, there {there!r}"
+                )
+
+
+def _load_settings(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    with (
+        quiet_transformers(),
+        wrap_load_errors(f"pool.models: {folder}/config.json cannot be read"),
+    ):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    return _drop_ignored(config.to_dict())
+
+
+def _drop_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _drop_ignored(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if key not in IGNORED_SETTINGS
+    }
+
+
+def common_tensors(models: Sequence[Checkpoint]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors that all models have.
+
+    A matrix that only some have is left out where it is a copy of another one there: the output
+    layer of a model that ties it to its embedding may be in the file or not.
+
+    Raises:
+        UserError: Shapes or types differ, or a tensor is missing that is no copy.
+    """
+    first = models[0]
+    common = [name for name in first.tensors if all(name in model.tensors for model in models)]
+    for model in models[1:]:
+        for name in common:
+            _check_tensor(name, model, first)
+    for model in models:
+        for name in sorted(set(model.tensors) - set(common)):
+            shape = list(model.tensors[name].shape)
+            # Vectors of norms are alike before training; equal matrices are tied.
+            if len(shape) < 2 or not any(model.are_tensors_equal(name, other) for other in common):
+                lacking = next(one for one in models if name not in one.tensors)
+                raise UserError(
+                    f"pool.models: {model.folder} has a tensor {name} of shape {shape}, "
+                    f"and {lacking.folder} has none of that name"
+                )
+    return {name: first.tensors[name].shape for name in common}
+
+
+def _check_tensor(name: str, model: Checkpoint, first: Checkpoint) -> None:
+    mine, theirs = model.tensors[name], first.tensors[name]
+    if mine.shape != theirs.shape:
+        raise UserError(
+            f"pool.models: {name} has shape {list(mine.shape)} in {model.folder} "
+            f"and {list(theirs.shape)} in {first.folder}; models of one shape can be mixed"
+        )
+    if mine.dtype != theirs.dtype and not {mine.dtype, theirs.dtype} <= set(FLOAT_DTYPES):
+        raise UserError(
+            f"pool.models: {name} is of type {mine.dtype} in {model.folder} "
+            f"and {theirs.dtype} in {first.folder}"
+        )

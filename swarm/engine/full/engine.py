@@ -1,0 +1,133 @@
+"""The engine on one resident model, whose weights are written anew for every position."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.engine.base import ExpertPool
+from swarm.engine.base_model import BaseModel
+from swarm.engine.full.checkpoint import check_settings
+from swarm.engine.full.pool import FullModelPool
+from swarm.engine.hf import HFEngine
+from swarm.engine.tokenization import context_length_of
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FullWeightsEngine(HFEngine):
+    """Answers with mixtures of whole models' weights, one position after the other.
+
+    The memory it takes is one model's, however many are mixed.
+
+    Args:
+        max_tokens: See `swarm.engine.hf.HFEngine`.
+    """
+
+    def __init__(self, max_tokens: int | None = None) -> None:
+        super().__init__("swap", max_tokens)
+
+    def check(self, base: BaseModel, pool: ExpertPool) -> Any:
+        """See `swarm.engine.base.Engine`."""
+        models = as_full_model_pool(pool)
+        folders = [models.checkpoints[0].folder, Path(base.resolve())]
+        check_settings(folders, base.trust_remote_code)
+        model, tokenizer = base.load_without_weights()
+        ResidentModel(model, models)
+        self.context = context_length_of(model)
+        return tokenizer
+
+    def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
+        """See `swarm.engine.base.Engine`."""
+        models = as_full_model_pool(pool)
+        self.load_base(base, device, {}, "")
+        self._stack = ResidentModel(self._model, models)
+
+
+class ResidentModel:
+    """A model in memory that becomes one position after the other.
+
+    Args:
+        model: Its weights are written over, those that are tied once.
+        pool: What is mixed.
+
+    Raises:
+        UserError: The model has a weight that the pool's models have not, or of another shape.
+    """
+
+    def __init__(self, model: Any, pool: FullModelPool) -> None:
+        self._pool = pool
+        self._weights = named_weights(model, pool)
+        self._held: list[float] | None = None
+
+    def set_positions(self, coefficients: "Tensor", merge: bool = False) -> None:
+        """Become the position in [1, K], unless it is the one that is there."""
+        import torch
+
+        vector = coefficients[0].tolist()
+        if vector == self._held:
+            return
+        # Nobody knows what is there if this is interrupted.
+        self._held = None
+        with torch.no_grad():
+            for weight, name in self._weights:
+                self._pool.fill_tensor(weight, name, vector)
+        self._held = vector
+
+
+def named_weights(model: Any, pool: FullModelPool) -> list[tuple["Tensor", str]]:
+    """Each weight of a model with the name of its tensor in the pool; tied ones count once.
+
+    Raises:
+        UserError: There is none, or it does not fit.
+    """
+    known: dict[int, tuple[Any, list[str]]] = {}
+    for name, weight in model.state_dict(keep_vars=True).items():
+        known.setdefault(id(weight), (weight, []))[1].append(name)
+    found = []
+    for weight, names in known.values():
+        if stored := _find_stored_tensor(weight, names, pool):
+            found.append((weight, stored))
+    return found
+
+
+def _find_stored_tensor(weight: Any, names: Sequence[str], pool: FullModelPool) -> str | None:
+    """The pool's tensor for a weight of so many names; `None` for a buffer that files leave out."""
+    from torch.nn import Parameter
+
+    folder = pool.checkpoints[0].folder
+    mine = [name for name in names if name in pool.tensors]
+    if not mine:
+        if not isinstance(weight, Parameter):
+            return None
+        raise UserError(
+            f"pool.models: {folder} has no tensor {names[0]}, which the model in memory has; "
+            "models that transformers holds otherwise than they are stored cannot be mixed"
+        )
+    if (shape := pool.tensors[mine[0]]) != tuple(weight.shape):
+        raise UserError(
+            f"pool.models: {mine[0]} has shape {list(shape)} in {folder} and {list(weight.shape)} "
+            f"in the base ({pool.base.path})"
+        )
+    for other in mine[1:]:
+        if not pool.are_tensors_equal(mine[0], other):
+            raise UserError(
+                f"pool.models: {mine[0]} and {other} differ in the files and are one by "
+                "config.json; set tie_word_embeddings to false in it"
+            )
+    return mine[0]
+
+
+def as_full_model_pool(pool: ExpertPool) -> FullModelPool:
+    """The pool, as the models it has to be.
+
+    Raises:
+        UserError: It is of another kind.
+    """
+    if isinstance(pool, FullModelPool):
+        return pool
+    raise UserError(
+        "engine=full mixes the weights of whole models and needs pool=full_models; for adapters "
+        "choose engine=hf"
+    )

@@ -1,0 +1,260 @@
+"""A pool of whole models of one architecture, mixed in all their weights."""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.engine.base_model import SAFE_FILES, BaseModel
+from swarm.engine.full.checkpoint import (
+    FLOAT_DTYPES,
+    Checkpoint,
+    check_settings,
+    common_tensors,
+    iterate_row_slices,
+    write_shards,
+)
+from swarm.engine.token_ensemble.members import (
+    base_model_like,
+    name_pool_models_key,
+    parse_models,
+)
+from swarm.errors import UserError
+from swarm.pool.adapter import NOTE_FILE, write_folder_atomic
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from swarm.pool.discovery import NamedModel
+
+GIGABYTE = 10**9
+
+
+class FullModelPool:
+    """K models; a position [K] is x = sum_j c_j W_j at each of their tensors W.
+
+    Each tensor is summed in float64 in the order of the models and rounded once, part by part from
+    the files, so that no second model is ever in memory. Tensors of whole numbers, which have to
+    be the same in all, are taken over.
+
+    Args:
+        models: Folders or hub ids; single files or shards of safetensors.
+        base: How the models are opened (dtype, trust_remote_code), and whose configuration and
+            tokenizer a saved model gets; `None` is the first model, opened with the defaults.
+        shard_gigabytes: The most 10^9 bytes of a file of a saved model; one such file is in memory
+            while it is written.
+
+    Raises:
+        UserError: Fewer than two models, one of them twice, or no size of a file.
+    """
+
+    saves = "model"
+    groups: Sequence[str] = ("all",)
+
+    def __init__(
+        self,
+        models: Sequence[str] | None,
+        base: BaseModel | None = None,
+        shard_gigabytes: float = 2.0,
+    ) -> None:
+        self.models, self.names = parse_models(models)
+        if type(shard_gigabytes) not in (int, float) or not 0 < shard_gigabytes < math.inf:
+            raise UserError(
+                f"pool.shard_gigabytes={shard_gigabytes!r}: must be a finite number above 0"
+            )
+        self.base = base or BaseModel(self.models[0])
+        self.shard_gigabytes = shard_gigabytes
+
+    @property
+    def own(self) -> int:
+        """See `swarm.engine.base.ExpertPool`."""
+        return len(self.names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The pool travels to a worker as its settings; the worker reads the files itself."""
+        return FullModelPool, (self.models, self.base, self.shard_gigabytes)
+
+    def open(self, base: "str | NamedModel | None" = None) -> "FullModelPool":
+        """Gives the pool itself: names are known, and files are looked at when they are needed."""
+        return self
+
+    @cached_property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The models' files, which are downloaded where they are not on this disk.
+
+        Raises:
+            UserError: A model cannot be had, or its files cannot be read.
+        """
+        with name_pool_models_key():
+            bases = [base_model_like(self.base, path) for path in self.models]
+            return [Checkpoint(Path(base.resolve())) for base in bases]
+
+    @cached_property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor of a position.
+
+        Raises:
+            UserError: The models differ in them.
+        """
+        return common_tensors(self.checkpoints)
+
+    def check(self) -> None:
+        """Compare configurations, names and shapes, and read every weight of every model once.
+
+        Raises:
+            UserError: The models differ, or a weight is not finite; it says which and where.
+        """
+        check_settings([one.folder for one in self.checkpoints], self.base.trust_remote_code)
+        first = self.checkpoints[0]
+        for name, shape in self.tensors.items():
+            for rows in iterate_row_slices(shape):
+                for model in self.checkpoints:
+                    _check_rows(name, model.read_rows(name, rows), model, first, rows)
+
+    def are_tensors_equal(self, one: str, other: str) -> bool:
+        """Whether two tensors are copies of each other in every model."""
+        return all(model.are_tensors_equal(one, other) for model in self.checkpoints)
+
+    def fill_tensor(self, into: "Tensor", name: str, vector: Sequence[float]) -> None:
+        """Write a tensor of a position [K] into one of its shape, rounded to that one's type.
+
+        A position that is one model alone is that model's tensor, bit for bit if the type is its.
+        """
+        for rows in iterate_row_slices(self.tensors[name]):
+            into[rows].copy_(self._mix_rows(name, rows, vector, into.device))
+
+    def _mix_rows(
+        self, name: str, rows: Any, vector: Sequence[float], device: "torch.device"
+    ) -> "Tensor":
+        import torch
+
+        first = self.checkpoints[0]
+        if first.tensors[name].dtype not in FLOAT_DTYPES:
+            return first.read_rows(name, rows)
+        total: Tensor | None = None
+        for coefficient, model in zip(vector, self.checkpoints, strict=True):
+            if coefficient != 0.0:
+                term = model.read_rows(name, rows).to(device, torch.float64, copy=True)
+                # Two operations, each of which rounds the same on every device.
+                term.mul_(coefficient)
+                total = term if total is None else total.add_(term)
+        return torch.zeros((), dtype=torch.float64) if total is None else total
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of names, order and weights."""
+        digest = hashlib.sha256()
+        for name, path in zip(self.names, self.models, strict=True):
+            model = base_model_like(self.base, path)
+            digest.update(f"{name}\n{model.fingerprint()}\n".encode())
+        return digest.hexdigest()[:16]
+
+    def save(
+        self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
+    ) -> None:
+        """Write the model at a position [K] as transformers does, whole or not at all.
+
+        Its type is `base.dtype` or, where that is "auto", the models' own; configuration, tokenizer
+        and generation settings are the base's. A model that was saved there before is replaced.
+
+        Raises:
+            UserError: The vector is not K finite numbers, or the folder cannot be written or holds
+                anything else.
+        """
+        folder, vector = Path(folder), self._validate_vector(coefficients)
+        home = Path(self.base.resolve())
+        inputs = [home, *(model.folder for model in self.checkpoints)]
+        if any(folder.resolve() == one.resolve() for one in inputs):
+            raise UserError(f"{folder}: this is a model of the pool and is not overwritten")
+
+        def write_files(fresh: Path) -> None:
+            _copy_text_files(home, fresh, self.base.trust_remote_code)
+            kinds = {name: self._saved_dtype(name) for name in self.tensors}
+            _set_dtype(fresh / "config.json", kinds.values())
+            self._write_tensors(fresh, vector, kinds)
+
+        write_folder_atomic(
+            folder, write_files, {**(extra or {}), **self._build_note(vector)}, self.saves
+        )
+
+    def save_note(
+        self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
+    ) -> None:
+        """Write only what a position [K] is made of (swarm.json), in place of a model each."""
+        note = {**(extra or {}), **self._build_note(self._validate_vector(coefficients))}
+        write_folder_atomic(Path(folder), lambda fresh: None, note, "position")
+
+    def _write_tensors(
+        self, folder: Path, vector: Sequence[float], kinds: dict[str, "torch.dtype"]
+    ) -> None:
+        import torch
+
+        def make_tensor(name: str) -> "Tensor":
+            made = torch.empty(self.tensors[name], dtype=kinds[name])
+            self.fill_tensor(made, name, vector)
+            return made
+
+        sizes = {name: math.prod(self.tensors[name]) * kinds[name].itemsize for name in kinds}
+        write_shards(folder, sizes, self.shard_gigabytes * GIGABYTE, make_tensor)
+
+    def _saved_dtype(self, name: str) -> "torch.dtype":
+        """The type in which a tensor is saved."""
+        import torch
+
+        stored = [model.tensors[name].dtype for model in self.checkpoints]
+        if stored[0] not in FLOAT_DTYPES:
+            return self.checkpoints[0].read_rows(name, ...).dtype
+        if self.base.dtype != "auto":
+            return getattr(torch, self.base.dtype)  # type: ignore[no-any-return]
+        kinds = [getattr(torch, FLOAT_DTYPES[one]) for one in stored]
+        found: torch.dtype = kinds[0]
+        for kind in kinds[1:]:
+            found = torch.promote_types(found, kind)
+        return found
+
+    def _validate_vector(self, coefficients: Iterable[float]) -> list[float]:
+        vector = [float(value) for value in coefficients]
+        if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
+            raise UserError(f"expected {len(self.models)} finite numbers, one a model: {vector}")
+        return vector
+
+    def _build_note(self, vector: list[float]) -> dict[str, Any]:
+        made_of = {"experts": self.names, "models": self.models}
+        return {**made_of, "coefficients": vector, "space": "weights"}
+
+
+def _check_rows(name: str, part: "Tensor", model: Checkpoint, first: Checkpoint, rows: Any) -> None:
+    """Raise UserError where numbers cannot be mixed."""
+    import torch
+
+    if part.is_floating_point():
+        if not all(math.isfinite(end) for end in part.aminmax()):
+            raise UserError(
+                f"pool.models: {model.folder}: {name} holds weights that are NaN or infinite"
+            )
+    elif not torch.equal(part, first.read_rows(name, rows)):
+        raise UserError(
+            f"pool.models: {name} holds other whole numbers in {model.folder} than in "
+            f"{first.folder}; these cannot be mixed"
+        )
+
+
+def _copy_text_files(home: Path, folder: Path, code: bool) -> None:
+    """Copy configuration, tokenizer and whatever belongs to them; no weights and no index."""
+    kinds = [kind for kind in SAFE_FILES if kind != "*.safetensors"] + ["*.py"] * code
+    for file in sorted({file for kind in kinds for file in home.glob(kind)}):
+        if not file.name.endswith(".index.json") and file.name != NOTE_FILE:
+            shutil.copyfile(file, folder / file.name)
+
+
+def _set_dtype(path: Path, kinds: Iterable["torch.dtype"]) -> None:
+    """Let a config.json say the type of most of the tensors."""
+    floats = [str(kind).removeprefix("torch.") for kind in kinds if kind.is_floating_point]
+    config = json.loads(path.read_text(encoding="utf-8"))
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    config[key] = max(sorted(set(floats)), key=floats.count)
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

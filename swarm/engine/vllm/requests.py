@@ -1,0 +1,285 @@
+"""Requests as vLLM takes them: put to it all together, and stepped until each has its answer."""
+
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from swarm.engine.decode import DecodingRow, build_sampling_state
+from swarm.engine.tokenization import (
+    TokenCache,
+    build_completion,
+    clip_new_tokens,
+    count_choice_tokens,
+    decode_text,
+    encode_choice,
+    encode_prompt,
+    stop_check,
+)
+from swarm.models.base import Completion, Request
+
+# What vLLM is asked on behalf of one request, and what is made of what it says.
+
+RequestIndex = tuple[int, int]
+"""A position's, and a request's among those of the position."""
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """A prompt to be continued.
+
+    Attributes:
+        place: Of the request.
+        params: vLLM's `SamplingParams`.
+        row: The prompt, and what is said.
+        ends: Token ids that end a text.
+        decided: Whether these new tokens are enough; `None`: vLLM knows itself when to stop.
+    """
+
+    place: RequestIndex
+    params: Any
+    row: DecodingRow
+    ends: Collection[int]
+    decided: Callable[[list[int]], bool] | None
+
+    @property
+    def ids(self) -> list[int]:
+        """What is to be read."""
+        return self.row.prompt
+
+    def handle_output(self, output: Any) -> bool:
+        """Take what is new in vLLM's output; whether that was the end."""
+        said = output.outputs[0]
+        for number, token in enumerate(said.token_ids):
+            if token in self.ends:
+                return True
+            self.row.new.append(token)
+            if (draw := self.row.draw) and draw.top:
+                draw.told.append(token_logprobs(said.logprobs[number], token, draw.top))
+            if self.decided and self.decided(self.row.new):
+                return True
+        return bool(output.finished)
+
+
+def token_logprobs(
+    found: Mapping[int, Any], token: int, top: int
+) -> tuple[float, list[tuple[int, float]]]:
+    """A token's log probability and the likeliest tokens with theirs; see `Draw.told`."""
+    likeliest = sorted((one.rank, other, one.logprob) for other, one in found.items())
+    return found[token].logprob, [(i, value) for rank, i, value in likeliest if rank <= top]
+
+
+@dataclass(slots=True)
+class ChoiceRequest:
+    """The choices of one request.
+
+    Attributes:
+        tokens: Of each choice.
+        found: Of each choice, its log probability, and whether greedy decoding says just that.
+    """
+
+    tokens: list[list[int]]
+    found: dict[int, tuple[float, bool]] = field(default_factory=dict)
+
+    def build_completion(self, prompt: int) -> Completion:
+        """What they come to after a prompt of so many tokens."""
+        rows = [self.found.get(i, (0.0, True)) for i in range(len(self.tokens))]
+        logprobs, greedy = zip(*rows, strict=True)
+        counts = tuple(map(len, self.tokens))
+        return Completion("", logprobs, prompt, count_choice_tokens(self.tokens), greedy, counts)
+
+
+@dataclass(slots=True)
+class ChoiceGroup:
+    """Some of a request's choices: all of those that are one token, or one that is longer.
+
+    Attributes:
+        place: Of the request.
+        params: vLLM's `SamplingParams`.
+        ids: The prompt and, of a longer one, all but the last token.
+        numbers: Which of the choices.
+        scores: Where they go.
+        prompt: How many of `ids` are the prompt's.
+    """
+
+    place: RequestIndex
+    params: Any
+    ids: list[int]
+    numbers: Sequence[int]
+    scores: ChoiceRequest
+    prompt: int
+
+    def handle_output(self, output: Any) -> bool:
+        """Take vLLM's output, which comes once."""
+        said = output.outputs[0]
+        read = [output.prompt_logprobs[i][self.ids[i]] for i in range(self.prompt, len(self.ids))]
+        before = sum(one.logprob for one in read)
+        likeliest = all(one.rank == 1 for one in read)
+        for number in self.numbers:
+            last = self.scores.tokens[number][-1]
+            value = before + said.logprobs[0][last].logprob
+            self.scores.found[number] = (value, likeliest and said.token_ids[0] == last)
+        return True
+
+
+CONTEXT_LIMIT_NAMES = "engine.max_model_len, and max_position_embeddings of the base"
+
+MAX_LISTED_TOKENS = 128
+"""Token ids whose log probabilities vLLM gives at once (vllm/sampling_params.py)."""
+
+
+class VLLMScheduler:
+    """Asks vLLM.
+
+    Args:
+        llm: vLLM's `LLM`.
+        tokenizer: It writes the prompts and reads the answers, as for every engine.
+        folder: Of the base.
+    """
+
+    def __init__(self, llm: Any, tokenizer: Any, folder: Path) -> None:
+        self._engine, self._tokenizer = llm.llm_engine, tokenizer
+        self._tokens = TokenCache()
+        self._ends = read_end_tokens(folder, tokenizer)
+        self._context = llm.model_config.max_model_len
+        self._words = llm.model_config.get_vocab_size()
+        self._names = map(str, itertools.count())
+
+    def generate(
+        self, named: Sequence[Any], requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
+        """Answer each position's requests with its adapter; order kept.
+
+        Args:
+            named: vLLM's name of each position's adapter.
+
+        Raises:
+            UserError: A request does not fit into the context, or asks for what is not allowed.
+        """
+        asked = {(p, i): one for p, row in enumerate(requests) for i, one in enumerate(row)}
+        parts = [part for place, one in asked.items() for part in self._split_request(place, one)]
+        # vLLM tells no likeliest tokens while anything in the batch has its own ids to be told of.
+        telling = {id(part) for part in parts if part.params.logprobs}
+        self._run_requests([part for part in parts if id(part) not in telling], named)
+        self._run_requests([part for part in parts if id(part) in telling], named)
+        found: dict[RequestIndex, GenerateRequest | ChoiceGroup] = {
+            part.place: part for part in parts
+        }
+        done: list[list[Completion]] = [[] for _ in requests]
+        for place, request in asked.items():
+            part = found[place]
+            if isinstance(part, GenerateRequest):
+                said = build_completion(self._tokenizer, request, part.row)
+            else:
+                said = part.scores.build_completion(part.prompt)
+            done[place[0]].append(said)
+        return done
+
+    def _split_request(
+        self, place: RequestIndex, request: Request
+    ) -> Iterator[GenerateRequest | ChoiceGroup]:
+        """What vLLM is asked for one request, one thing at least."""
+        prompt = self._prompt_ids(request.prompt)
+        tokens = [self._choice_ids(request.prompt, choice) for choice in request.choices]
+        longest = max(map(len, tokens), default=0)
+        request = clip_new_tokens(self._context, request, len(prompt), longest, CONTEXT_LIMIT_NAMES)
+        if not tokens:
+            yield self._build_generate_request(place, request, prompt)
+            return
+        scores = ChoiceRequest(tokens)
+        longer = [i for i, choice in enumerate(tokens) if len(choice) > 1]
+        single = [i for i, choice in enumerate(tokens) if len(choice) == 1]
+        for first in range(0, len(single), MAX_LISTED_TOKENS):
+            some = single[first : first + MAX_LISTED_TOKENS]
+            params = _sampling_params(1, logprob_token_ids=sorted({tokens[i][0] for i in some}))
+            yield ChoiceGroup(place, params, prompt, some, scores, len(prompt))
+        for i in longer:
+            *before, last = tokens[i]
+            params = _sampling_params(1, logprob_token_ids=[last], prompt_logprobs=0)
+            yield ChoiceGroup(place, params, [*prompt, *before], [i], scores, len(prompt))
+        if not (single or longer):
+            yield ChoiceGroup(place, _sampling_params(1), prompt, [], scores, len(prompt))
+
+    def _build_generate_request(
+        self, place: RequestIndex, request: Request, prompt: list[int]
+    ) -> GenerateRequest:
+        from vllm.sampling_params import RequestOutputKind
+
+        draw, most = build_sampling_state(request, prompt), max(1, request.max_new_tokens)
+        row = DecodingRow(prompt, most, None, draw)
+        more: dict[str, Any] = {"stop_token_ids": sorted(self._ends)}
+        if draw and draw.temperature:
+            seed = int.from_bytes(draw.key[:8], "big") >> 1
+            more |= {"temperature": draw.temperature, "seed": seed}
+        if request.top_logprobs:
+            more["logprobs"] = min(max(0, request.top_logprobs), self._words)
+        if request.decided is None:
+            if request.stop:
+                more |= {"stop": list(request.stop), "detokenize": True}
+            return GenerateRequest(place, _sampling_params(most, **more), row, self._ends, None)
+        # vLLM cannot ask whether a text is enough, so it shows it as it grows.
+        ended = stop_check(request)
+        params = _sampling_params(most, **more, output_kind=RequestOutputKind.DELTA)
+        decided = lambda new: bool(ended and ended(decode_text(self._tokenizer, new)))  # noqa: E731
+        return GenerateRequest(place, params, row, self._ends, decided)
+
+    def _run_requests(
+        self, parts: Sequence[GenerateRequest | ChoiceGroup], named: Sequence[Any]
+    ) -> None:
+        """Step vLLM until all parts are done; what is under way when it fails is taken back."""
+        waiting: dict[str, GenerateRequest | ChoiceGroup] = {}
+        try:
+            for part in parts:
+                name = next(self._names)
+                prompt = {"prompt_token_ids": part.ids}
+                self._engine.add_request(
+                    name, prompt, part.params, lora_request=named[part.place[0]]
+                )
+                waiting[name] = part
+            while waiting:
+                for output in self._engine.step():
+                    # One that was taken back may still have been under way.
+                    known = waiting.get(output.request_id)
+                    if known is not None and known.handle_output(output):
+                        del waiting[output.request_id]
+                        if not output.finished:
+                            self._engine.abort_request([output.request_id])
+        finally:
+            if waiting:
+                self._engine.abort_request(list(waiting))
+
+    def _choice_ids(self, prompt: Any, choice: str) -> list[int]:
+        """The token ids of a choice."""
+        prepare = partial(encode_choice, self._tokenizer, prompt, choice)
+        return self._tokens.get_ids((prompt, choice), prepare)
+
+    def _prompt_ids(self, prompt: object) -> list[int]:
+        """The prompt's token ids."""
+        return self._tokens.get_ids(prompt, partial(encode_prompt, self._tokenizer, prompt))
+
+
+def _sampling_params(most: int, **more: Any) -> Any:
+    """vLLM's settings of a greedy answer of at most so many tokens, with more."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    settings = {
+        "temperature": 0.0,
+        "detokenize": False,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+        **more,
+    }
+    return SamplingParams(max_tokens=most, **settings)
+
+
+def read_end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Every token id that ends a text, as `swarm.engine.tokenization.end_token_ids` has it of a
+    model."""
+    files = [folder / name for name in ("generation_config.json", "config.json")]
+    first = next(file for file in files if file.is_file())
+    stated = json.loads(first.read_text(encoding="utf-8")).get("eos_token_id")
+    ends = stated if isinstance(stated, list) else [stated]
+    return frozenset(end for end in [*ends, tokenizer.eos_token_id] if end is not None)

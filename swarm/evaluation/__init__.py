@@ -1,0 +1,1 @@
+"""Evaluation of any candidate on any task: experts, positions, votes, ensembles, agents."""

@@ -1,0 +1,259 @@
+"""One evaluation: a candidate on a split of a task, kept in a folder and shown where one likes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swarm._util.files import (
+    as_path,
+    encode_json,
+    make_folder,
+    path_fault,
+    write_atomic,
+    write_json,
+)
+from swarm._util.secrets import identity_values
+from swarm.errors import UserError
+from swarm.evaluation import scoring
+from swarm.evaluation.base import Candidate
+from swarm.loop.evaluator import scores_to_records
+from swarm.loop.fingerprint import digest_items, task_source_digests
+from swarm.runs.describe import (
+    MAX_DOMAINS,
+    describe_constant_answers,
+    format_most_common_answer,
+    format_one_answer_warnings,
+    shorten_text,
+)
+from swarm.runs.describe import describe_difference as compared
+from swarm.tasks.base import Task
+from swarm.trackers import NullTracker, TrackedRun, Tracker
+from swarm.trackers.base import track_run
+from swarm.trackers.records import log_evaluation
+
+SPLITS = ("dev", "test")
+
+RESULT_FILE = "result.json"
+
+
+class Evaluation:
+    """One candidate on one split of a task; cheap to make, `run` does the work.
+
+    Args:
+        task, candidate: What is put to whom.
+        split: "dev" or "test".
+        device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
+        out: The folder for result.json and answers.jsonl; `None` writes nothing.
+        tracker: Where it is shown besides; `None` is nowhere.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        candidate: Candidate,
+        split: str = "test",
+        device: str | None = None,
+        out: str | None = None,
+        tracker: Tracker | None = None,
+    ) -> None:
+        if split not in SPLITS:
+            raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
+        self.task, self.candidate = task, candidate
+        self.split, self.device = split, device
+        if out is not None and not isinstance(out, str | Path):
+            raise UserError(f"out={out!r}: must be null or the path of a folder")
+        if out is not None and (fault := path_fault(out)):
+            raise UserError(f"out={str(out)[:80]!r} {fault}; must be null or a folder's path")
+        self.out = None if out is None else as_path(out)
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise UserError(f"out={out}: must be a folder")
+        self.found: scoring.SplitScores | None = None
+        self.tracker = tracker or NullTracker()
+        if self.out is None and not isinstance(self.tracker, NullTracker):
+            raise UserError("out=null: a tracker keeps its files in that folder; name one", 2)
+
+    def run(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Evaluate, or read again what the same evaluation has written before.
+
+        Args:
+            config: The configuration, by which the same evaluation is known.
+
+        Returns:
+            What result.json holds.
+
+        Raises:
+            UserError: Something is wrong with an input; nothing has been written then.
+        """
+        device = scoring.choose_device(self.device)
+        self.task.items(self.split)
+        scoring.check_candidate(self.candidate, self.task)
+        identity = self._build_identity(config or {})
+        known = self._load_known_result(identity)
+        if self.out is None:
+            return known or self._score_candidate(device, identity)
+        self.tracker.check()
+        with track_run(self.tracker, TrackedRun("evaluation", self.out, config or {})) as summary:
+            result = known or self._score_candidate(device, identity)
+            summary |= log_evaluation(self.tracker, result, self.out)
+        return result
+
+    def _score_candidate(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+        scoring.load_candidate(self.candidate, self.task, device)
+        self.found = found = scoring.score_candidate(self.candidate, self.task, self.split)
+        result = {
+            "task": self.task.name,
+            "split": self.split,
+            "items": len(found.items),
+            "voices": scoring.summarize_scores(self.task, found),
+            "constant_answers": scoring.summarize_constants(self.task, self.split),
+            "prompts": found.prompts,
+            "tokens": found.tokens,
+            "seconds": round(found.seconds, 3),
+            "cost": found.cost,
+            "unpriced": found.unpriced,
+            "device": device,
+            "identity": identity,
+        }
+        if isinstance(self.candidate, scoring.HasBaselines) and len(found.names) > 1:
+            rival = {"rivals": self.candidate.rivals}
+            result["against_best"] = scoring.compare_with_best(self.task, found) | rival
+        if self.out:
+            self._write_files(result)
+        return result
+
+    def _build_identity(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What makes an evaluation the one it is."""
+        return {
+            "task": identity_values(config.get("task")),
+            "candidate": identity_values(_without_run(config.get("candidate"))),
+            "split": self.split,
+            "task items": digest_items(self.task, self.split),
+            "weights": self.candidate.fingerprint(),
+            **task_source_digests(self.task),
+        }
+
+    def _load_known_result(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What the folder holds of this evaluation.
+
+        Raises:
+            UserError: It holds another one.
+        """
+        path = None if self.out is None else self.out / RESULT_FILE
+        if path is None or not path.is_file():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            # Results of earlier versions have secrets in them.
+            before = found["identity"] = identity_values(found["identity"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(f"out={self.out}: {path} is no evaluation; choose another") from None
+        now = json.loads(json.dumps(identity))
+        if differ := [key for key in now if before.get(key) != now[key]]:
+            raise UserError(
+                f"out={self.out}: it holds another evaluation ({', '.join(differ)} differ); choose "
+                "another folder"
+            )
+        return found
+
+    def answer_rows(self) -> list[dict[str, Any]]:
+        """Every answer after `run`, as answers.jsonl has it: id, value, answer, text."""
+        if self.found is None:
+            assert self.out is not None, "nothing was run yet"
+            lines = (self.out / "answers.jsonl").read_bytes().split(b"\n")
+            return [json.loads(line) for line in lines if line]
+        several = len(self.found.names) > 1
+        return [
+            {**({"voice": name} if several else {}), **row}
+            for name, scores in zip(self.found.names, self.found.scores, strict=True)
+            for row in scores_to_records(self.found.items, scores)
+        ]
+
+    def _write_files(self, result: Mapping[str, Any]) -> None:
+        """The answers first: a result that is there has them."""
+        assert self.out is not None
+        rows = self.answer_rows()
+        make_folder(self.out, private=True)
+        write_atomic(self.out / "answers.jsonl", b"".join(encode_json(row) + b"\n" for row in rows))
+        write_json(self.out / RESULT_FILE, result)
+
+
+def _without_run(settings: Any) -> Any:
+    """A candidate's settings; what was read from its run is in its fingerprint, wherever it lay."""
+    if isinstance(settings, list):
+        return [_without_run(one) for one in settings]
+    if not isinstance(settings, Mapping) or "_target_" not in settings:
+        return settings
+    return {key: _without_run(value) for key, value in settings.items() if key != "run"}
+
+
+def format_result(result: Mapping[str, Any]) -> str:
+    """A result in lines."""
+    lines = [f"{result['task']}, {result['split']}, {result['items']} items"]
+    for voice in result["voices"]:
+        low, high = voice["interval"]
+        lines.append(
+            f"{voice['name']}: {voice['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}, "
+            f"unparsed {100 * voice['unparsed_rate']:.1f} %"
+        )
+        lines += _format_domains(voice)
+        if "calls" in voice:
+            cost = f", cost {voice['cost']:.4g}" if voice["cost"] else ""
+            if voice.get("unpriced"):
+                cost += f", no price known of {voice['unpriced']:,} answers"
+            lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
+    lines += _format_constants(result)
+    for voice in result["voices"]:
+        lines += format_one_answer_warnings(
+            voice.get("one_answer", ()), voice["name"], result["split"]
+        )
+    if best := result.get("against_best"):
+        first = result["voices"][0]["name"]
+        words = compared(
+            best["gain"], best["interval"], best["p_value"], best["items"], "items", False
+        )
+        lines.append(f"best {best['rivals']}: {best['best']}; {first} against it: {words}")
+    lines.append(
+        f"{result['prompts']:,} prompts, {result['tokens']:,} tokens, {result['seconds']:.1f} s "
+        f"on {result['device']}"
+    )
+    return "\n".join(lines)
+
+
+def _format_domains(voice: Mapping[str, Any]) -> list[str]:
+    """A voice's utilities by domain, or those of a mixture's parts."""
+    domains = voice.get("domains", {})
+    if not 2 <= len(domains) <= MAX_DOMAINS:
+        return [f"  {part}: {value:.3f}" for part, value in voice.get("parts", {}).items()]
+    warned = {one["domain"] for one in voice["one_answer"]}
+    lines = []
+    for name, one in domains.items():
+        low, high = one["interval"]
+        told = f"  {shorten_text(name)}: {one['utility']:.3f} [{low:.3f}, {high:.3f}], n = {one['items']}"
+        if "commonest" in one:
+            told += f"; answers: {format_most_common_answer(one, bool(warned & {name, None}))}"
+        lines.append(told)
+    return lines
+
+
+def _format_constants(result: Mapping[str, Any]) -> list[str]:
+    """What the best constant answers reach on the split."""
+    found = result.get("constant_answers")
+    if not found:
+        return []
+    chosen = "chosen on dev" if result["split"] != "dev" else "chosen on these items"
+    by_domain, overall = (found[kind][result["split"]] for kind in ("by_domain", "overall"))
+    low, high = by_domain["interval"]
+    several = len(found["by_domain"]["answers"]) > 1
+    lines = [
+        f"best constant answer{' of each domain' * several} ({describe_constant_answers(found)}; "
+        f"{chosen}): "
+        f"{by_domain['utility']:.3f}, 95 % interval {low:.3f} to {high:.3f}"
+    ]
+    if several:
+        answer = found["overall"]["answer"]
+        lines[0] += f"; one to all items ({shorten_text(answer)}): {overall['utility']:.3f}"
+    return lines

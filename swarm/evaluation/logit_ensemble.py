@@ -1,0 +1,183 @@
+"""Models side by side that say the next token together, with weights of each prompt's own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from swarm._util.files import find_path
+from swarm.engine.base import ExpertPool
+from swarm.engine.base_model import BaseModel
+from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
+from swarm.engine.token_ensemble.members import EnsembleMember, ModelEnsemble
+from swarm.errors import UserError
+from swarm.evaluation.base import JobUsage, run_task
+from swarm.loop.prompt_stats import fit_to_context
+from swarm.models.base import Completion, Request
+from swarm.pool.adapter import read_adapter
+from swarm.tasks.base import Item, Score, Task
+
+
+class TokenEnsembleCandidate:
+    """One voice: the next token's chances are sum_k w_k p_k, the w_k of each prompt its own.
+
+    Greedy decoding takes the likeliest token. Adapters of one base share its weights. As a
+    model (`swarm.models.base.Model`) it answers too, by `generate`, once it is open.
+
+    Args:
+        base: The base of the adapters.
+        pool: Of adapters in folders, or a panel of whole models.
+        experts: Names of some of them; `None` is all.
+        max_tokens: See `swarm.engine.token_ensemble.engine.TokenEnsembleEngine`.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        pool: ExpertPool,
+        experts: Sequence[str] | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.base, self.pool, self.experts = base, pool, experts
+        self.names = [type(self).__name__.lower()]
+        self.engine = TokenEnsembleEngine(max_tokens)
+        self.members: list[str] = []
+        self._meter = JobUsage()
+        self._opened = False
+
+    def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
+        """What each request's answer is mixed by, [R, K]: from 0 on, of sum 1."""
+        raise NotImplementedError
+
+    def check(self, task: Task) -> None:
+        """See `Candidate.check`."""
+        self.panel = open_expert_ensemble(self.pool, self.base, self.experts)
+        self.members = self.panel.names
+        self.panel.check()
+        fit_to_context(task, self.engine.check(self.base, self.panel), self.engine.context)
+
+    def open(self, device: str) -> None:
+        """See `Candidate.open`."""
+        if not self._opened:
+            self.engine.open(self.base, self.panel, device)
+        self._opened = True
+
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
+        """See `Candidate.answers`; a prompt counts once for each member with a weight in it."""
+        self._meter = meter
+        return [run_task(task, items, self.generate)]
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `swarm.models.base.Model`; a completion's tokens are those of all members with a
+        weight in it."""
+        if not requests:
+            return []
+        weights = self.compute_weights(requests)
+        said = self.engine.generate_weighted(weights, requests)
+        found = []
+        for row, one in zip(weights, said, strict=True):
+            heard = int(np.count_nonzero(row))
+            found.append(
+                replace(
+                    one, prompt_tokens=heard * one.prompt_tokens, new_tokens=heard * one.new_tokens
+                )
+            )
+            self._meter.prompts += heard - 1
+        self._meter.add_completions(found)
+        return found
+
+    def fingerprint(self) -> str:
+        """Of all members."""
+        return self.panel.fingerprint()
+
+
+class SharedBaseEnsemble(ModelEnsemble):
+    """A panel of adapters of its base, whatever name of the base they give."""
+
+    def _build_member(self, name: str, path: str) -> EnsembleMember:
+        return EnsembleMember(name, self.base, read_adapter(find_path(path)))
+
+
+def open_expert_ensemble(
+    pool: ExpertPool, base: BaseModel, experts: Sequence[str] | None = None
+) -> ModelEnsemble:
+    """The experts of a pool as models that are heard one beside the other; open.
+
+    Raises:
+        UserError: The pool does not have an expert, or it is no adapter in a folder; or there are
+            not two.
+    """
+    pool.open(base)
+    names = list(pool.names if experts is None else experts)
+    if strange := [name for name in names if name not in pool.names]:
+        have = ", ".join(pool.names)
+        raise UserError(f"candidate.experts: the pool has no {strange[0]!r}; it has: {have}")
+    if isinstance(pool, ModelEnsemble):
+        chosen = [pool.models[pool.names.index(name)] for name in names]
+        return ModelEnsemble(chosen, pool.base).open()
+    folders = {name: find_path(getattr(pool, "folder", "")) / name for name in names}
+    if made := [name for name, folder in folders.items() if not folder.is_dir()]:
+        raise UserError(
+            f"candidate.experts: {made[0]} is no adapter in a folder of its own; name others"
+        )
+    if len(names) < 2:
+        raise UserError(f"candidate.experts={names}: name two experts or more")
+    return SharedBaseEnsemble([str(folder) for folder in folders.values()], base).open()
+
+
+def softmax_rows(values: np.ndarray) -> np.ndarray:
+    """Weights [R, K] from numbers [R, K], of sum 1 in each row; -inf is no weight."""
+    shares: np.ndarray = np.exp(values - values.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def validate_temperature(value: object) -> float:
+    """A temperature, checked.
+
+    Raises:
+        UserError: It is no number above 0.
+    """
+    if type(value) not in (int, float) or not 0 < value < float("inf"):  # type: ignore[operator]
+        raise UserError(f"candidate.temperature={value}: must be a number above 0")
+    return float(value)  # type: ignore[arg-type]
+
+
+# Pack of LLMs: who finds a prompt the least surprising has the most to say about it.
+
+
+class PackLLM(TokenEnsembleCandidate):
+    """PackLLM-sim (arXiv 2404.11531): w_k = softmax_k(-log perplexity_k(prompt) / temperature).
+
+    Where paper and authors' code leave a choice, or this differs:
+
+    - The chances of the next token are mixed, sum_k w_k p_k; the authors mix logits.
+    - The weights are of the prompt alone and stay; in the authors' code they are found anew from
+      prompt and answer at every token.
+    - A prompt's first token counts where the tokenizer has a token to begin texts with.
+    - The greedy search for weights (PackLLM-opt) and the alignment of different tokenizers are not
+      here: all members share one tokenizer.
+
+    Every member reads each prompt twice, for its weight and to answer; a prompt counts once for
+    each member, tokens count both times.
+
+    Args:
+        base, pool, experts, max_tokens: See `Weighed`.
+        temperature: 1.0 in the authors' code; near 0 the least surprised answers alone.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        pool: ExpertPool,
+        experts: Sequence[str] | None = None,
+        temperature: float = 1.0,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__(base, pool, experts, max_tokens)
+        self.temperature = validate_temperature(temperature)
+
+    def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
+        """See `Weighed.weights`."""
+        found, tokens = self.engine.log_perplexities([request.prompt for request in requests])
+        self._meter.tokens += tokens
+        return softmax_rows(-found / self.temperature)

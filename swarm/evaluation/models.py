@@ -1,0 +1,260 @@
+"""A Mixture of Agents as a candidate; beside it each proposer alone, and their vote."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.evaluation.base import JobUsage, run_task
+from swarm.models.base import Completion, Model, Request, generate_each
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.presets import build_mixture, read_preset
+from swarm.multi_agent.types import AgentSpec, Transcript
+from swarm.registry.name_resolution import model_identity
+from swarm.registry.registry import Roster
+from swarm.tasks.base import Item, RequiresSetup, Score, Task
+from swarm.tasks.metrics import majority_vote
+
+log = logging.getLogger(__name__)
+
+KnownCompletions = Mapping[object, Completion]
+"""Answers, by what they are to."""
+
+
+@dataclass(slots=True)
+class CandidateUsage:
+    """What one voice's answers took, whoever has paid for them."""
+
+    calls: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+
+    def add(self, completion: Completion, calls: int = 1) -> None:
+        """Count one answer."""
+        self.calls += calls
+        self.tokens += completion.prompt_tokens + completion.new_tokens
+        self.cost += completion.cost
+        self.unpriced += completion.priced is False and not completion.cost
+
+    def add_usage(self, other: "CandidateUsage") -> None:
+        """Add what another voice has spent."""
+        self.calls += other.calls
+        self.tokens += other.tokens
+        self.cost += other.cost
+        self.unpriced += other.unpriced
+
+
+VOTE_NAME = "vote of the proposers"
+
+
+class MoACandidate:
+    """A Mixture of Agents (arXiv 2406.04692), each of its proposers, and the proposers' vote.
+
+    Weak proposers can make a mixture worse than its best member, so the members are always
+    measured too. That costs little: in a task's first round a proposer alone is asked what the
+    first layer asks it, so that its first sample there is its answer. A proposer that fails alone
+    has answered nothing.
+
+    The last voice is the majority vote of all samples of the first layer, of equally frequent
+    answers the first one. It asks nothing that the first layer has not asked, except further
+    rounds of a task for the samples beyond a slot's first. It is left out where the task's answers
+    cannot be put to a vote (`task.votes`), or where the first layer has a single sample.
+
+    Args:
+        preset: The name of one in conf/moa, or the path of a yaml of that form.
+        roster: Gives its models by name.
+        model: The name for slots that a preset leaves open.
+
+    Attributes:
+        rivals: The voices that the first one has to beat.
+
+    Raises:
+        UserError: There is no such preset, it is wrong, or a model's name is.
+    """
+
+    rivals = "single proposer or vote"
+
+    def __init__(self, preset: str, roster: Roster, model: str | None = None) -> None:
+        self.mixture = build_mixture(read_preset(preset), roster.model, model)
+        alone = [f"{slot.name} alone" for slot in self.mixture.proposers]
+        if len(set(alone)) < len(alone):
+            alone = [f"{number}. {name}" for number, name in enumerate(alone, 1)]
+        self.names = [f"mixture {preset}", *alone]
+        self._voters = sum(slot.count for slot in self.mixture.proposers)
+        self._spent: list[CandidateUsage] = []
+
+    def check(self, task: Task) -> None:
+        """See `Candidate.check`."""
+        self.mixture.check()
+        if self._can_vote(task) and VOTE_NAME not in self.names:
+            self.names.append(VOTE_NAME)
+
+    def _can_vote(self, task: Task) -> bool:
+        return self.mixture.layers > 1 and self._voters > 1 and bool(getattr(task, "votes", True))
+
+    def open(self, device: str) -> None:
+        """See `Candidate.open`."""
+        self.mixture.open(device)
+
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
+        """See `Candidate.answers`."""
+        self._spent = [CandidateUsage() for _ in self.names]
+        heard: list[tuple[Request, Transcript]] = []
+        scores = [run_task(task, items, lambda asked: self._run_mixture(asked, heard, meter))]
+        voters: list[list[Score]] = []
+        votes = self._can_vote(task)
+        place = 0  # of a slot's first sample in the first layer
+        for slot, spent in zip(self.mixture.proposers, self._spent[1:], strict=False):
+            samples = []
+            for sample in range(slot.count if votes else 1):
+                took = CandidateUsage()
+                known = self._first_layer(heard, place + sample)
+                samples.append(run_task(task, items, _SingleProposer(slot, known, took, meter)))
+                for mine in [spent] * (not sample) + [self._spent[-1]] * votes:
+                    mine.add_usage(took)
+            scores.append(samples[0])
+            voters += samples
+            place += slot.count
+        if votes:
+            scores.append(majority_vote(task, items, voters, [1.0] * len(voters)))
+        return scores
+
+    def _first_layer(
+        self, heard: Sequence[tuple[Request, Transcript]], place: int
+    ) -> KnownCompletions:
+        """What the first layer's proposer at this place answered; nothing without proposers."""
+        if self.mixture.layers == 1:
+            return {}
+        return {
+            question_key(asked): stages.layers[0][place].completion or Completion("")
+            for asked, stages in heard
+        }
+
+    def _run_mixture(
+        self, asked: Sequence[Request], heard: list[tuple[Request, Transcript]], meter: JobUsage
+    ) -> list[Completion]:
+        """The mixture's answers; what was said on the way is added to `heard`."""
+        came = []
+        for request, one in zip(asked, self.mixture.run(asked), strict=True):
+            if isinstance(one, UserError):
+                raise one
+            heard.append((request, one))
+            meter.add_completions([answer.completion or Completion("") for answer in one.answers])
+            self._spent[0].add(one.final, len(one.answers))
+            came.append(one.final)
+        return came
+
+    def usage_per_candidate(self) -> list[dict[str, Any]]:
+        """What each voice's answers took, in the order of `names`."""
+        return [
+            {"calls": s.calls, "tokens": s.tokens, "cost": s.cost, "unpriced": s.unpriced}
+            for s in self._spent
+        ]
+
+    def fingerprint(self) -> str:
+        """All that the answers depend on and can be told; see `swarm.registry.name_resolution`."""
+        return json.dumps(model_identity(self.mixture), sort_keys=True)
+
+
+class _SingleProposer:
+    """Asks one proposer, unless it has been asked just that before."""
+
+    def __init__(
+        self, slot: AgentSpec, known: KnownCompletions, spent: CandidateUsage, meter: JobUsage
+    ) -> None:
+        self.model = MixtureOfAgents((), replace(slot, count=1), layers=1)
+        self.known, self.spent, self.meter = known, spent, meter
+        self.logged: set[str] = set()
+
+    def __call__(self, asked: list[Request]) -> list[Completion]:
+        new = [request for request in asked if question_key(request) not in self.known]
+        came = iter(generate_each(self.model, new))
+        answers = []
+        for request in asked:
+            answer = self.known.get(question_key(request))
+            if answer is None:
+                answer = self._completion_or_empty(next(came))
+                self.meter.add_completions([answer])
+            self.spent.add(answer)
+            answers.append(answer)
+        return answers
+
+    def _completion_or_empty(self, came: Completion | UserError) -> Completion:
+        if not isinstance(came, UserError):
+            return came
+        if str(came) not in self.logged:
+            self.logged.add(str(came))
+            log.warning("%s", came)
+        return Completion("")
+
+
+def question_key(request: Request) -> object:
+    """What makes two requests of a task the same question."""
+    return request.prompt, request.max_new_tokens
+
+
+# A model of any kind as a candidate: local, behind an endpoint, or a combination of models.
+
+
+class ModelCandidate:
+    """One voice, that of a model.
+
+    Args:
+        model: Whatever answers requests; with `check` and `open` as
+            `swarm.tasks.base.RequiresSetup` has them, if it needs something of its own.
+        name: As results call it.
+    """
+
+    def __init__(self, model: Model, name: str = "model") -> None:
+        self.model = model
+        self.names = [name]
+        self._opened = False
+
+    def check(self, task: Task) -> None:
+        """See `Candidate.check`."""
+        if isinstance(self.model, RequiresSetup):
+            self.model.check()
+
+    def open(self, device: str) -> None:
+        """See `Candidate.open`."""
+        if not self._opened and isinstance(self.model, RequiresSetup):
+            self.model.open(device)
+        self._opened = True
+
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
+        """See `Candidate.answers`."""
+
+        def generate_counted(requests: list[Request]) -> list[Completion]:
+            completions = self.model.generate(requests)
+            meter.add_completions(completions)
+            return completions
+
+        return [run_task(task, items, generate_counted)]
+
+    def fingerprint(self) -> str:
+        """Nothing: what is behind an endpoint is not known."""
+        return ""
+
+
+class NamedModelCandidate(ModelCandidate):
+    """One voice, that of a model that is known by its name.
+
+    Args:
+        name: See `swarm.registry.registry.Roster`.
+        roster: Gives the model.
+
+    Raises:
+        UserError: No name is given, or there is no such model.
+    """
+
+    def __init__(self, name: str | None, roster: Roster) -> None:
+        if name is None:
+            raise UserError("candidate.name is missing: give a model's, e.g. ollama/qwen2:7b")
+        super().__init__(roster.model(name), name)
+
+    def fingerprint(self) -> str:
+        """All that the answers depend on and can be told; see `swarm.registry.name_resolution`."""
+        return json.dumps(model_identity(self.model), sort_keys=True)

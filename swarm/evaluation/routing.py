@@ -1,0 +1,258 @@
+"""Routing by similarity: a prompt goes to the experts that did well on dev prompts like it."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hydra.utils import instantiate
+
+from swarm.engine.base import ExpertPool
+from swarm.engine.base_model import BaseModel
+from swarm.errors import UserError
+from swarm.evaluation.base import JobUsage
+from swarm.evaluation.logit_ensemble import (
+    TokenEnsembleCandidate,
+    softmax_rows,
+    validate_temperature,
+)
+from swarm.executors.worker import run_tasks_lockstep
+from swarm.loop.evaluator import records_to_scores
+from swarm.models.base import Request
+from swarm.runs.run_reader import RunFolder
+from swarm.tasks.base import Item, Score, Task, metric_task
+
+# How alike prompts are: the cosine of their words, each weighed by how rare it is (tf-idf).
+
+WORD_PATTERN = re.compile(r"\w+")
+
+
+class TfidfSimilarity:
+    """D texts that others are compared with.
+
+    A word that all of them have tells nothing and is left out, so that what a task says in every
+    prompt does not count. A word's weight is its count times log(D / texts that have it).
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        counts = [_count_words(text) for text in texts]
+        having = Counter(word for count in counts for word in count)
+        rare = {word: np.log(len(texts) / n) for word, n in having.items() if n < len(texts)}
+        self._places = {word: place for place, word in enumerate(rare)}
+        self._rarity = np.array([*rare.values()], dtype=np.float32)
+        self._vectors = self._embed_counts(counts)
+
+    def cosine_with(self, texts: Sequence[str]) -> np.ndarray:
+        """The cosines of R texts with the D, [R, D], from 0 to 1."""
+        cosines: np.ndarray = (
+            self._embed_counts([_count_words(text) for text in texts]) @ self._vectors.T
+        )
+        return cosines.astype(np.float64)
+
+    def _embed_counts(self, counts: Sequence[Counter[str]]) -> np.ndarray:
+        """Unit vectors, or zero where no word is known."""
+        vectors = np.zeros((len(counts), len(self._places)), dtype=np.float32)
+        for row, count in enumerate(counts):
+            for word, n in count.items():
+                if word in self._places:
+                    vectors[row, self._places[word]] = n
+        vectors *= self._rarity
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        scaled: np.ndarray = vectors / np.where(lengths == 0, 1, lengths)
+        return scaled
+
+
+def prompt_text(request: Request) -> str:
+    """A request's prompt without the roles of its turns."""
+    if isinstance(request.prompt, str):
+        return request.prompt
+    return "\n".join(turn.content for turn in request.prompt)
+
+
+def _count_words(text: str) -> Counter[str]:
+    return Counter(WORD_PATTERN.findall(text.lower()))
+
+
+# What a run's experts answered to dev at its start, for whom it is worth to know it again.
+
+
+@dataclass(frozen=True, slots=True)
+class InitialAnswers:
+    """Dev answers of several voices.
+
+    Attributes:
+        items: Of dev, all or those that the search saw.
+        scores: One list a voice, in the order of the items.
+    """
+
+    items: list[Item]
+    scores: list[list[Score]]
+
+
+def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> InitialAnswers:
+    """What the experts of these names answered at the start of a run.
+
+    Raises:
+        UserError: The run has other experts or other items, or its answers are graded by another
+            measure than the task's own.
+    """
+    run = RunFolder(folder)
+    if missing := [name for name in names if name not in run.experts]:
+        have = ", ".join(run.experts)
+        raise UserError(f"candidate.run={folder}: it has no expert {missing[0]}; it has: {have}")
+    known = {item["id"]: item for item in metric_task(task).items("dev")}
+    rows = [run.load_answers((0, run.experts.index(name))) for name in names]
+    if strange := [row["id"] for row in rows[0] if row["id"] not in known]:
+        raise UserError(f"candidate.run={folder}: its dev item {strange[0]!r} is none of the task")
+    scores = [records_to_scores(mine) for mine in rows]
+    return InitialAnswers([known[row["id"]] for row in rows[0]], _rescore_by_task(run, scores))
+
+
+def _rescore_by_task(run: RunFolder, scores: list[list[Score]]) -> list[list[Score]]:
+    """The scores by the searched task's own measure, whatever signal they were valued by."""
+    if run.metrics and "signal" not in run.metrics:
+        return scores
+    searched = instantiate(run.config["task"], _convert_="all")
+    if metric_task(searched) is searched:
+        return scores
+    return [[_rescore_answer(run, searched, score) for score in mine] for mine in scores]
+
+
+def _rescore_answer(run: RunFolder, task: Any, score: Score) -> Score:
+    """One score by the own measure of its part, in a mixture."""
+    for part in score.part.split("/") if score.part else ():
+        task = task.tasks[part]
+    if metric_task(task) is task:
+        return score
+    if "correct" not in score.measures:
+        raise UserError(
+            f"candidate.run={run.path}: it was searched by log-probability, and its dev answers "
+            "are not graded; leave candidate.run=null, and dev is asked now"
+        )
+    return Score(score.measures["correct"], score.answer, score.text, score.part)
+
+
+class RoutingCandidate(TokenEnsembleCandidate):
+    """The `top` experts that did best on the dev prompts most like a prompt answer it together.
+
+    With s_i the cosine (tf-idf) of the prompt with its `neighbours` nearest dev prompts and u_ik
+    expert k's value on dev item i, expert k's claim is (sum_i s_i u_ik + m_k) / (sum_i s_i + 1),
+    where m_k is its mean over dev: one more neighbour, which decides where nothing is alike. The
+    weights are softmax(claim / temperature) over the `top` largest claims.
+
+    After cBTM (arXiv 2303.14177), with these differences: there experts are trained, one on each
+    cluster of a corpus, and a cluster's distance is its expert's weight; here experts are given,
+    nobody knows what they were trained on, and dev answers say what they are good at; there are no
+    clusters, each dev prompt stands for itself; and weights are found once a prompt, not at every
+    token.
+
+    A dev prompt is never its own neighbour, so that a utility on dev is not flattered by it.
+
+    Args:
+        base, pool, experts, max_tokens: See `Weighed`.
+        top: How many experts answer; 1 sends a prompt to one of them.
+        neighbours: How many dev prompts a prompt is compared with.
+        temperature: Of no effect with `top` 1.
+        run: A run folder with the experts' dev answers; `None` asks dev now.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        pool: ExpertPool,
+        experts: Sequence[str] | None = None,
+        top: int = 1,
+        neighbours: int = 16,
+        temperature: float = 0.1,
+        run: str | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__(base, pool, experts, max_tokens)
+        for key, value in (("top", top), ("neighbours", neighbours)):
+            if type(value) is not int or value < 1:
+                raise UserError(f"candidate.{key}={value}: must be a whole number above 0")
+        self.top, self.neighbours = top, neighbours
+        self.temperature, self.run = validate_temperature(temperature), run
+        self._start: InitialAnswers | None = None
+        self._texts: list[str] = []
+        self._values = np.zeros((0, 0))
+
+    def check(self, task: Task) -> None:
+        """See `Candidate.check`."""
+        super().check(task)
+        if self.top > len(self.members):
+            raise UserError(f"candidate.top={self.top}: there are {len(self.members)} experts")
+        if self.run is not None:
+            self.fit_dev_answers(task, load_initial_answers(self.run, self.members, task))
+
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
+        """See `Candidate.answers`."""
+        if self._start is None:
+            dev = task.items("dev")
+            unit = np.eye(len(self.members))
+            scores = run_tasks_lockstep(task, self.engine, unit, dev, meter)
+            self.fit_dev_answers(task, InitialAnswers(list(dev), scores))
+        return super().score_items(task, items, meter)
+
+    def fit_dev_answers(self, task: Task, start: InitialAnswers) -> None:
+        """Take dev prompts and what each member's answers to them were worth."""
+        self._start = start
+        self._texts = [first_prompt(task, item) for item in start.items]
+        self._similarity = TfidfSimilarity(self._texts)
+        self._values = np.array([[s.value for s in mine] for mine in start.scores]).T
+
+    def fingerprint(self) -> str:
+        """Of all members, with a digest of the dev answers that were read from a run."""
+        if self.run is None:
+            return super().fingerprint()
+        learnt = repr((self._texts, self._values.tolist())).encode()
+        return f"{super().fingerprint()} {hashlib.sha256(learnt).hexdigest()[:16]}"
+
+    def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
+        """See `Weighed.weights`."""
+        assert self._start, "dev has to be learnt first: Route.learn(), or the key run"
+        texts = [prompt_text(request) for request in requests]
+        # A later round's prompt begins with the first's.
+        others = np.array([[not text.startswith(dev) for dev in self._texts] for text in texts])
+        claims = expected_values(
+            self._similarity.cosine_with(texts), others, self._values, self.neighbours
+        )
+        return top_weights(claims, self.top, self.temperature)
+
+
+def expected_values(
+    similar: np.ndarray, others: np.ndarray, values: np.ndarray, neighbours: int
+) -> np.ndarray:
+    """What each of K experts is expected to be worth on each of R prompts, [R, K].
+
+    Args:
+        similar: [R, D], of the prompts with dev's.
+        others: [R, D], False where the two are the same.
+        values: [D, K], of the experts' dev answers.
+        neighbours: How many dev prompts count.
+    """
+    near = np.where(others, similar, 0.0)
+    far = np.argsort(-near, axis=1, kind="stable")[:, neighbours:]
+    np.put_along_axis(near, far, 0.0, axis=1)
+    means = (others @ values) / np.maximum(others.sum(axis=1, keepdims=True), 1)
+    found: np.ndarray = (near @ values + means) / (near.sum(axis=1, keepdims=True) + 1)
+    return found
+
+
+def top_weights(claims: np.ndarray, top: int, temperature: float) -> np.ndarray:
+    """Weights [R, K] of the `top` largest claims of each row; of equal ones the first."""
+    order = np.argsort(-claims, axis=1, kind="stable")[:, top:]
+    kept = claims / temperature
+    np.put_along_axis(kept, order, -np.inf, axis=1)
+    return softmax_rows(kept)
+
+
+def first_prompt(task: Task, item: Item) -> str:
+    """What a task asks in its first round about one item."""
+    game = task.run([item])
+    requests = next(game)
+    game.close()
+    return "\n".join(map(prompt_text, requests))

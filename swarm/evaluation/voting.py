@@ -1,0 +1,112 @@
+"""A vote on answers: each voice answers for itself, and what counts is what most have said."""
+
+from collections.abc import Sequence
+
+from swarm.errors import UserError
+from swarm.evaluation.base import Candidate, JobUsage
+from swarm.evaluation.routing import load_initial_answers
+from swarm.stats.tests import plurality_vote
+from swarm.tasks.base import Item, Score, Task
+from swarm.tasks.metrics import majority_vote
+
+
+class VotingCandidate:
+    """The vote of all voices of its members on the answers that were read from their texts.
+
+    - "majority": the answer that most voices gave; among equally frequent ones that of the largest
+      summed weight, then that of the first voice.
+    - "weighted": the answer of the largest summed weight; a weight below 0 counts as 0.
+
+    A voice without an answer does not vote. A score's text is the list of all answers.
+
+    Args:
+        members: A candidate or several. Voices of one candidate share its base; several
+            candidates are all in memory.
+        rule: "majority" or "weighted".
+        weights: Utilities of the voices; `None` is those on dev for "weighted", and equal ones
+            for "majority".
+        run: A run folder that has the voices as its experts: their dev answers are read there and
+            not asked again.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        members: Candidate | Sequence[Candidate],
+        rule: str = "majority",
+        weights: Sequence[float] | None = None,
+        run: str | None = None,
+    ) -> None:
+        if rule not in tuple(VOTING_RULES):
+            raise UserError(f"candidate.rule={rule}: must be one of {', '.join(VOTING_RULES)}")
+        self.members = list(members) if isinstance(members, Sequence) else [members]
+        self.rule, self.run = rule, run
+        self.weights = None if weights is None else [float(weight) for weight in weights]
+        self.names = ["vote"]
+
+    def check(self, task: Task) -> None:
+        """See `Candidate.check`."""
+        if not getattr(task, "votes", True):
+            raise UserError(f"task={task.name}: its answers are free texts, on which nobody votes")
+        for member in self.members:
+            member.check(task)
+        voices = self.voter_names()
+        if self.weights is not None and len(self.weights) != len(voices):
+            raise UserError(
+                f"candidate.weights: {len(self.weights)} weights for {len(voices)} voices: "
+                + ", ".join(voices)
+            )
+        if self.weights is None and self.run is not None:
+            start = load_initial_answers(self.run, voices, task)
+            self.weights = [task.utility(scores) for scores in start.scores]
+
+    def voter_names(self) -> list[str]:
+        """The names of all who vote."""
+        return [name for member in self.members for name in member.names]
+
+    def open(self, device: str) -> None:
+        """See `Candidate.open`."""
+        for member in self.members:
+            member.open(device)
+
+    def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
+        """See `Candidate.answers`."""
+        if self.weights is None and self.rule == "weighted":
+            dev = self._score_members(task, task.items("dev"), meter)
+            self.weights = [task.utility(scores) for scores in dev]
+        said = self._score_members(task, items, meter)
+        return [
+            majority_vote(
+                task, items, said, self.weights or [1.0] * len(said), VOTING_RULES[self.rule]
+            )
+        ]
+
+    def _score_members(
+        self, task: Task, items: Sequence[Item], meter: JobUsage
+    ) -> list[list[Score]]:
+        return [mine for member in self.members for mine in member.score_items(task, items, meter)]
+
+    def fingerprint(self) -> str:
+        """Of all members, with the weights that were read from a run."""
+        read = [] if self.run is None else [str(self.weights)]
+        return " ".join([*(member.fingerprint() for member in self.members), *read])
+
+
+def weighted_vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
+    """The answer of the largest summed weight; of equal ones that of more voices, then the first.
+
+    Args:
+        answers: `None` is no answer and no vote.
+        weights: Below 0 they count as 0.
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    for answer, weight in zip(answers, weights, strict=True):
+        if answer is not None:
+            total, count = sums.get(answer, (0.0, 0))
+            sums[answer] = (total + max(0.0, weight), count + 1)
+    return max(sums, key=lambda answer: sums[answer], default=None)
+
+
+VOTING_RULES = {"majority": plurality_vote, "weighted": weighted_vote}

@@ -1,0 +1,503 @@
+"""The model card: what an export is made of, what it came to, and how to use it."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from swarm._util.files import conf_folder, find_path
+from swarm._util.secrets import clean
+from swarm.engine.base_model import is_hub_id
+from swarm.errors import UserError
+from swarm.export.source import ExportSource, read_source
+from swarm.finetune.run import domain_lines, format_metrics, scores_table
+from swarm.finetune.trainer import FRESH_LABEL
+from swarm.pool.synthetic_rows import EliteExperts
+from swarm.runs.describe import describe_position, list_caveats, test_conclusion
+from swarm.stats.format import format_table
+
+# The command line that makes a configuration again, by comparing it with what ships.
+
+UNQUOTED_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_/.][\w/.@-]*", re.IGNORECASE)
+"""Texts that Hydra reads as they are."""
+
+
+def build_command(entry: str, config: Mapping[str, Any]) -> str:
+    """`python -m swarm.ENTRY ...`, with the options and keys that differ from the defaults.
+
+    Args:
+        entry: "search" or "finetune".
+        config: A whole configuration, as plain values; secrets are taken out.
+    """
+    config = clean(config)
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        default = compose(entry, ["name=''"], return_hydra_config=True).hydra.runtime.choices
+        options = {
+            group: _nearest_option(group, config[group])
+            for group in default
+            if isinstance(config.get(group), Mapping)
+        }
+        words = [
+            f"{group}={option}"
+            for group, option in options.items()
+            if option != default[group] or group == "task"
+        ]
+        # The root first, as keys deeper in the tree refer to it.
+        for part in ({k: v for k, v in config.items() if not isinstance(v, Mapping)}, config):
+            known = _compose_flat(entry, words)
+            words += [
+                f"{'' if key in known else '++'}{key}={_format_value(value)}"
+                for key, value in _flatten(part).items()
+                if key not in known or known[key] != value
+            ]
+    return shlex.join(["python", "-m", f"swarm.{entry}", *words])
+
+
+def _nearest_option(group: str, part: Mapping[str, Any]) -> str:
+    """The option of a group from which the fewest keys differ."""
+    options = {path.stem: path for path in sorted((conf_folder() / group).glob("*.yaml"))}
+    if part.get("name") in options:
+        return str(part["name"])
+
+    def count_differences(name: str) -> int:
+        written = _flatten(OmegaConf.to_container(OmegaConf.load(options[name])))  # type: ignore[arg-type]
+        pairs = [(written.get(key), value) for key, value in _flatten(part).items()]
+        # A key that an option leaves open is meant to be set, and a reference may be anything.
+        return sum(
+            1 + (one is not None) for one, value in pairs if one != value and "${" not in str(one)
+        )
+
+    return min(options, key=count_differences)
+
+
+def _compose_flat(entry: str, words: Sequence[str]) -> dict[str, Any]:
+    """What the command line stands for, with dotted keys."""
+    whole = compose(entry, overrides=["name=''", *words])
+    return _flatten(OmegaConf.to_container(whole, resolve=True))  # type: ignore[arg-type]
+
+
+def _flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Dotted keys; lists and empty objects stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        deep = isinstance(value, Mapping) and value
+        found |= _flatten(value, f"{path}{name}.") if deep else {f"{path}{name}": value}
+    return found
+
+
+def _format_value(value: Any) -> str:
+    """A value as Hydra's command line takes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(_format_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_format_value(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, str) and not UNQUOTED_TEXT.fullmatch(value):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value)
+
+
+# The licence of a model or an adapter, as far as its folder says.
+
+UNKNOWN_LICENCE = "unknown"
+
+LICENCE_IDS = {
+    "afl-3.0",
+    "agpl-3.0",
+    "apache-2.0",
+    "artistic-2.0",
+    "bigcode-openrail-m",
+    "bigscience-bloom-rail-1.0",
+    "bigscience-openrail-m",
+    "bsd-2-clause",
+    "bsd-3-clause",
+    "bsd-3-clause-clear",
+    "bsl-1.0",
+    "cc-by-2.0",
+    "cc-by-3.0",
+    "cc-by-4.0",
+    "cc-by-nc-2.0",
+    "cc-by-nc-3.0",
+    "cc-by-nc-4.0",
+    "cc-by-nc-nd-3.0",
+    "cc-by-nc-nd-4.0",
+    "cc-by-nc-sa-2.0",
+    "cc-by-nc-sa-3.0",
+    "cc-by-nc-sa-4.0",
+    "cc-by-nd-4.0",
+    "cc-by-sa-3.0",
+    "cc-by-sa-4.0",
+    "cc0-1.0",
+    "cdla-permissive-1.0",
+    "cdla-permissive-2.0",
+    "cdla-sharing-1.0",
+    "creativeml-openrail-m",
+    "ecl-2.0",
+    "epl-2.0",
+    "eupl-1.2",
+    "gemma",
+    "gpl-2.0",
+    "gpl-3.0",
+    "isc",
+    "lgpl-2.1",
+    "lgpl-3.0",
+    "llama2",
+    "llama3",
+    "llama3.1",
+    "llama3.2",
+    "llama3.3",
+    "llama4",
+    "mit",
+    "mpl-2.0",
+    "ms-pl",
+    "odbl",
+    "odc-by",
+    "openrail",
+    "openrail++",
+    "unlicense",
+    "wtfpl",
+    "zlib",
+}
+"""What a card's front matter may call a licence (huggingface.co/docs/hub/repositories-licenses)."""
+
+LICENCE_FIRST_LINES = {
+    r"apache( license)?,?( version)?( 2(\.0)?)?": "apache-2.0",
+    r"(the )?mit license( \(mit\))?": "mit",
+    r"(the )?bsd[ -]2[ -]clause license": "bsd-2-clause",
+    r"(the )?bsd[ -]3[ -]clause license": "bsd-3-clause",
+    r"(creative commons )?attribution 4\.0 international( license)?": "cc-by-4.0",
+    r"(meta )?llama (2|3|3\.1|3\.2|3\.3|4) community license agreement": r"llama\2",
+    r"gemma terms of use": "gemma",
+}
+"""What licences begin with, or are called, as the hub calls them."""
+
+DERIVED_ROW_NAME = re.compile(r"(?!(base|noise_\d+|elite_\d+)$).+")
+"""The names of those rows that a pool makes of all its experts."""
+
+
+def find_licence(*folders: Path | None) -> str:
+    """What the first folder that says something says: its card, or LICENSE in its first line."""
+    for folder in folders:
+        if folder and (found := _licence_from_card(folder) or _licence_from_file(folder)):
+            return found
+    return UNKNOWN_LICENCE
+
+
+def to_hub_id(text: str) -> str | None:
+    """A licence as the hub calls it; `None` where it knows none of this name or first line."""
+    plain = re.sub(r"\s+", " ", text.strip().lower())
+    if plain.replace(" ", "-") in LICENCE_IDS:
+        return plain.replace(" ", "-")
+    known = ((re.fullmatch(line, plain), named) for line, named in LICENCE_FIRST_LINES.items())
+    return next((match.expand(named) for match, named in known if match), None)
+
+
+def collect_input_licences(source: ExportSource) -> dict[str, str]:
+    """The licences of the adapters or models that a result is made of, by their names.
+
+    Of the rows that a pool makes itself, base and noise are nobody's; a recipe is made of all
+    experts of the folder, and an elite of what the run that found it made it of.
+    """
+    note = source.note
+    if start := note.get("tuned_from"):
+        return {} if start == FRESH_LABEL else {start: _expert_licence(source, start)}
+    if "coefficients" not in note:
+        return {"model" if source.is_full_model else "adapter": find_licence(source.folder)}
+    names = note["experts"]
+    own = names[: source.state.get("own", len(names))]
+    used = [
+        name for place, name in enumerate(names) if any(note["coefficients"][place :: len(names)])
+    ]
+    merged = (
+        own if any(DERIVED_ROW_NAME.fullmatch(name) for name in used if name not in own) else []
+    )
+    found = {name: _expert_licence(source, name) for name in own if name in (*used, *merged)}
+    for name in used:
+        if name not in own and name.startswith("elite_"):
+            for part, text in _elite_licences(source, own, name).items():
+                found[part if found.get(part, text) == text else f"{part}, in {name}"] = text
+    return found
+
+
+def _expert_licence(source: ExportSource, name: str) -> str:
+    folder = source.find_expert_folder(name)
+    return find_licence(folder, folder and folder.parent)
+
+
+def _elite_licences(source: ExportSource, own: list[str], name: str) -> dict[str, str]:
+    pool = source.config.get("pool", {})
+    try:
+        elites = EliteExperts(pool.get("elites"), pool.get("elite_count", 3)).load_adapters(own)
+        particle = next(one.folder.parent for one in elites if one.name == name)
+        number = int(particle.name.removeprefix("particle_"))
+        return collect_input_licences(read_source(str(particle.parent), number))
+    except (UserError, StopIteration):
+        return {name: UNKNOWN_LICENCE}
+
+
+def _licence_from_card(folder: Path) -> str:
+    """The licence in the front matter of README.md."""
+    import yaml
+
+    path = folder / "README.md"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not text.startswith("---\n"):
+        return ""
+    try:
+        front = yaml.safe_load(text[4:].partition("\n---")[0])
+    except yaml.YAMLError:
+        return ""
+    found = front if isinstance(front, dict) else {}
+    named = found.get("license_name") if found.get("license") == "other" else found.get("license")
+    return str(named or found.get("license") or "")
+
+
+def _licence_from_file(folder: Path) -> str:
+    for path in sorted(folder.glob("LICENSE*")):
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            return next((line.strip() for line in lines if line.strip()), "")
+    return ""
+
+
+PAPER_LINK = "[Model Swarms](https://arxiv.org/abs/2410.11163)"
+
+SPACE_NOTES = {
+    "factor": "A and B of the adapters were mixed separately (the factor space of the paper).",
+    "delta": "The products B A of the adapters were mixed (the delta space).",
+    "weights": "All weights of these whole models were mixed.",
+}
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a card is written from.
+
+    Attributes:
+        source: The result.
+        merged: Whether the export is a whole model.
+        dtype: Of a whole model's weights; `None`: as they were.
+        title: What the export is called.
+        licences: Of the inputs, by what they are: "base model" and each expert.
+        serve: The command that serves it.
+    """
+
+    source: ExportSource
+    merged: bool
+    dtype: str | None
+    title: str
+    licences: dict[str, str]
+    serve: str
+
+    def render(self) -> str:
+        """The whole README.md."""
+        front = yaml.safe_dump(self.front_matter(), sort_keys=False, allow_unicode=True)
+        sections = {
+            "What it is made of": self._composition_section(),
+            "Numbers": self._numbers_section(),
+            "Use": self._usage_section(),
+            "Made again by": self._command_section(),
+            "Licences of what it is made of": self._licences_section(),
+        }
+        parts = [f"---\n{front}---", f"# {self.title}", self._introduction()]
+        parts += [f"## {name}\n\n{text}" for name, text in sections.items() if text]
+        return "\n\n".join(parts) + "\n"
+
+    def front_matter(self) -> dict[str, Any]:
+        """The front matter that the hub reads; a base that is a folder is not named there."""
+        named = self.source.note.get("models") or [self.source.base_name]
+        bases = [
+            name for name in named if name and is_hub_id(name) and not find_path(name).exists()
+        ]
+        found: dict[str, Any] = {"base_model": bases} if bases else {}
+        known = {to_hub_id(text) for text in self.licences.values()}
+        if len(known) == 1 and None not in known:
+            found["license"] = known.pop()
+        kind = "merge" if self.merged else "lora"
+        return found | {
+            "library_name": "transformers" if self.merged else "peft",
+            "pipeline_tag": "text-generation",
+            "tags": ["model-swarms", kind],
+        }
+
+    def _introduction(self) -> str:
+        what = "A LoRA adapter of" if not self.merged else "A whole model, an adapter merged into"
+        if self.source.is_full_model:
+            what = "A whole model, of the architecture of"
+        found = f"{what} {self.source.base_name or 'a base model that nobody named'}"
+        if stand_in := self.source.stand_in:
+            found += f" (measured on {stand_in}, not on the hub's weights)"
+        task = self.source.config.get("task", {}).get("name") or self.source.note.get("task")
+        task = f" for the task {task}" if task else ""
+        how = {
+            "search": f", found{task} by a search over combinations of experts, as in "
+            f"{PAPER_LINK}.",
+            "finetune": f", fine-tuned by gradient{task}.",
+            "folder": ".",
+        }[self.source.kind]
+        rounded = ""
+        if self.merged and not self.source.is_full_model:
+            rounded = f" The weights are the float32 sum of base and adapter, as {self.dtype}."
+        so_far = self.source.unfinished_note
+        so_far = f" {so_far[0].upper()}{so_far[1:]}." if so_far else ""
+        return found + how + so_far + rounded
+
+    def _composition_section(self) -> str:
+        note = self.source.note
+        if start := note.get("tuned_from"):
+            return f"{start}, trained further for {note['training']['step']} steps."
+        if "coefficients" not in note:
+            return ""
+        names, groups = note["experts"], note.get("groups", ["all"])
+        rows = np.reshape(note["coefficients"], (len(groups), len(names)))
+        heads = ["expert", "coefficient"] if len(groups) == 1 else ["expert", *groups]
+        cells = [[name, *(f"{c:.4f}" for c in rows[:, i])] for i, name in enumerate(names)]
+        if len(groups) > len(names):
+            heads = ["group", *names]
+            cells = [
+                [name, *(f"{c:.4f}" for c in row)] for name, row in zip(groups, rows, strict=True)
+            ]
+        parts = [
+            f"{describe_position(names, note['coefficients'], groups)}.",
+            "\n".join(format_table(heads, cells)),
+            SPACE_NOTES.get(note.get("space", ""), ""),
+        ]
+        if error := note.get("reconstruction_error"):
+            parts.append(
+                f"The adapter is off from what was searched by {error['overall']:.2g} of its norm "
+                f"(relative Frobenius error; the worst module: {error['worst']:.2g})."
+            )
+        return "\n\n".join(part for part in parts if part)
+
+    def _numbers_section(self) -> str:
+        metrics, note = self.source.metrics, self.source.note
+        if self.source.kind == "finetune" and metrics:
+            return "\n".join(
+                _separate_paragraphs([*format_metrics(metrics), *self._unmeasured_notes()])
+            )
+        if metrics:
+            start = f"best initial expert: {metrics['starting_best_expert']}"
+            end = "this one"
+            if self.source.truncated_rank:
+                end = f"before rounding to rank {self.source.truncated_rank}"
+            rows = [
+                *scores_table(metrics, start, end),
+                *domain_lines(metrics, "best initial expert", end),
+            ]
+            return "\n".join(
+                [
+                    *rows,
+                    "",
+                    *_separate_paragraphs([*describe_metrics(metrics), *self._unmeasured_notes()]),
+                ]
+            )
+        if point := self.source.point_metrics:
+            return "\n".join(
+                _separate_paragraphs([*_describe_point(point), *self._unmeasured_notes()])
+            )
+        if (utility := note.get("validation_utility")) is not None:
+            what = f"Signal ({self.source.signal})" if self.source.signal else "Utility"
+            chosen = f"{what} {utility:.4f} on dev, where it was chosen; it was not tested."
+            return "\n".join(_separate_paragraphs([chosen, *self._unmeasured_notes()]))
+        return "Nothing was measured." if self.source.kind != "folder" else ""
+
+    def _unmeasured_notes(self) -> list[str]:
+        """That what was rounded afterwards has no numbers, and how it gets some."""
+        told, dtype = [], []
+        if self.source.truncated_rank:
+            told.append(
+                "This is of the position that was searched. What was saved of it, rounded to rank "
+                f"{self.source.truncated_rank}, was not measured."
+            )
+        rounded = self.merged and self.dtype not in (None, "float32")
+        if rounded and self.source.in_float32:
+            told.append(
+                f"Numbers are of the float32 adapter; rounding to {self.dtype} can change answers."
+            )
+            dtype = [f"model.dtype={self.dtype}"]
+        if not told:
+            return []
+        made = (
+            shlex.split(build_command(self.source.kind, self.source.config))
+            if self.source.config
+            else ["task=TASK"]
+        )
+        words = [word for word in made if re.match(r"\+*(task|model|engine)[.=]", word)]
+        folder = self.title.rpartition("/")[2]
+        words = [word for word in words if not (dtype and word.startswith("model.dtype="))]
+        words += [*dtype, "candidate=adapter", f"candidate.folder={folder}"]
+        return [
+            f"{' '.join(told)} What this folder holds is measured by",
+            f"```sh\n{shlex.join(['python', '-m', 'swarm.evaluate', *words])}\n```",
+        ]
+
+    def _usage_section(self) -> str:
+        base = self.source.base_name or "BASE"
+        code = (
+            f'model = AutoModelForCausalLM.from_pretrained("{self.title}")'
+            if self.merged
+            else f'base = AutoModelForCausalLM.from_pretrained("{base}")\n'
+            f'model = PeftModel.from_pretrained(base, "{self.title}")'
+        )
+        head = "" if self.merged else "from peft import PeftModel\n"
+        head += "from transformers import AutoModelForCausalLM\n\n"
+        return f"```python\n{head}{code}\n```\n\nor\n\n```sh\n{self.serve}\n```"
+
+    def _command_section(self) -> str:
+        if not self.source.config:
+            return ""
+        return f"```sh\n{build_command(self.source.kind, self.source.config)}\n```"
+
+    def _licences_section(self) -> str:
+        rows = [[name, found] for name, found in self.licences.items()]
+        return "\n".join(format_table(("", "licence"), rows)) if rows else ""
+
+
+def _describe_point(point: Mapping[str, Any]) -> list[str]:
+    """A point of a front in numbers, part by part."""
+    found = [f"Point {point['point']} of the front of a search with several objectives."]
+    told = point.get("test_parts", {})
+    rows = [
+        [name, f"{value:.3f}", _format_measurement(told[name]) if told else "not tested"]
+        for name, value in point["dev"].items()
+    ]
+    header = ("objective", "dev, where it was chosen", "test")
+    found.append("\n" + "\n".join(format_table(header, rows)))
+    return [*found, "Brackets: 95 % intervals. A dev number of a front is the highest of many."]
+
+
+def _format_measurement(one: Mapping[str, Any]) -> str:
+    low, high = one["interval"]
+    return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}] (n = {one['items']})"
+
+
+def describe_metrics(metrics: dict[str, Any]) -> list[str]:
+    """What may be said of the numbers, a paragraph each."""
+    found = [
+        "Brackets: 95 % intervals. The dev number of the best found is the highest of many "
+        "and flatters it; test was never searched on."
+    ]
+    told = [test_conclusion(metrics)] if "test_gain" in metrics else ["It was not tested."]
+    if "test_gain" in metrics and not (
+        metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
+    ):
+        told.append("So it was not shown to be better than the best initial expert.")
+    # Of an adapter that was cut afterwards the card says more than that.
+    rest = {key: value for key, value in metrics.items() if key != "reconstruction_error"}
+    return [*found, " ".join(told), *list_caveats(rest)]
+
+
+def _separate_paragraphs(found: Sequence[str]) -> list[str]:
+    """Lines, with an empty one between any two sentences; a table stays together."""
+    spread: list[str] = []
+    for line in found:
+        spread += ["", line] if spread and not line.startswith("|") else [line]
+    return spread

@@ -1,0 +1,548 @@
+"""A fine-tuning in its folder: where it starts, what it learns from, and what it came to."""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm._util.files import find_path, make_folder, remove, write_gzip_json, write_json
+from swarm._util.secrets import clean, identity_values
+from swarm.engine.base import Engine
+from swarm.engine.base_model import BaseModel
+from swarm.engine.tokenization import encode_choice, encode_prompt
+from swarm.errors import UserError
+from swarm.executors import Executor, JobResult, Worker
+from swarm.finetune.trainer import (
+    TokenPair,
+    Trainer,
+    TrainingArguments,
+    check_start_adapter,
+    find_start_adapter,
+    save_adapter,
+    weights_digest,
+    write_start_adapter,
+)
+from swarm.loop.evaluator import (
+    Batching,
+    Evaluator,
+    records_to_scores,
+    scores_to_records,
+    split_dev_holdout,
+)
+from swarm.loop.fingerprint import digest_items, identity_settings
+from swarm.loop.prompt_stats import fit_to_context
+from swarm.loop.run import check_place
+from swarm.pool.adapter import read_note, write_folder_atomic
+from swarm.pool.pool import Pool
+from swarm.runs.describe import (
+    compare_with_constants,
+    describe_constant_answers,
+    describe_difference,
+    domain_table,
+    one_answer_warnings,
+)
+from swarm.runs.manifest import MANIFEST_FILE, Manifest
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import format_table
+from swarm.tasks import metrics as certainty
+from swarm.tasks.base import Item, Score, metric_task
+from swarm.tasks.metrics import paired_gain
+from swarm.tasks.search_signal import SearchSignalTask
+
+# What a fine-tuning came to: its start against its end, on the same items, by one engine.
+
+UNTESTED_REASON = "that run has no test"
+"""Why a search cannot be compared with, until it is tested."""
+
+
+class FinetuneComparison:
+    """Scores a fine-tuning's start and end.
+
+    Args:
+        task: The task.
+        executor: Opened with a pool of the two.
+        job: How the work is cut.
+        label: What the start is called.
+        held: Places of dev that were not trained on.
+        test: Whether the test split is asked too.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        executor: Executor,
+        job: Batching,
+        label: str,
+        held: Sequence[int],
+        test: bool,
+    ) -> None:
+        self.task, self.label, self.held, self.test = task, label, held, test
+        self._executor = executor
+        self._evaluator = Evaluator(task, executor, job)
+        self._prompts = 0
+
+    def compute_metrics(self, folder: Path, run: RunFolder | None) -> dict[str, Any]:
+        """Metrics under the names of a search's; the answers go into the folder.
+
+        Args:
+            run: A search of the same task to compare with.
+        """
+        task = metric_task(self.task)
+        splits = {"dev": "judged"} | ({"test": "test"} if self.test else {})
+        scores = {name: self._score_split(split) for name, split in splits.items()}
+        rows = {
+            name: [scores_to_records(self.task.items(name), one) for one in pair]
+            for name, pair in scores.items()
+        }
+        write_gzip_json(folder / "answers.json.gz", rows)
+        found: dict[str, Any] = {"starting_best_expert": self.label, "in_points": True}
+        names = {"dev": ("validation", "utility"), "test": ("single_test", "accuracy")}
+        for split, pair in scores.items():
+            for side, mine in zip(("starting", "ending"), pair, strict=True):
+                name, measure = names[split]
+                items = self.task.items(split)
+                found |= utility_metrics(task, f"{side}_best_{name}", measure, mine, items)
+        dev = self.task.items("dev")
+        tested = (self.task.items("test"), scores["test"][1]) if self.test else ()
+        found["constant_answers"] = certainty.summarize_constant_answers(task, dev, *tested)
+        if self.held:
+            pair = [[one[i] for i in self.held] for one in scores["dev"]]
+            found["held_out"] = compare_scores(task, pair[1], pair[0])
+        if self.test:
+            gain = paired_gain(task, *reversed(scores["test"]))
+            found |= {
+                "test_gain": gain.difference,
+                "test_gain_interval": [gain.low, gain.high],
+                "test_gain_p_value": gain.p,
+            }
+            if run:
+                found |= self._compare_with_search(run, scores["test"][1])
+        return {**found, "prompts_asked": self._prompts}
+
+    def _score_split(self, split: str) -> list[list[Score]]:
+        return self._evaluator.score_positions(np.eye(2).tolist(), split, self._count_prompts)
+
+    def _count_prompts(self, result: JobResult) -> None:
+        self._prompts += result.prompts
+
+    def _compare_with_search(self, run: RunFolder, tuned: Sequence[Score]) -> dict[str, Any]:
+        """What the search found, if it was tested on the same items; else why not."""
+        rows = run.load_test_answers(run.find_best())
+        if rows is None:
+            return {"not_compared": UNTESTED_REASON}
+        if run.metrics["asked"]["test_items"] != digest_items(self.task, "test"):
+            return {"not_compared": "that run was tested on other items"}
+        found = compare_scores(metric_task(self.task), tuned, records_to_scores(rows))
+        # Gradients count too, where there were any.
+        cost = run.metrics.get("prompt_equivalents", run.metrics["prompts_asked"])
+        return {"searched": {**found, "run": run.path.name, "prompts": cost}}
+
+
+def utility_metrics(
+    task: Any, name: str, measure: str, scores: Sequence[Score], items: Sequence[Item]
+) -> dict[str, Any]:
+    """A utility with its interval, as a search's metrics call them."""
+    found = certainty.utility_summary(task, scores, items)
+    named = {f"{name}_{measure}": found.pop("utility")}
+    return named | {f"{name}_{key}": value for key, value in found.items()}
+
+
+def compare_scores(task: Any, after: Sequence[Score], before: Sequence[Score]) -> dict[str, Any]:
+    """Two models on the same items."""
+    gain = paired_gain(task, after, before)
+    return {
+        "items": gain.n,
+        "starting": task.utility(before),
+        "ending": task.utility(after),
+        "gain": gain.difference,
+        "gain_interval": [gain.low, gain.high],
+        "p_value": gain.p,
+    }
+
+
+def scores_table(metrics: dict[str, Any], before: str, after: str) -> list[str]:
+    """Dev and test of the start and the end, under these labels, as a table."""
+    tested = "test_gain" in metrics
+    heads = [f"dev, n = {metrics['ending_best_validation_items']}"]
+    heads += [f"test, n = {metrics['ending_best_single_test_items']}"] if tested else []
+    rows = []
+    if constant := metrics.get("constant_answers"):
+        by_domain = constant["by_domain"]
+        cells = [
+            _format_interval(by_domain[split]) for split in ("dev", "test") if split in by_domain
+        ]
+        each = " of each domain" * (len(by_domain["answers"]) > 1)
+        rows.append([f"best constant answer{each} ({describe_constant_answers(constant)})", *cells])
+    for side, label in (("starting", before), ("ending", after)):
+        cells = [_format_metric(metrics, f"{side}_best_validation", "utility")]
+        cells += [_format_metric(metrics, f"{side}_best_single_test", "accuracy")] if tested else []
+        rows.append([label, *cells])
+    return format_table(("model", *heads), rows)
+
+
+def domain_lines(metrics: dict[str, Any], before: str, after: str) -> list[str]:
+    """Utilities by domain on test or, without it, on dev, as a table behind an empty line."""
+    found = domain_table(metrics, "test" if "test_gain" in metrics else "dev", (before, after))
+    return ["", *format_table(*found)] if found else []
+
+
+def format_metrics(metrics: dict[str, Any]) -> list[str]:
+    """The metrics as a table and sentences."""
+    names = (metrics["starting_best_expert"], "tuned")
+    found = [*scores_table(metrics, *names), *domain_lines(metrics, *names)]
+    found += one_answer_warnings(metrics, names)
+    found.append(
+        f"Brackets: 95 % intervals. {metrics['examples']} of the dev items were trained "
+        "on, which flatters the tuned one there."
+    )
+    found.append(
+        f"Chosen: step {metrics['step']} of {metrics['steps']}. Examples learnt from (forward and "
+        f"backward): {metrics['examples_seen']}; held out and looked at (forward): "
+        f"{metrics['examples_looked_at']}; prompts answered for this table: "
+        f"{metrics['prompts_asked']}."
+    )
+    if held := metrics.get("held_out"):
+        found.append(
+            f"On dev items held out: {held['starting']:.3f} before, {held['ending']:.3f} "
+            f"after. {_describe_gain(held, 'held-out dev items')}"
+        )
+    if "test_gain" in metrics:
+        test = {
+            "gain": metrics["test_gain"],
+            "gain_interval": metrics["test_gain_interval"],
+            "p_value": metrics["test_gain_p_value"],
+            "items": metrics["ending_best_single_test_items"],
+        }
+        found.append(
+            " ".join(
+                [_describe_gain(test, "test items"), *compare_with_constants(metrics, "tuned one")]
+            )
+        )
+    if searched := metrics.get("searched"):
+        found.append(
+            f"Beside the best that {searched['run']} found at the cost of {searched['prompts']} "
+            f"dev prompts, {searched['starting']:.3f} on test: "
+            f"{_describe_gain(searched, 'test items')}"
+        )
+    if why := metrics.get("not_compared"):
+        found.append(f"Not compared with the best found: {why}.")
+    return found
+
+
+def _format_interval(one: dict[str, Any]) -> str:
+    low, high = one["interval"]
+    return f"{one['utility']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _format_metric(metrics: dict[str, Any], name: str, measure: str) -> str:
+    low, high = metrics[f"{name}_interval"]
+    return f"{metrics[f'{name}_{measure}']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _describe_gain(found: dict[str, Any], of: str) -> str:
+    return describe_difference(
+        found["gain"], found["gain_interval"], found["p_value"], found["items"], of, True
+    )
+
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "tuning.json"
+CHECKPOINT_FILE = "training.safetensors"
+ANSWERS = "answers.json.gz"
+
+
+class FinetuneRun:
+    """Trains a LoRA adapter on a task's dev items; cheap to make, `tune` does the work.
+
+    Args:
+        name: The folder below `folder`; one that was killed is gone on with.
+        task: With gold answers: multiple choice or exact match.
+        model, pool, engine, executor, job: As for a search.
+        expert: The name of an expert of the pool, or the folder of an adapter, to start from.
+        run: A run folder, from whose best initial expert to start; without both a fresh LoRA.
+        steps, batch, rate, every, patience: See `swarm.finetune.trainer.TrainingArguments`.
+        holdout: Share of dev that is not trained on; 0 for none.
+        rank, alpha, targets: Of a fresh LoRA.
+        seed: Of all randomness.
+        test: Whether start and end are compared on the test split.
+        gpus: CUDA devices; the first one trains.
+        folder: Where it lies.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: Any,
+        model: BaseModel,
+        pool: Any,
+        engine: Engine,
+        executor: Executor,
+        job: Batching,
+        expert: str | None = None,
+        run: str | None = None,
+        steps: int = 100,
+        batch: int = 8,
+        rate: float = 1e-3,
+        holdout: float = 0.2,
+        every: int = 10,
+        patience: int = 3,
+        rank: int = 8,
+        alpha: float = 16,
+        targets: Sequence[str] = ("q_proj", "v_proj"),
+        seed: int = 42,
+        test: bool = True,
+        gpus: Sequence[int] = (),
+        folder: str = "search",
+    ) -> None:
+        name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
+        check_place(name, folder)
+        if not isinstance(task, SearchSignalTask) or "logprob" not in task.signals:
+            raise UserError(
+                "fine-tuning needs gold answers to learn from: a task of "
+                "swarm.tasks.multiple_choice.MultipleChoice "
+                "or swarm.tasks.exact_match.ExactMatch, e.g. task=nlgraph_mini"
+            )
+        if not isinstance(pool, Pool):
+            raise UserError("fine-tuning trains an adapter and needs pool=adapters")
+        for key, value in (("expert", expert), ("run", run)):
+            if value is not None and not (isinstance(value, str) and value.strip()):
+                raise UserError(f"{key}={value!r}: must be null or the name of a folder")
+        if expert and run:
+            raise UserError(f"expert={expert} and run={run}: give one of the two to start from")
+        if type(holdout) not in (int, float) or not 0 <= holdout < 1:
+            raise UserError(f"holdout={holdout!r}: must be a share of dev, from 0 to below 1")
+        if type(seed) is not int or seed < 0:
+            raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
+        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or alpha <= 0:
+            raise UserError(f"rank={rank!r}, alpha={alpha!r}: must be a whole number and a number")
+        if isinstance(targets, str) or not targets or not all(isinstance(t, str) for t in targets):
+            raise UserError(f"targets={targets!r}: must be a list of layers, as [q_proj,v_proj]")
+        self.task: Any = task
+        self.model, self.pool, self.engine = model, pool, engine
+        self.executor, self.job, self.expert, self.run = executor, job, expert, run
+        self.recipe = TrainingArguments(steps, batch, rate, every, patience, seed)
+        self.holdout, self.seed, self.test = holdout, seed, test
+        self.fresh: dict[str, Any] = {
+            "r": rank,
+            "lora_alpha": alpha,
+            "target_modules": list(targets),
+        }
+        self.device = f"cuda:{gpus[0]}" if gpus else "cpu"
+        self.folder = Path(folder) / name
+        self.state: dict[str, Any] = {}
+        self._manifest = Manifest(self.folder)
+
+    def tune(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Train, or go on, or show again what a finished one came to; gives the metrics.
+
+        Args:
+            config: The configuration, kept in the folder and compared on resume.
+
+        Raises:
+            UserError: Something is wrong with an input; nothing has been written then.
+        """
+        tokenizer = self.model.load_tokenizer(self.model.resolve())
+        fit_to_context(self.task, tokenizer, self.model.context_length(), self.test)
+        dev = self.task.items("dev")
+        asked = {"test_items": digest_items(self.task, "test") if self.test else None}
+        trained, held = split_dev_holdout(dev, self.holdout, self.seed)
+        label, source = find_start_adapter(self.expert, self.run, self.pool.folder)
+        if not (self.folder / "tuned").is_dir():
+            check_start_adapter(source, self.fresh["target_modules"], self.model)
+        self._open_state(config or {}, label, source)
+        if not (self.folder / "tuned").is_dir():
+            self._train_adapter(label, source, [dev[i] for i in trained], [dev[i] for i in held])
+        metrics = self.state.get("metrics")
+        if metrics is None or metrics["asked"] != asked or self._is_search_tested_now(metrics):
+            metrics = self._compare_start_end(label, held)
+            metrics |= {"asked": asked, **read_note(self.folder / "tuned")["training"]}
+            self._save_state(metrics=metrics)
+        print("\n".join(format_metrics(metrics)))
+        print(f"tuned adapter: {self.folder / 'tuned'}")
+        return dict(metrics)
+
+    def _is_search_tested_now(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether the search has got the test that it had not when it was to be compared with."""
+        if not self.run or metrics.get("not_compared") != UNTESTED_REASON:
+            return False
+        return bool(RunFolder(find_path(self.run)).metrics.get("asked", {}).get("test_items"))
+
+    def _open_state(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
+        """Read the state in the folder, which has to be this fine-tuning's, or write the first."""
+        chosen = {key: config[key] for key in ("task", "model") if key in config}
+        identity = {
+            **identity_settings(chosen),
+            **asdict(self.recipe),
+            "holdout": self.holdout,
+            "task items": digest_items(self.task, "dev"),
+            "base weights": self.model.fingerprint(),
+            "start": label,
+            "start weights": weights_digest(source) if source else json.dumps(self.fresh),
+        }
+        path = self.folder / STATE_FILE
+        if path.is_file():
+            self.state = read_state(path)
+            self._verify()
+            if self._has_started() or self.state["identity"] == identity:
+                self._check_identity(identity)
+                return
+            shutil.rmtree(self.folder / "start", ignore_errors=True)
+            self._manifest.remove_paths("start")
+            self.state = {}
+        elif self.folder.is_dir() and any(self.folder.iterdir()):
+            raise UserError(f"{self.folder} holds something else; choose another name=")
+        self._save_state(identity=identity, config=clean(config))
+
+    def _verify(self) -> None:
+        """See that the folder's files are as they were written; only answers are made anew.
+
+        Raises:
+            UserError: Another one is damaged or missing.
+        """
+        damaged = self._manifest.read().find_damaged()
+        if self._manifest.lost and self._has_started():
+            log.warning(
+                "%s is missing or damaged: taken anew, of the files as they are now",
+                self.folder / MANIFEST_FILE,
+            )
+        for place in damaged:
+            if place != ANSWERS:
+                raise UserError(
+                    f"{self.folder / place} is damaged or missing; put it back from a copy, or "
+                    "choose another name= to train anew"
+                )
+            log.warning("%s is damaged or missing: asked anew", self.folder / place)
+            remove(self.folder / place)
+            self.state["metrics"] = None
+        # A kill leaves a file without a checksum, and never with a wrong one.
+        with self._manifest.updating_checksums(STATE_FILE, *damaged):
+            for place in ("start", "tuned", ANSWERS):
+                if not self._manifest.paths_under(place):
+                    self._manifest.add_checksums(place)
+
+    def _has_started(self) -> bool:
+        """Whether there is anything trained in the folder."""
+        return any((self.folder / name).exists() for name in (CHECKPOINT_FILE, "tuned"))
+
+    def _check_identity(self, new: Mapping[str, Any]) -> None:
+        old = self.state["identity"] = identity_values(self.state["identity"])
+        differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        if differ:
+            changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])
+            raise UserError(
+                f"name={self.folder.name}: {self.folder} holds another fine-tuning ({changes}); "
+                "give the same values to go on, or another name= to begin anew"
+            )
+
+    def _save_state(self, **more: Any) -> None:
+        self.state |= more
+        make_folder(self.folder, private=True)
+        with self._manifest.updating_checksums(STATE_FILE):
+            write_json(self.folder / STATE_FILE, self.state)
+
+    def _train_adapter(
+        self, label: str, source: Path | None, examples: Sequence[Item], held: Sequence[Item]
+    ) -> None:
+        import torch
+        from peft import PeftModel
+
+        from swarm.engine.base_model import quiet_transformers
+
+        model, tokenizer = self.model.load(self.device)
+        with quiet_transformers():
+            if not (self.folder / "start").is_dir():
+                with self._manifest.updating_checksums("start"):
+                    write_start_adapter(
+                        self.folder / "start", source, lambda: self._add_fresh_lora(model), label
+                    )
+            adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
+        pairs = [tokenize_items(self.task, items, tokenizer) for items in (examples, held)]
+        print(f"{self.folder}: trains on {len(examples)} dev items, holds out {len(held)}")
+        trainer = Trainer(adapted, self.recipe, self.folder / CHECKPOINT_FILE, print)
+        try:
+            progress = trainer.train(*pairs)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"out of memory on {self.device}; lower batch={self.recipe.batch}"
+            ) from None
+        seen = progress.step * self.recipe.batch
+        training = {
+            "step": progress.best,
+            "steps": progress.step,
+            "looks": progress.looks,
+            "examples": len(examples),
+            "examples_seen": seen,
+            "examples_looked_at": len(progress.looks) * len(held),
+        }
+        note = {
+            "tuned_from": label,
+            "task": self.task.name,
+            "training": training,
+        }
+        with self._manifest.updating_checksums("tuned"):
+            write_folder_atomic(
+                self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter"
+            )
+        (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
+
+    def _add_fresh_lora(self, model: Any) -> Any:
+        """The model with a fresh LoRA, which changes nothing yet."""
+        import torch
+        from peft import LoraConfig, get_peft_model
+
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            made = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **self.fresh))
+        made.peft_config["default"].base_model_name_or_path = self.model.name or self.model.path
+        return made
+
+    def _compare_start_end(self, label: str, held: Sequence[int]) -> dict[str, Any]:
+        """What start and end come to, which are the positions [1, 0] and [0, 1] of a pool."""
+        pool = Pool(self.folder.resolve(), ["start", "tuned"])
+        pool.open(self.model).check()
+        run = RunFolder(find_path(self.run)) if self.run else None
+        try:
+            self.executor.open(Worker(self.model, pool, self.task, self.engine))
+            compared = FinetuneComparison(
+                self.task, self.executor, self.job, label, held, self.test
+            )
+            with self._manifest.updating_checksums(ANSWERS):
+                return compared.compute_metrics(self.folder, run)
+        finally:
+            self.executor.close()
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What a fine-tuning's state file says.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found["identity"], dict):
+            return found
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    raise UserError(f"{path} is damaged: choose another name=, or remove its folder")
+
+
+def tokenize_items(
+    task: SearchSignalTask, items: Sequence[Item], tokenizer: Any
+) -> list[TokenPair]:
+    """Prompts and gold answers as a search puts them, each answer closed by the end token."""
+    found = []
+    for item in items:
+        request = task.gold_request(item)
+        answer = encode_choice(tokenizer, request.prompt, request.choices[0])
+        found.append((encode_prompt(tokenizer, request.prompt), [*answer, tokenizer.eos_token_id]))
+    return found

@@ -1,0 +1,130 @@
+"""A model's answers to a set of instructions, as AlpacaEval keeps them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from swarm._util.files import short_digest
+from swarm._util.jsonl import JsonRow, read_json_rows, shorten_text
+from swarm.errors import UserError
+from swarm.models.base import Completion, Message, Model, Request
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentSpec
+
+
+class GenerationSettings(NamedTuple):
+    """How instructions are put to a model; `None` leaves a thing to the model."""
+
+    temperature: float | None
+    max_tokens: int
+    system: str | None
+    seed: int | None
+
+
+def instruction_keys(rows: Sequence[JsonRow]) -> list[str]:
+    """A key for each row: its instruction; where one comes again, with its count behind it.
+
+    Rows of different files that have the same key belong together, wherever they stand.
+    """
+    seen: Counter[str] = Counter()
+    keys = []
+    for row in rows:
+        text = row["instruction"]
+        seen[text] += 1
+        keys.append(text if seen[text] == 1 else f"{text}\n#{seen[text]}")
+    return keys
+
+
+def build_requests(rows: Sequence[JsonRow], asking: GenerationSettings) -> dict[str, Request]:
+    """What a model is asked, by `places`; an instruction that comes again wants another sample."""
+    before = (Message("system", asking.system),) if asking.system else ()
+    seen: Counter[str] = Counter()
+    found = {}
+    for place, row in zip(instruction_keys(rows), rows, strict=True):
+        turns = (*before, Message("user", row["instruction"]))
+        found[place] = Request(
+            turns,
+            asking.max_tokens,
+            temperature=asking.temperature,
+            seed=asking.seed,
+            sample=seen[row["instruction"]],
+        )
+        seen[row["instruction"]] += 1
+    return found
+
+
+def to_alpaca_rows(
+    rows: Sequence[JsonRow], answers: Mapping[str, Completion], generator: str
+) -> list[dict[str, str]]:
+    """The answers as AlpacaEval's list of instruction, dataset, output and generator."""
+    return [
+        {
+            "instruction": row["instruction"],
+            "dataset": str(row.get("dataset", "")),
+            "output": answers[place].text,
+            "generator": generator,
+        }
+        for place, row in zip(instruction_keys(rows), rows, strict=True)
+    ]
+
+
+class RecordedModel:
+    """A model that repeats what another one wrote to the same instruction.
+
+    Args:
+        path: Answers in AlpacaEval's form; rows are found by instruction.
+        rows: The instructions that will be asked.
+
+    Raises:
+        UserError: The file cannot be read, or has no answer to one of the instructions.
+    """
+
+    def __init__(self, path: str, rows: Sequence[JsonRow]) -> None:
+        self.written = read_json_rows(path, {"instruction": str, "output": str})
+        by_place = dict(zip(instruction_keys(self.written), self.written, strict=True))
+        self.answers: dict[tuple[str, int], str] = {}
+        seen: Counter[str] = Counter()
+        for place, row in zip(instruction_keys(rows), rows, strict=True):
+            text = row["instruction"]
+            mine = by_place.get(place) or by_place.get(text)
+            if mine is None:
+                raise UserError(
+                    f'{path}: has no answer to "{shorten_text(text)}"; it must have one to each'
+                )
+            self.answers[text, seen[text]] = mine["output"]
+            seen[text] += 1
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The answer to each request's last turn; see `Model.generate`."""
+        return [
+            Completion(self.answers[_last_user_text(request), request.sample])
+            for request in requests
+        ]
+
+    def fingerprint(self) -> str:
+        """A text that changes with the file."""
+        return short_digest(self.written)
+
+
+def _last_user_text(request: Request) -> str:
+    return request.prompt if isinstance(request.prompt, str) else request.prompt[-1].content
+
+
+def aggregate_recorded(
+    aggregator: Model, name: str, files: Sequence[str], rows: Sequence[JsonRow]
+) -> Model:
+    """The aggregator of a mixture whose first layer's answers were written earlier.
+
+    Args:
+        aggregator: Who makes one answer of them; any model, a whole mixture too.
+        name: Its name.
+        files: One a proposer; see `Written`.
+        rows: The instructions that will be asked.
+
+    Raises:
+        UserError: As `Written`.
+    """
+    proposers = [AgentSpec(RecordedModel(path, rows), Path(path).stem) for path in files]
+    # An empty answer is left out, as a proposer would be that says nothing.
+    return MixtureOfAgents(proposers, AgentSpec(aggregator, name), quorum=0)

@@ -1,0 +1,1 @@
+"""The search loop: ask the optimizer, evaluate positions, tell it their utilities."""

@@ -1,0 +1,376 @@
+"""What a search would do and cost, told before anything is started; nothing is written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from swarm._util.logging import buffer_log
+from swarm.engine.hf import BATCH_CPU, BATCH_GPU, DeviceProfile, choose_plan
+from swarm.errors import UserError
+from swarm.loop import cost_model as cost
+from swarm.loop.cost_model import DeviceSpec, ModelShape, SearchWorkload, read_model_shape
+from swarm.loop.final_metrics import FINALIST_COUNT
+from swarm.loop.fingerprint import search_identity
+from swarm.loop.prompt_stats import PromptStats, count_judged_texts, count_prompt_tokens
+from swarm.loop.run import Run
+from swarm.optimizers.base import MultiObjectiveOptimizer
+from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
+from swarm.pool.pool import Pool
+from swarm.tasks.base import metric_task
+
+
+def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
+    """Check what a start checks and say, in lines, what it would do.
+
+    Downloads nothing; measures a CPU for half a second.
+
+    Args:
+        config: The composed configuration that the run was built from.
+
+    Raises:
+        UserError: What a start would raise.
+    """
+    buffer_log()
+    items = run.check_inputs()
+    if not isinstance(run.pool, Pool):
+        raise UserError(
+            "dry_run=true computes what adapters cost, not whole models; docs/token_swarms.md and "
+            "docs/full_models.md say how to reckon that"
+        )
+    folder = run.model.on_disk()
+    tokenizer, begun = None, "new"
+    if folder:
+        here = replace(run.model, path=str(folder))
+        begun = _describe_resume(run, config, here)
+        run.pool.check()
+        tokenizer = run.engine.check(here, run.pool)
+        if run.fit_items_to_context(tokenizer):
+            items = run.check_inputs()
+    prompts, own = (
+        count_prompt_tokens(run.task, tokenizer),
+        count_prompt_tokens(metric_task(run.task), tokenizer),
+    )
+    lines = {
+        "folder": f"{run.record.folder}: {begun}",
+        **_describe_pool(run.pool),
+        **_describe_task(run, items, prompts),
+        **_describe_judging(run),
+        **_describe_gradients(run, items),
+        **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
+    }
+    lines |= _describe_costs(run, run.pool, config, folder, prompts, own, items)
+    head = "dry run: nothing is started and nothing written; costs are computed, not measured"
+    return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
+
+
+def _describe_resume(run: Run, config: Mapping[str, Any], base: Any) -> str:
+    """Whether the folder holds a search, which has to be this one."""
+    if not (run.record.folder / "state.json").is_file():
+        run.record.load_state({})
+        return "new"
+    identity = search_identity(config, run.seed, run.task, base, run.pool)
+    if not run.record.load_state(identity):
+        return "new"
+    ended = run.record.state["finished"]
+    done = f"{len(run.record.iterations)} evaluated rounds"
+    return f"ended after {done} ({ended})" if ended else f"goes on after {done}"
+
+
+def _describe_pool(pool: Pool) -> dict[str, str]:
+    targets = sorted({name.rpartition(".")[2] for name in pool.modules})
+    return {
+        "pool": f"{len(pool.names)} experts ({', '.join(pool.names)}) of {pool.folder}",
+        "adapter": f"rank {pool.rank} at {len(pool.modules)} modules ({', '.join(targets)}): "
+        f"{format_amount(pool.size)} weights each",
+    }
+
+
+def _describe_task(run: Run, items: int, prompts: PromptStats) -> dict[str, str]:
+    particles, rounds = positions_and_rounds(run)
+    count = particles * rounds * len(prompts.tokens)
+    mean = fmean(prompts.tokens)
+    test = f", {len(run.task.items('test'))} test items" if run.test else ""
+    limit = f"; the budget ends it after {run.budget.prompts}" if run.budget.prompts else ""
+    after = [f"{items} dev items again, in other batches"] * run.noise_floor
+    after += [f"2 x {len(run.task.items('dev')) - items} kept dev items"] * bool(run.confirm)
+    if extra := _count_baseline_prompts(run, items):
+        after.append(f"{extra} prompts for the baselines")
+    return {
+        "task": f"{run.task.name}: {items} dev items{test}",
+        "prompts": f"{mean:.0f} tokens on average, {max(prompts.tokens)} the longest, at most "
+        f"{prompts.new} new; {prompts.how}",
+        "search": f"{particles} particles, at most {rounds} times: at most {format_amount(count)} "
+        "prompts "
+        f"on dev, {format_amount(count * mean)} tokens read and "
+        f"{format_amount(count * prompts.new)} written"
+        f"{limit}",
+        **({"then": f"at most {' and '.join(after)}"} if after else {}),
+    }
+
+
+def _count_baseline_prompts(run: Run, items: int) -> int:
+    """The prompts of what the best found is compared with."""
+    if not run.test:
+        return 0
+    test = len(run.task.items("test"))
+    recipes = 0
+    if "recipe" in run.baselines:
+        static = len(static_start_positions(run.pool.own)[0])
+        recipes = (
+            static + len(utility_start_positions(np.arange(run.pool.own), run.pool.own)[0])
+        ) * items
+    return len(run.applicable_baselines()) * test + recipes
+
+
+def _describe_judging(run: Run) -> dict[str, str]:
+    """How many texts a scorer is given that is a model, a service or a program; none, no line."""
+    particles, rounds = positions_and_rounds(run)
+    dev = count_judged_texts(run.task, "dev")
+    test = count_judged_texts(run.task, "test") if run.test else dev
+    kinds = [
+        f"{kind}: at most {format_amount(particles * rounds * count)} texts on dev"
+        + (
+            f" and {format_amount(_max_tested_positions(run) * test[kind])} on test"
+            if run.test
+            else ""
+        )
+        for kind, count in dev.items()
+    ]
+    return {"judging": "; ".join(kinds)} if kinds else {}
+
+
+def _describe_gradients(run: Run, items: int) -> dict[str, str]:
+    """What the swarm's descents take besides; the times of other lines are without them."""
+    descent = getattr(getattr(run.optimizer, "inner_optimizer", run.optimizer), "descent", None)
+    if descent is None or run.differentiating is None:
+        return {}
+    particles, rounds = positions_and_rounds(run)
+    cost = descent.steps * descent.batch * 3 + round(descent.holdout * items)
+    words = (
+        f"{particles} descending particles, {descent.steps} steps of {descent.batch} items a "
+        f"round: {format_amount(particles * cost)} prompt-equivalents (a backward pass counts as "
+        "two)"
+    )
+    return {"gradients": f"{words}, at most {rounds} rounds"}
+
+
+def _max_tested_positions(run: Run) -> int:
+    """The most positions that are put to test: both bests, voters, and points of a front."""
+    front = run.front if isinstance(run.optimizer, MultiObjectiveOptimizer) else 0
+    return 2 + (run.ensemble if getattr(metric_task(run.task), "votes", True) else 0) + front
+
+
+def positions_and_rounds(run: Run) -> tuple[int, int]:
+    """How many positions a round are scored and at most how many rounds, the start's counted in.
+
+    Where only a `batch` of all rows, or the active ones, are new in a round, the start is several
+    such rounds.
+    """
+    optimizer = getattr(run.optimizer, "inner_optimizer", run.optimizer)
+    rows = len(optimizer.ask())
+    active = getattr(optimizer, "most_active", None) or rows
+    batch = min(rows, getattr(optimizer, "batch", rows), active)
+    rounds = -(-rows // batch) + optimizer.max_iterations
+    return batch, min(
+        rounds, -(-run.budget.max_positions // batch)
+    ) if run.budget.prompts else rounds
+
+
+def _describe_costs(
+    run: Run,
+    pool: Pool,
+    config: Mapping[str, Any],
+    folder: Path | None,
+    prompts: PromptStats,
+    own: PromptStats,
+    items: int,
+) -> dict[str, str]:
+    """Memory, time and traffic, as far as the base's shape is known."""
+    if folder is None:
+        why = f"model {run.model.path} is not on this disk; a start downloads it"
+        return {"costs": f"unknown: {why}; benchmarks/plan.py computes them from a config.json"}
+    try:
+        model = read_model_shape(folder)
+    except UserError as error:
+        return {"costs": f"unknown: {error.args[0]}"}
+    gpus, workers = list(config.get("gpus") or []), _count_workers(config)
+    size = {"float32": 4, "auto": 2 if gpus else 4}.get(run.model.dtype, 2)
+    device = _measure_device(gpus, workers, model, size)
+    search = _build_workload(run, pool, config, prompts, items, bool(gpus), size)
+    search, why = resolve_plan(run, search, model, device, bool(gpus))
+    own_way = replace(
+        _build_workload(run, pool, config, own, items, bool(gpus), size), plan=search.plan
+    )
+    nodes = " (this machine's; the cluster's nodes are not asked)" if _is_remote(config) else ""
+    return {
+        "model": f"{run.model.path}: {format_amount(model.parameter_count)} weights of {size} "
+        "bytes, "
+        f"{format_amount(model.linear_weights)} of them in linear layers",
+        "device": f"{workers} x {device.name}: {format_amount(device.flops, 'FLOP/s')}, "
+        f"{format_amount(device.bandwidth, 'B/s')} a worker{nodes}",
+        "plan": f"{search.plan}: {why}",
+        **format_costs(model, search, device, workers),
+        **_describe_finalist_scoring(run, model, own_way, device, workers),
+        "test": _describe_test(run, model, own_way, device, workers),
+    }
+
+
+def _count_workers(config: Mapping[str, Any]) -> int:
+    named = config.get("executor", {}).get("workers")
+    return len(config.get("gpus") or []) or named or 1
+
+
+def _is_remote(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("executor", {}).get("address"))
+
+
+def _measure_device(gpus: Sequence[int], workers: int, model: ModelShape, size: int) -> DeviceSpec:
+    from swarm.loop import cost_model as speed
+
+    if gpus:
+        return speed.gpu_spec(gpus[0], size)
+    return speed.measure_cpu(model.hidden, model.intermediate, size, workers)
+
+
+def _build_workload(
+    run: Run,
+    pool: Pool,
+    config: Mapping[str, Any],
+    prompts: PromptStats,
+    items: int,
+    gpu: bool,
+    size: int,
+) -> SearchWorkload:
+    job = config.get("job", {})
+    particles, rounds = positions_and_rounds(run)
+    # A task may ask more than once about an item; costs count requests.
+    count = len(prompts.tokens)
+    wide, long = job.get("particles") or particles, job.get("items") or items
+    # In the delta space one combination is all experts already, after each other.
+    experts = 1 if pool.space == "delta" else len(pool.names)
+    return SearchWorkload(
+        experts=experts,
+        adapter=pool.size,
+        adapted=sum(inputs * outputs for inputs, outputs, _ in pool.modules.values()),
+        particles=particles,
+        rounds=rounds,
+        items=count,
+        prompt=fmean(prompts.tokens),
+        longest=max(prompts.tokens),
+        new=prompts.new,
+        job_particles=min(wide, particles),
+        job_items=min(long * count // items, count),
+        max_tokens=getattr(run.engine, "max_tokens", None) or (BATCH_GPU if gpu else BATCH_CPU),
+        item_bytes=size,
+    )
+
+
+def resolve_plan(
+    run: Run, search: SearchWorkload, model: ModelShape, device: DeviceSpec, gpu: bool
+) -> tuple[SearchWorkload, str]:
+    """The search with the plan that the engine would follow, and why."""
+    engine = run.engine
+    plan, why = (
+        getattr(engine, "plan", "choose_executor"),
+        getattr(engine, "why", "as engine.plan says"),
+    )
+    if plan == "auto":
+        plan, why = choose_auto_plan(search, model, device, gpu)
+    return replace(search, plan=plan), why
+
+
+def choose_auto_plan(
+    search: SearchWorkload, model: ModelShape, device: DeviceSpec, gpu: bool
+) -> tuple[str, str]:
+    """What engine.plan=auto would choose, and why."""
+    size = search.item_bytes
+    used = model.parameter_count * size + search.experts * search.adapter * 4
+    facts = DeviceProfile(gpu, size == 4, search.adapted * size, device.memory - used)
+    return choose_plan(search.job_particles, search.job_items, facts)
+
+
+def format_costs(
+    model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
+) -> dict[str, str]:
+    """Memory, jobs, time and traffic in words."""
+    parts = cost.estimate_memory(model, search)
+    total, room = sum(parts.values()), device.memory * cost.USABLE_MEMORY
+    fits = "" if total <= room else "; DOES NOT FIT: the engine halves its batches"
+    if parts["weights"] + parts["basis"] + parts["particles"] > room:
+        fits = (
+            f"; DOES NOT FIT: {cost.count_devices_needed(model, search, device)} devices would do"
+        )
+    spent = cost.estimate_total_seconds(
+        model, search, device, workers, search.particles, search.items
+    )
+    read, write = cost.estimate_job_seconds(
+        model, search, device, search.job_particles, search.job_items
+    )
+    count = len(cost.list_job_sizes(search, search.particles, search.items))
+    moved = {
+        name: format_amount(number, "B") for name, number in cost.estimate_traffic(search).items()
+    }
+    listed = ", ".join(f"{name} {format_amount(number, 'B')}" for name, number in parts.items())
+    return {
+        "memory": f"{format_amount(total, 'B')} of {format_amount(device.memory, 'B')} free "
+        f"({listed}){fits}",
+        "jobs": f"{count} a round of {search.job_particles} positions x {search.job_items} prompts",
+        "time": f"a job {format_duration(read + write)} (reading {format_duration(read)}, writing "
+        "at most "
+        f"{format_duration(write)}), a round {format_duration(spent)}, the search at most "
+        f"{format_duration(spent * search.rounds)}",
+        "travels": f"{moved['down']} down and {moved['up']} up a round, {moved['once']} once "
+        "a worker",
+    }
+
+
+def _describe_finalist_scoring(
+    run: Run, model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
+) -> dict[str, str]:
+    """What it takes to choose by the task's own measure; no line if the search goes by that."""
+    if metric_task(run.task) is run.task:
+        return {}
+    most = search.experts + min(FINALIST_COUNT, search.particles)
+    one = cost.estimate_total_seconds(model, search, device, workers, 1, search.items)
+    words = f"at most {most} positions on dev by the task's own measure, one after the other"
+    return {"choice": f"{words}: {format_duration(most * one)}"}
+
+
+def _describe_test(
+    run: Run, model: ModelShape, search: SearchWorkload, device: DeviceSpec, workers: int
+) -> str:
+    """How long the test split takes, about whose items as much is asked as about those of dev."""
+    if not run.test:
+        return "no test"
+    most, test, dev = (
+        _max_tested_positions(run),
+        len(run.task.items("test")),
+        len(run.task.items("dev")),
+    )
+    one = cost.estimate_total_seconds(
+        model, search, device, workers, 1, -(-test * search.items // dev)
+    )
+    return f"at most {most} positions, one after the other: {format_duration(most * one)}"
+
+
+def format_amount(number: float, unit: str = "") -> str:
+    """A number in three digits, with k, M, G, T or P before the unit."""
+    letters = iter(("", "k", "M", "G", "T", "P"))
+    letter = next(letters)
+    while number >= 999.5:
+        number, letter = number / 1000, next(letters)
+    return f"{number:.3g} {letter}{unit}".rstrip()
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds in two units."""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

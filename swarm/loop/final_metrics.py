@@ -1,0 +1,556 @@
+"""The end of a search: the best initial expert against the best found, on dev and on test."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from swarm._util.files import read_gzip_json, short_digest
+from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
+from swarm.optimizers.multi_objective import BASE_BOUND
+from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
+from swarm.runs.describe import position_label
+from swarm.runs.pareto_front import ParetoFront
+from swarm.runs.run_folder import ParticleIndex, RunRecord
+from swarm.tasks.base import Item, Score, Task, metric_task
+from swarm.tasks.metrics import (
+    group_items_by_domain,
+    item_domain,
+    majority_vote,
+    paired_gain,
+    summarize_constant_answers,
+    utility_summary,
+    utility_with_interval,
+)
+
+# What a search still asks when it is over, for its verdict; whatever was asked is kept.
+
+FINALIST_COUNT = 10
+"""Of the swarm's personal bests, so many are judged by the task's own measure at most."""
+
+ScoreFn = Callable[[Sequence[Sequence[float]], str, Sequence[int]], list[list[Score]]]
+"""Scores positions on some places of a split."""
+
+
+@dataclass
+class FinalEvaluation:
+    """The answers that a verdict rests on, by the task's own measure.
+
+    Attributes:
+        record: A run whose search is over.
+        task: Its task.
+        ask: Scores as the search did.
+        ask_again: Scores in other batches than the search did.
+        begin: Told of what is asked next: in a word, and how many items.
+        searched, kept: The places of dev that the search saw, and those it did not.
+        by_kept: Whether the kept ones choose among the finalists.
+    """
+
+    record: RunRecord
+    task: Task
+    ask: ScoreFn
+    ask_again: ScoreFn
+    begin: Callable[[str, int], None]
+    searched: Sequence[int]
+    kept: Sequence[int]
+    by_kept: bool = False
+    _dev: dict[ParticleIndex, list[Score]] = field(default_factory=dict)
+
+    @property
+    def metric_task(self) -> Task:
+        """The task by its own measure, whatever signal was searched on."""
+        return metric_task(self.task)
+
+    def choose_bests(self) -> tuple[ParticleIndex, ParticleIndex]:
+        """Best initial expert and best found; with a signal of its own, by the task's measure.
+
+        Among equals the signal decides. Where there are constraints, what meets them (or misses
+        them by the least) comes first. With `by_kept`, the best found is the finalist that is best
+        on the items that the search did not see. The choice is kept in the record's state.
+        """
+        own, front = self.record.state["own"], self.pareto_front
+        bound = front is not None and bool(front.constraints)
+        choosing = bound or self.by_kept or self.metric_task is not self.task
+        if choosing and "chosen" not in self.record.state:
+            experts = [(0, i) for i in range(own)]
+            finalists = self.record.personal_bests(FINALIST_COUNT)
+            if bound and front is not None:
+                finalists += [
+                    front.front_indices[n] for n in front.evenly_spaced_points(FINALIST_COUNT)
+                ]
+            if self.by_kept:
+                before = max(experts, key=self._rank_key)
+                after = self._race_finalists([*finalists, *self._best_static_merge(finalists)])
+            elif front is not None and self.metric_task is self.task:
+                before, after = front.best_index(own), front.best_index()
+            else:
+                found = [*experts, *finalists]
+                before, after = (max(places, key=self._rank_key) for places in (experts, found))
+            self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
+            self.record.save_state()
+        return self.record.best_index(rows=own), self.record.best_index()
+
+    def _best_static_merge(self, finalists: Sequence[ParticleIndex]) -> list[ParticleIndex]:
+        """The best static position of the first round that is no expert and no finalist."""
+        experts = len(self.record.state["experts"])
+        count = len(self.record.iterations[0]["positions"])
+        recipes = [
+            (0, i) for i in range(experts, count) if self.record.utility_at((0, i)) is not None
+        ]
+        best = sorted(recipes, key=lambda place: -(self.record.utility_at(place) or 0.0))[:1]
+        return [place for place in best if place not in finalists]
+
+    def _race_finalists(self, finalists: Sequence[ParticleIndex]) -> ParticleIndex:
+        """The best finalist on the kept items, by successive halving (Jamieson and Talwalkar, 2016,
+        arXiv 1502.07943): after each third of the items the better half is left.
+
+        A task with parts needs items of each, so its finalists are asked all items. Among equals
+        the one that the search found better.
+        """
+        live = sorted(finalists, key=self._rank_key, reverse=True)
+        scores: dict[ParticleIndex, list[Score]] = {place: [] for place in live}
+        order = sorted(self.kept, key=lambda place: short_digest(["kept", place]))
+        third = len(order) if hasattr(self.task, "subtask_utilities") else -(-len(order) // 3)
+        for start in range(0, len(order), third):
+            for place in live:
+                position, items = self.record.position_at(place), order[start : start + third]
+                scores[place] += self._load_or_score("confirm", position, "judged", items)
+            live.sort(key=lambda place: -self.metric_task.utility(scores[place]))
+            live = live[: -(-len(live) // 2)]
+        return live[0]
+
+    def _rank_key(self, place: ParticleIndex) -> tuple[float, float, float]:
+        signal = self.record.utility_at(place)
+        below = sum(
+            max(0.0, bound - value) for bound, value in self.constraint_values(place).values()
+        )
+        return -below, self.search_utility(place), float("-inf") if signal is None else signal
+
+    @property
+    def pareto_front(self) -> ParetoFront | None:
+        """The front by what was searched on; `None` for a task without parts."""
+        return ParetoFront.from_state(self.record.state)
+
+    def constraint_values(self, place: ParticleIndex) -> dict[str, tuple[float, float]]:
+        """Of each constrained part its bound and its value on the searched part of dev."""
+        front = self.pareto_front
+        if front is None or not front.constraint_bounds:
+            return {}
+        values = self.metric_task.subtask_utilities(self.dev_scores(place))  # type: ignore[attr-defined]
+        bounds = dict(front.constraint_bounds)
+        if front.base_index is not None and self.metric_task is not self.task:
+            # Only `base` bounds there are with another signal: the base by the task's own measure.
+            base = self.metric_task.subtask_utilities(self.dev_scores(front.base_index))  # type: ignore[attr-defined]
+            bounds = {name: base[name] for name in bounds}
+        return {name: (bound, values[name]) for name, bound in bounds.items()}
+
+    def search_utility(self, place: ParticleIndex) -> float:
+        """On the searched part of dev."""
+        return self.metric_task.utility(self.dev_scores(place))
+
+    def best_finalists(self, most: int) -> list[ParticleIndex]:
+        """The best personal bests, the best first; at most one a particle."""
+        if self.metric_task is self.task:
+            return self.record.personal_bests(most)
+        places = self.record.personal_bests(FINALIST_COUNT)
+        return sorted(places, key=self._rank_key, reverse=True)[:most]
+
+    def dev_scores(self, place: ParticleIndex) -> list[Score]:
+        """What a particle of a round comes to on the searched part of dev."""
+        if place not in self._dev:
+            self._dev[place] = self._load_dev_scores(place)
+        return self._dev[place]
+
+    def _load_dev_scores(self, place: ParticleIndex) -> list[Score]:
+        if self.metric_task is self.task:
+            return records_to_scores(self.record.load_iteration_answers(*place))
+        scores = records_to_scores(self.record.load_iteration_answers(*place))
+        if all("correct" in score.measures for score in scores):
+            return [Score(s.measures["correct"], s.answer, s.text, s.part) for s in scores]
+        return self._load_or_score(
+            "judged", self.record.position_at(place), "judged", self.searched
+        )
+
+    def holdout_scores(self, place: ParticleIndex) -> list[Score]:
+        """On the part of dev that the search did not see."""
+        return self._load_or_score("confirm", self.record.position_at(place), "judged", self.kept)
+
+    def repeat_dev_scores(self, place: ParticleIndex) -> list[Score]:
+        """On the searched part of dev once more, in other batches."""
+        position = self.record.position_at(place)
+        return self._load_or_score("again", position, "judged", self.searched, self.ask_again)
+
+    def test_scores(self, place: ParticleIndex) -> list[Score]:
+        """On the test split."""
+        return self.score_position_on_test(self.record.position_at(place))
+
+    def score_position_on_dev(self, position: Sequence[float]) -> list[Score]:
+        """A position that the search may never have seen, on the searched part of dev."""
+        return self._load_or_score("judged", position, "judged", self.searched)
+
+    def score_position_on_test(
+        self, position: Sequence[float], places: Sequence[int] | None = None
+    ) -> list[Score]:
+        """A position on the test split, or on some places of it."""
+        every = range(len(self.task.items("test")))
+        return self._load_or_score("test", position, "test", every if places is None else places)
+
+    def _load_or_score(
+        self,
+        kind: str,
+        position: Sequence[float],
+        split: str,
+        places: Sequence[int],
+        ask: ScoreFn | None = None,
+    ) -> list[Score]:
+        """One position's scores, from the record if they are there."""
+        items = [self.task.items(data_split(split))[place] for place in places]
+        name = short_digest([dict(item) for item in items])
+        rows = self.record.load_answers(kind, position, name)
+        if rows is None:
+            self.begin(kind, len(items))
+            rows = scores_to_records(items, (ask or self.ask)([position], split, places)[0])
+            self.record.save_answers(kind, position, name, rows)
+        return records_to_scores(rows)
+
+
+BASELINE_LABELS = {
+    "base": "base model",
+    "soup": "uniform soup",
+    "recipe": "best recipe",
+    "experts": "best expert of each domain",
+}
+"""What the best found may be compared with on test, by the names of the option, as tables say it.
+
+"recipe" is the best on dev of the static recipes (`swarm.optimizers.static_merges`); "experts" asks
+of each domain's items the expert that is best in it on dev, as a router that knows the domain
+would.
+"""
+
+SPENT_SUFFIXES = ("_tokens", "_cost")
+"""How measures end that say what a judgement took."""
+
+
+def final_metrics(
+    ending: FinalEvaluation,
+    test: bool,
+    ensemble: int,
+    noise_floor: bool,
+    front: int = 0,
+    baselines: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Compare what the search began with and what it found.
+
+    Args:
+        ending: Of a run whose search is over.
+        test: Whether to use the test split.
+        ensemble: How many personal bests may vote; 0 for no vote.
+        noise_floor: Whether the best found is asked the dev items again, in other batches.
+        front: How many points of the front are put to test.
+        baselines: Names of `BASELINES` that are put to test.
+
+    Returns:
+        The metrics, the original's names first. Intervals are 95 %, [low, high]; the p-value is
+        of a paired test on the test items. "constant_answers" is `None` where answers cannot be
+        graded, else as `swarm.tasks.metrics.summarize_constant_answers` returns it.
+    """
+    record, task = ending.record, ending.metric_task
+    before, after = ending.choose_bests()
+    metrics: dict[str, Any] = {
+        "starting_best_validation_utility": ending.search_utility(before),
+        "starting_best_particle_on_validation": before[1],
+        "starting_best_expert": record.state["experts"][before[1]],
+        "ending_best_validation_utility": ending.search_utility(after),
+        "ending_best_particle_on_validation": after[1],
+        "ending_best_position": record.position_at(after),
+        "ending_best_label": position_label(record.state["optimizer"], record.position_at(after)),
+        "starting_place": list(before),
+        "ending_place": list(after),
+        "in_points": getattr(task, "highest", None) == 1.0,
+        **_improvement_stats(record),
+        **record.count_prompts(),
+    }
+    if task is not ending.task:
+        metrics["signal"] = ending.task.signal  # type: ignore[attr-defined]
+        metrics["ending_best_signal"] = record.utility_at(after)
+    dev = [ending.task.items("dev")[place] for place in ending.searched]
+    for name, place in (("starting", before), ("ending", after)):
+        metrics |= _prefixed_summary(f"{name}_best_validation", task, ending.dev_scores(place), dev)
+    if ending.kept:
+        metrics["confirm"] = _holdout_metrics(ending, before, after)
+    if noise_floor:
+        metrics["noise_floor"] = _noise_floor(ending, after)
+    if test:
+        metrics |= _test_metrics(ending, before, after)
+    tested = (task.items("test"), ending.test_scores(after)) if test else ()
+    metrics["constant_answers"] = summarize_constant_answers(task, dev, *tested)
+    if test and baselines:
+        metrics["baselines"] = [_baseline_metrics(ending, name, after) for name in baselines]
+    if ending.pareto_front is not None:
+        volumes = ending.pareto_front.hypervolume_history
+        metrics["front_points"] = len(ending.pareto_front.front_indices)
+        metrics["hypervolume"] = [volumes[0], volumes[-1]]
+    if constraints := _constraint_metrics(ending, after, test):
+        metrics["constraints"] = constraints
+    if test and front:
+        metrics["front"] = _front_metrics(ending, front)
+    if ensemble and getattr(task, "votes", True):
+        metrics |= _ensemble_metrics(ending, ensemble, test)
+    if taken := sum_scoring_costs(record):
+        metrics["spent"] = taken
+    return metrics
+
+
+def _holdout_metrics(
+    ending: FinalEvaluation, before: ParticleIndex, after: ParticleIndex
+) -> dict[str, Any]:
+    """Both bests on the part of dev that the search did not see."""
+    task = ending.metric_task
+    start, end = ending.holdout_scores(before), ending.holdout_scores(after)
+    gain = paired_gain(task, end, start)
+    found: dict[str, Any] = {"items": len(end), "chose": ending.by_kept}
+    for name, scores in (("starting", start), ("ending", end)):
+        interval = utility_with_interval(task, scores)
+        found |= {name: interval.mean, f"{name}_interval": [interval.low, interval.high]}
+    return {
+        **found,
+        "ending_searched": ending.search_utility(after),
+        "gain": gain.difference,
+        "gain_interval": [gain.low, gain.high],
+        "p_value": gain.p,
+    }
+
+
+def _noise_floor(ending: FinalEvaluation, after: ParticleIndex) -> dict[str, Any]:
+    """What rounding alone does: the same position and items, in other batches."""
+    first, again = ending.dev_scores(after), ending.repeat_dev_scores(after)
+    changed = sum(a.answer != b.answer for a, b in zip(first, again, strict=True))
+    difference = ending.metric_task.utility(again) - ending.metric_task.utility(first)
+    return {"items": len(first), "changed_answers": changed, "difference": difference}
+
+
+def _test_metrics(
+    ending: FinalEvaluation, before: ParticleIndex, after: ParticleIndex
+) -> dict[str, Any]:
+    task = ending.metric_task
+    start, end = ending.test_scores(before), ending.test_scores(after)
+    gain = paired_gain(task, end, start)
+    metrics: dict[str, Any] = {
+        "starting_best_single_test_accuracy": task.utility(start),
+        "ending_best_single_test_accuracy": task.utility(end),
+        "test_gain": gain.difference,
+        "test_gain_interval": [gain.low, gain.high],
+        "test_gain_p_value": gain.p,
+    }
+    for name, scores in (("starting", start), ("ending", end)):
+        metrics |= _prefixed_summary(f"{name}_best_single_test", task, scores, task.items("test"))
+    return metrics
+
+
+def _baseline_metrics(ending: FinalEvaluation, name: str, after: ParticleIndex) -> dict[str, Any]:
+    """A baseline on test, and the best found beside it.
+
+    Returns:
+        "name", "label", "test" (as `swarm.tasks.metrics.utility_summary`), "gain" of the best found
+        over it, "gain_interval" ([low, high], 95 %), "p_value", and of a recipe and of experts,
+        which are chosen on dev, "dev" (likewise).
+    """
+    task, state = ending.metric_task, ending.record.state
+    own, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
+    found: dict[str, Any] = {"name": name, "label": BASELINE_LABELS[name]}
+    items = task.items("test")
+    if name == "experts":
+        dev, scores, chosen = _best_expert_by_domain(ending)
+        found["experts"] = chosen
+    elif name == "recipe":
+        label, position, dev = _best_merge_or_expert(ending)
+        found["label"] += f" ({label})"
+        scores = ending.score_position_on_test(position)
+    else:
+        # Rows that are no experts of their own, such as noise, have no part in a soup.
+        share = 0.0 if name == "base" else 1 / own
+        position = [share * (row < own) for row in range(rows)] * groups
+        dev, scores = [], ending.score_position_on_test(position)
+    if dev:
+        found["dev"] = utility_summary(task, dev)
+    gain = paired_gain(task, ending.test_scores(after), scores)
+    return {
+        **found,
+        "test": utility_summary(task, scores, items),
+        "gain": gain.difference,
+        "gain_interval": [gain.low, gain.high],
+        "p_value": gain.p,
+    }
+
+
+def _best_merge_or_expert(ending: FinalEvaluation) -> tuple[str, list[float], list[Score]]:
+    """The static recipe or expert that is best on the searched part of dev.
+
+    Returns:
+        Its label, its position and its scores there.
+    """
+    state = ending.record.state
+    own, names, groups = state["own"], state["experts"], len(state["groups"])
+    known = np.array([ending.search_utility((0, i)) for i in range(own)])
+    static = static_start_positions(len(names), groups, among=own)
+    learnt = utility_start_positions(known, len(names), groups, among=own)
+    candidates = dict(zip(static[0] + learnt[0], np.vstack([static[1], learnt[1]]), strict=True))
+    scores = {
+        label: ending.score_position_on_dev(position.tolist())
+        for label, position in candidates.items()
+    }
+    utilities = {label: ending.metric_task.utility(mine) for label, mine in scores.items()}
+    best, alone = max(utilities, key=lambda label: utilities[label]), int(np.argmax(known))
+    if known[alone] >= utilities[best]:
+        return names[alone], ending.record.position_at((0, alone)), ending.dev_scores((0, alone))
+    return best, candidates[best].tolist(), scores[best]
+
+
+def _best_expert_by_domain(
+    ending: FinalEvaluation,
+) -> tuple[list[Score], list[Score], dict[str, str]]:
+    """Scores on dev and on test where each domain is asked its best expert, and who that is."""
+    task, state = ending.metric_task, ending.record.state
+    dev = [ending.task.items("dev")[place] for place in ending.searched]
+    answers = [ending.dev_scores((0, i)) for i in range(state["own"])]
+    best = {
+        domain: max(range(len(answers)), key=lambda i: sum(answers[i][p].value for p in places))
+        for domain, places in group_items_by_domain(dev).items()
+    }
+    overall = max(range(len(answers)), key=lambda i: task.utility(answers[i]))
+    test: dict[int, Score] = {}
+    for domain, places in group_items_by_domain(task.items("test")).items():
+        position = ending.record.position_at((0, best.get(domain, overall)))
+        test |= dict(zip(places, ending.score_position_on_test(position, places), strict=True))
+    mine = [answers[best[item_domain(item)]][i] for i, item in enumerate(dev)]
+    named = {domain: state["experts"][i] for domain, i in best.items()}
+    return mine, [test[place] for place in sorted(test)], named
+
+
+def _constraint_metrics(
+    ending: FinalEvaluation, after: ParticleIndex, test: bool
+) -> dict[str, Any]:
+    """Each constrained part's bound and value, of the best found; paired with the base on test."""
+    front, found = ending.pareto_front, {}
+    for name, (bound, value) in ending.constraint_values(after).items():
+        assert front is not None
+        base = front.constraints[name] == BASE_BOUND
+        found[name] = {"at_least": bound, "base": base, "dev": value, "met": value >= bound}
+        if test:
+            part = ending.metric_task.tasks[name]  # type: ignore[attr-defined]
+            mine = _subtask_scores(ending, name, ending.test_scores(after))
+            found[name]["test"] = utility_summary(part, mine)
+            if base and front.base_index is not None:
+                theirs = _subtask_scores(ending, name, ending.test_scores(front.base_index))
+                gain = paired_gain(part, mine, theirs)
+                found[name]["test_base"] = part.utility(theirs)
+                found[name]["test_gain"] = gain.difference
+                found[name]["test_gain_interval"] = [gain.low, gain.high]
+    return found
+
+
+def _front_metrics(ending: FinalEvaluation, most: int) -> list[dict[str, Any]]:
+    """Points of the front on dev and on test, part by part, by the task's own measure."""
+    front, task = ending.pareto_front, ending.metric_task
+    if front is None:
+        return []
+    tasks: dict[str, Task] = task.tasks  # type: ignore[attr-defined]
+    found = []
+    for number in front.evenly_spaced_points(most):
+        place = front.front_indices[number]
+        one: dict[str, Any] = {"place": list(place)}
+        for split, scores in (
+            ("dev", ending.dev_scores(place)),
+            ("test", ending.test_scores(place)),
+        ):
+            one[f"{split}_parts"] = {
+                name: utility_summary(part, _subtask_scores(ending, name, scores))
+                for name, part in tasks.items()
+            }
+            one[f"{split}_utility"] = task.utility(scores)
+        found.append(one)
+    return found
+
+
+def _subtask_scores(ending: FinalEvaluation, name: str, scores: Sequence[Score]) -> list[Score]:
+    """The scores of one part, as the part itself gave them."""
+    found: list[Score] = ending.metric_task.scores_by_subtask(scores)[name]  # type: ignore[attr-defined]
+    return found
+
+
+def _ensemble_metrics(ending: FinalEvaluation, most: int, test: bool) -> dict[str, Any]:
+    """The vote of the top k; k is the first best on dev, whose answers are all known."""
+    task, members = ending.metric_task, ending.best_finalists(most)
+    if len(members) < 2:
+        return {}
+    weights = [ending.search_utility(place) for place in members]
+    dev = [ending.task.items("dev")[place] for place in ending.searched]
+    answers = [ending.dev_scores(place) for place in members]
+    by_size = [
+        task.utility(majority_vote(task, dev, answers[:k], weights[:k]))
+        for k in range(1, len(members) + 1)
+    ]
+    size = by_size.index(max(by_size)) + 1
+    metrics: dict[str, Any] = {
+        "ensemble_size": size,
+        "ensemble_dev_by_size": by_size,
+        "ensemble_members": [
+            {"iteration": place[0], "particle": place[1], "utility": weight}
+            for place, weight in zip(members[:size], weights, strict=False)
+        ],
+    }
+    if test:
+        voters = [ending.test_scores(place) for place in members[:size]]
+        voted = majority_vote(task, task.items("test"), voters, weights[:size])
+        metrics["ending_top-k_ensemble_test_accuracy"] = task.utility(voted)
+        metrics |= _prefixed_summary("ending_top-k_ensemble_test", task, voted, task.items("test"))
+    return metrics
+
+
+def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
+    """What scoring took, over dev and test: sums of the measures named *_tokens and *_cost.
+
+    "first" is for texts that came up for the first time, "again" for those that some position had
+    written before: a scorer with a cache has not paid for them, nor for what an earlier run paid.
+    """
+    seen: set[tuple[str, Any, str]] = set()
+    found: dict[str, dict[str, float]] = {}
+    for path in sorted((record.folder / "answers").glob("*.json.gz")):
+        content = read_gzip_json(path)
+        split = "test" if path.name.startswith("test_") else "dev"
+        several = isinstance(content, dict)
+        rows = [row for mine in content.values() for row in mine] if several else content
+        for row in rows:
+            measures = row.get("measures", {}).items()
+            taken = {name: value for name, value in measures if name.endswith(SPENT_SUFFIXES)}
+            text = (split, row["id"], row["text"])
+            when = "again" if text in seen else "first"
+            seen |= {text} if taken else set()
+            for name, value in taken.items():
+                found.setdefault(name, {"first": 0.0, "again": 0.0})[when] += value
+        if not found:
+            return {}
+    return found
+
+
+def _improvement_stats(record: RunRecord) -> dict[str, int]:
+    """How often and when last the global best rose."""
+    highest, rises = None, []
+    for number, entry in enumerate(record.iterations):
+        value = max((u for u in entry["utilities"] if u is not None), default=None)
+        if value is not None and (highest is None or value > highest):
+            highest = value
+            rises.append(number)
+    return {
+        "g_history_improve_count": max(0, len(rises) - 1),
+        "g_history_last_change_index": rises[-1] if rises else 0,
+    }
+
+
+def _prefixed_summary(
+    name: str, task: Task, scores: Sequence[Score], items: Sequence[Item]
+) -> dict[str, Any]:
+    """What is said of a utility, each name begun with `name`."""
+    found = utility_summary(task, scores, items).items()
+    return {f"{name}_{key}": value for key, value in found if key != "utility"}

@@ -1,0 +1,125 @@
+"""What makes a search the one it is; a run folder goes on with no other."""
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from swarm._util.files import short_digest
+from swarm._util.secrets import identity_values
+from swarm._version import __version__
+from swarm.engine.base import ExpertPool
+from swarm.engine.base_model import BaseModel
+from swarm.tasks.base import HasSources, Task
+
+IDENTITY_KEYS = (
+    "task",
+    "model",
+    "pool",
+    "optimizer",
+    "racing",
+    "job",
+    "budget",
+    "confirm",
+    "choose",
+)
+"""The parts of the configuration that count; devices, engine and tracker may change on resume."""
+
+IGNORED_SCORER_KEYS = re.compile(
+    r"\.scorer\.(.*\.)?(limits|cache|prices|api_key_env|device|max_tokens|sandbox)(\.|$)"
+)
+"""Keys that say how a scorer is reached, paid or run, not what it answers: they may change."""
+
+
+def search_identity(
+    config: Mapping[str, Any],
+    seed: int,
+    task: Task,
+    model: BaseModel,
+    pool: ExpertPool,
+) -> dict[str, Any]:
+    """Settings with dotted keys, and digests of the data and of the weights they lead to.
+
+    Args:
+        config: The configuration; may be empty where a run is made in Python.
+        pool: An open pool.
+    """
+    return {
+        **identity_settings(config),
+        "seed": seed,
+        "task items": digest_items(task, "dev"),
+        "experts": ", ".join(pool.names),
+        "pool weights": pool.fingerprint(),
+        "base weights": model.fingerprint(),
+        **task_source_digests(task),
+    }
+
+
+def task_source_digests(task: Task, path: str = "task") -> dict[str, str]:
+    """Digests of what a task's values depend on beside its settings and its items, by key.
+
+    See `swarm.tasks.base.HasSources`; parts of a mixture and scorers are asked too.
+    """
+    found: dict[str, str] = {}
+    for one in (task, getattr(task, "scorer", None)):
+        if isinstance(one, HasSources):
+            found |= {f"{path}.{name}": value for name, value in one.source_digests().items()}
+    for name, part in getattr(task, "tasks", {}).items():
+        found |= task_source_digests(part, f"{path}.tasks.{name}")
+    return found
+
+
+def engine_versions() -> dict[str, str]:
+    """The versions of the packages that compute the answers: another one may round otherwise."""
+    found = {"model-swarms": __version__}
+    for name in ("torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def shared_score_context(
+    identity: Mapping[str, Any], config: Mapping[str, Any], task: Task, tested: bool
+) -> dict[str, Any]:
+    """What the answer of a position to an item depends on, whoever looks for positions and how.
+
+    Args:
+        identity: As `search_identity` gives it.
+        config: The configuration; may be empty.
+        tested: Whether the test split is used.
+    """
+    ours = ("optimizer.", "racing.")
+    found = {
+        name: value
+        for name, value in identity.items()
+        if not name.startswith(ours) and name not in ("seed", "budget", "confirm", "choose")
+    }
+    engine = identity_values(_flatten_config({"engine": config.get("engine", {})}))
+    return {**found, **engine, "test items": digest_items(task, "test") if tested else None}
+
+
+def identity_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that count, with dotted keys; without secrets, see `identity_values`."""
+    flat = _flatten_config({key: config[key] for key in IDENTITY_KEYS if key in config})
+    found = {key: value for key, value in flat.items() if not IGNORED_SCORER_KEYS.search(key)}
+    cleaned: dict[str, Any] = identity_values(found)
+    return cleaned
+
+
+def digest_items(task: Task, split: str) -> str:
+    """16 hexadecimal digits that change with any item of a split."""
+    return short_digest([dict(item) for item in task.items(split)])
+
+
+def _flatten_config(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A configuration with dotted keys; lists stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping):
+            found |= _flatten_config(value, here)
+        else:
+            found[here] = value
+    return found

@@ -1,0 +1,552 @@
+"""What a finished search prints: a table, and what may be said of it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swarm.executors import JobResult
+from swarm.runs.describe import (
+    describe_constant_answers,
+    describe_position,
+    domain_table,
+    list_caveats,
+    test_conclusion,
+)
+from swarm.stats.format import format_duration
+
+# How far a search is: what a live view shows of it, and what its folder says.
+
+RECENT_ITERATIONS = 5
+"""So many last iterations say how long the next ones take."""
+
+
+class SearchProgress:
+    """The numbers of a running search.
+
+    Args:
+        most: The most iterations that may come.
+        clock: Gives the seconds.
+
+    Attributes:
+        what: The evaluation at hand, in words.
+        iteration: The one at hand, or the last.
+        done, total: Items of the evaluation at hand, counted for every position.
+        utilities: [particles][iterations], `None` where none was measured.
+        lowest: The lowest utility so far.
+        best: The highest utility so far; `gain` what it has over the one before, `bettered` the
+            iteration that found it.
+        asked: Prompts that were put; `saved` by what others were not.
+        writing: What is being written; empty if nothing.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most, self._clock = most, clock
+        self.what = "starting"
+        self.iteration = 0
+        self.done = self.total = 0
+        self.utilities: list[list[float | None]] = []
+        self.best: float | None = None
+        self.lowest: float | None = None
+        self.gain = 0.0
+        self.bettered = 0
+        self.asked = 0
+        self.saved = {"racing": 0, "known": 0, "shared": 0}
+        self.writing = ""
+        self.prompts = self.tokens = 0
+        self._seconds: list[float] = []
+        self._began = self._clock()
+
+    def start_evaluation(self, what: str, iteration: int, positions: int, items: int) -> None:
+        """An evaluation of so many positions on so many items begins."""
+        self.what, self.iteration = what, iteration
+        self.done, self.total = 0, positions * items
+        self.prompts = self.tokens = 0
+        self._began = self._clock()
+
+    def add_job_result(self, result: JobResult) -> None:
+        """A job is done."""
+        scored = sum(len(scores) for scores in result.scores)
+        self.done += result.prompts if result.gradient else scored
+        self.prompts += result.prompts
+        self.tokens += result.tokens
+
+    def end_iteration(self, entry: Mapping[str, Any]) -> None:
+        """An iteration is over.
+
+        Args:
+            entry: Its round, as the record keeps it.
+        """
+        self._seconds.append(self._clock() - self._began)
+        self.add_iteration(entry)
+
+    def add_iteration(self, entry: Mapping[str, Any]) -> None:
+        """Count a round of the record, of this process or of one before it."""
+        number = len(self.utilities[0]) if self.utilities else 0
+        self.utilities = self.utilities or [[] for _ in entry["utilities"]]
+        for mine, utility in zip(self.utilities, entry["utilities"], strict=True):
+            mine.append(utility)
+        known = [u for u in entry["utilities"] if u is not None]
+        highest = max(known, default=None)
+        self.lowest = min((u for u in (self.lowest, *known) if u is not None), default=None)
+        if highest is not None and (self.best is None or highest > self.best):
+            self.gain = 0.0 if self.best is None else highest - self.best
+            self.best, self.bettered = highest, number
+        put, shared = entry.get("prompts_asked", 0), entry.get("prompts_shared", 0)
+        scored = sum(count or 0 for count in entry.get("items_scored", []))
+        self.asked += put - shared
+        self.saved["racing"] += entry.get("prompts_saved", 0)
+        self.saved["known"] += max(0, scored - put)
+        self.saved["shared"] += shared
+
+    @property
+    def latest_utilities(self) -> list[float | None]:
+        """Every particle's utility in the last iteration."""
+        return [mine[-1] for mine in self.utilities]
+
+    @property
+    def prompts_per_second(self) -> float:
+        """Of the evaluation at hand; 0 if nothing had to be evaluated."""
+        return self.prompts / self._elapsed_seconds()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Read and generated, in the evaluation at hand."""
+        return self.tokens / self._elapsed_seconds()
+
+    def seconds_left(self) -> float | None:
+        """At most, by the pace of the last iterations; `None` while nothing is known of it.
+
+        An evaluation after the last iteration counts by its own pace. What follows it does not.
+        """
+        here = self._evaluation_seconds_left()
+        if not self.what.startswith("iteration"):
+            return here
+        if not self._seconds:
+            if here is None:
+                return None
+            return here + (self.most - self.iteration) * (self._elapsed_seconds() + here)
+        recent: Sequence[float] = self._seconds[-RECENT_ITERATIONS:]
+        # The first has the start of the workers in it.
+        mean = sum(recent[1:] or recent) / len(recent[1:] or recent)
+        over = len(self.utilities[0]) > self.iteration if self.utilities else False
+        rest = max(0, self.most - self.iteration) * mean
+        return (
+            rest
+            if over
+            else rest + (max(0.0, mean - self._elapsed_seconds()) if here is None else here)
+        )
+
+    def to_status(self) -> dict[str, Any]:
+        """The numbers that `swarm.runs.lock.RunLock.update_status` puts into the folder."""
+        left = self.seconds_left()
+        return {
+            "what": self.what,
+            "iteration": self.iteration,
+            "most": self.most,
+            "done": self.done,
+            "total": self.total,
+            "prompts_per_second": round(self.prompts_per_second, 2),
+            "seconds_left": None if left is None else round(left),
+            "best": self.best,
+        }
+
+    def _elapsed_seconds(self) -> float:
+        return max(self._clock() - self._began, 1e-9)
+
+    def _evaluation_seconds_left(self) -> float | None:
+        """Seconds that the evaluation at hand still takes."""
+        if not self.done:
+            return None
+        return self._elapsed_seconds() / self.done * max(0, self.total - self.done)
+
+
+# The live view as lines of a terminal: as wide as it is, and no higher.
+
+BLOCK_CHARS = "▁▂▃▄▅▆▇█"
+ASCII_CHARS = "_.-~=+*#"
+"""Eight heights, for a terminal without the blocks."""
+
+MAX_SPARKLINE = 24
+"""Iterations of a sparkline at most, the last ones."""
+
+BAR_WIDTH = 16
+"""Columns of the bar of the evaluation at hand."""
+
+PIECE_GAP = "  "
+
+
+def render_progress(progress: SearchProgress, width: int, height: int, blocks: bool = True) -> Text:
+    """A running search in at most `height` lines of at most `width` columns.
+
+    First what it does and how fast, then the best and what is saved, then every particle: its
+    number, its utilities over the iterations as a sparkline, and the present one; "*" stands at
+    the best so far. Where not all particles have room, the last line counts the others.
+
+    Args:
+        blocks: Whether the terminal can write more than ASCII.
+    """
+    head = wrap_pieces(_work_pieces(progress, blocks), width)
+    if progress.best is not None:
+        head += wrap_pieces(_best_pieces(progress), width)
+    head += wrap_pieces(_saved_pieces(progress), width)
+    rows = render_particles(progress, width, max(1, height - len(head)), blocks)
+    lines = [*head, *rows][:height]
+    for line in lines:
+        line.truncate(width)
+    return Text("\n", no_wrap=True).join(lines)
+
+
+def wrap_pieces(pieces: Sequence[Text | str], width: int) -> list[Text]:
+    """Pieces side by side, each whole; what has no room begins a new line."""
+    lines: list[Text] = []
+    for piece in pieces:
+        text = Text(piece) if isinstance(piece, str) else piece
+        if lines and lines[-1].cell_len + len(PIECE_GAP) + text.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], PIECE_GAP, text)
+        else:
+            lines.append(text)
+    return lines
+
+
+def _work_pieces(progress: SearchProgress, blocks: bool) -> list[Text | str]:
+    if not progress.total:
+        return [Text(progress.what, style="bold")]
+    share = progress.done / progress.total
+    full, empty = ("█", "░") if blocks else ("#", ".")
+    filled = round(min(1.0, share) * BAR_WIDTH)
+    pieces: list[Text | str] = [
+        Text(progress.what, style="bold"),
+        full * filled + empty * (BAR_WIDTH - filled),
+        f"{progress.done}/{progress.total} items",
+        f"{progress.prompts_per_second:.1f} prompts/s",
+        f"{progress.tokens_per_second:.0f} tokens/s",
+    ]
+    return [*pieces, *format_time_left(progress)]
+
+
+def _best_pieces(progress: SearchProgress) -> list[Text | str]:
+    pieces: list[Text | str] = [Text(f"best {format_utility(progress.best)}", style="bold green")]
+    if not progress.bettered:
+        return [*pieces, "found in iteration 0"]
+    return [*pieces, f"bettered by {progress.gain:.3f} in iteration {progress.bettered}"]
+
+
+def _saved_pieces(progress: SearchProgress) -> list[Text | str]:
+    """Prompts that were not put, by what saved them, and what is being written."""
+    saved = {name: count for name, count in progress.saved.items() if count}
+    pieces: list[Text | str] = []
+    if saved:
+        total = sum(saved.values())
+        parts = ", ".join(f"{name} {count}" for name, count in saved.items())
+        pieces.append(f"saved {total} of {progress.asked + total} prompts ({parts})")
+    return [*pieces, *([f"writing {progress.writing}"] if progress.writing else [])]
+
+
+def format_time_left(progress: SearchProgress) -> list[str]:
+    """The time left as a piece; none while nothing is known of it."""
+    left = progress.seconds_left()
+    return [f"at most {format_duration(max(left, 1))} left"] if left else []
+
+
+def render_particles(
+    progress: SearchProgress, width: int, height: int, blocks: bool = True
+) -> list[Text]:
+    """The particles in at most `height` rows, with the longest sparklines that fit."""
+    if not progress.utilities:
+        return []
+    count = len(progress.utilities)
+    numbers = [format_utility(utility) for utility in progress.latest_utilities]
+    fixed = len(str(count - 1)) + 1 + max(len(text) for text in numbers) + 1
+    most = min(MAX_SPARKLINE, len(progress.utilities[0]), max(0, width - fixed - 1))
+    for length in range(most, -1, -1):
+        wide = fixed + (length + 1 if length else 0)
+        columns = max(1, (width + len(PIECE_GAP)) // (wide + len(PIECE_GAP)))
+        if -(-count // columns) <= height:
+            break
+    cells = [_particle_cell(progress, i, numbers, length, blocks) for i in range(count)]
+    if -(-count // columns) > height:
+        shown = max(0, (height - 1) * columns)
+        return [*_arrange_rows(cells[:shown], columns), Text(f"and {count - shown} more particles")]
+    return _arrange_rows(cells, columns)
+
+
+def _arrange_rows(cells: Sequence[Text], columns: int) -> list[Text]:
+    starts = range(0, len(cells), columns)
+    return [Text(PIECE_GAP).join(cells[start : start + columns]) for start in starts]
+
+
+def _particle_cell(
+    progress: SearchProgress, particle: int, numbers: Sequence[str], length: int, blocks: bool
+) -> Text:
+    mine = progress.utilities[particle]
+    name = str(particle).rjust(len(str(len(numbers) - 1)))
+    line = draw_sparkline(mine[-length:], _utility_range(progress), blocks) + " " if length else ""
+    text = numbers[particle].rjust(max(len(one) for one in numbers))
+    best = progress.best is not None and progress.best in mine
+    return Text(f"{name} {line}{text}{'*' if best else ' '}", style="bold green" if best else "")
+
+
+def draw_sparkline(
+    values: Sequence[float | None], span: tuple[float, float], blocks: bool = True
+) -> str:
+    """A row of numbers as a row of heights, "·" where there is none.
+
+    Args:
+        span: What the lowest and the highest height stand for.
+    """
+    heights, nothing = (BLOCK_CHARS, "·") if blocks else (ASCII_CHARS, " ")
+    low, high = span
+    top = len(heights) - 1
+
+    def height_char(value: float) -> str:
+        return heights[round((value - low) / (high - low) * top)] if high > low else heights[0]
+
+    return "".join(nothing if value is None else height_char(value) for value in values)
+
+
+def _utility_range(progress: SearchProgress) -> tuple[float, float]:
+    return progress.lowest or 0.0, progress.best or 0.0
+
+
+def format_utility(value: float | None) -> str:
+    """A utility in three digits; a dash where there is none."""
+    return "  -  " if value is None else f"{value:.3f}"
+
+
+def summary_table(metrics: dict[str, Any]) -> Table:
+    """The best initial expert and the best found, on dev and, where it was asked, on test.
+
+    Args:
+        metrics: As `swarm.loop.final_metrics.final_metrics` returns them.
+    """
+    tested = "test_gain" in metrics
+    made = Table()
+    made.add_column("model", overflow="fold")
+    made.add_column(f"dev, n = {metrics['ending_best_validation_items']}", overflow="fold")
+    if tested:
+        made.add_column(f"test, n = {metrics['ending_best_single_test_items']}", overflow="fold")
+    compared = tested and bool(metrics.get("baselines"))
+    if compared:
+        made.add_column("best found minus it", overflow="fold")
+    for row in summary_rows(metrics):
+        made.add_row(*map(Text, row[: 2 + tested + compared]))
+    return made
+
+
+def domain_summary_table(metrics: dict[str, Any]) -> Table | None:
+    """Utilities by domain, on test or, without a test, on dev; `None` without several domains."""
+    found = domain_table(metrics, "test" if "test_gain" in metrics else "dev")
+    if found is None:
+        return None
+    header, rows = found
+    made = Table()
+    for name in header:
+        made.add_column(Text(name), overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def summary_lines(
+    metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
+) -> list[str]:
+    """What may be said of the table, and the best found in words.
+
+    Args:
+        metrics: As `swarm.loop.final_metrics.final_metrics` returns them.
+        experts, groups: The pool's names.
+    """
+    words = describe_position(experts, metrics["ending_best_position"], groups)
+    name = metrics.get("ending_best_label")
+    return [
+        "Brackets: 95 % intervals. The dev number of the best found is the highest of many and so "
+        "flatters it; test was never searched on.",
+        *subtask_lines(metrics),
+        *front_lines(metrics),
+        *([scoring_cost_line(metrics["spent"])] if "spent" in metrics else []),
+        *list_caveats(metrics),
+        *([test_conclusion(metrics)] if "test_gain" in metrics else []),
+        "best found = " + (f"{name}: {words}" if name else words),
+    ]
+
+
+def subtask_lines(metrics: dict[str, Any]) -> list[str]:
+    """Each part of a mixture, on dev and on test, where `domains` does not show it."""
+    if domain_summary_table(metrics):
+        return []
+    lines = []
+    for split, name in (("dev", "validation"), ("test", "single_test")):
+        after = metrics.get(f"ending_best_{name}_parts", {})
+        before = metrics.get(f"starting_best_{name}_parts", {})
+        lines += [f"{part}, {split}: {before[part]:.3f} to {after[part]:.3f}" for part in after]
+    return lines
+
+
+def front_lines(metrics: dict[str, Any]) -> list[str]:
+    """The size of the front on dev and its hypervolume, where the task has parts."""
+    points, (first, last) = metrics.get("front_points", 0), metrics.get("hypervolume", (0.0, 0.0))
+    if points < 2:
+        return []
+    return [
+        f"front on dev: {points} points, hypervolume {first:.4g} at the start, {last:.4g} at the "
+        "end; front.json lists the points, and the report shows them"
+    ]
+
+
+def scoring_cost_line(spent: dict[str, dict[str, float]]) -> str:
+    """What scoring took, as `swarm.loop.final_metrics.sum_scoring_costs` has it."""
+    sums = [f"{name} {n['first']:.6g} + {n['again']:.6g}" for name, n in spent.items()]
+    return (
+        f"scoring took {', '.join(sums)} (texts met for the first time + met again, which a cache "
+        "gives for nothing)"
+    )
+
+
+def summary_rows(metrics: dict[str, Any]) -> list[list[str]]:
+    """The final table's rows: model, dev, test."""
+    names = {
+        "starting": f"best initial expert ({metrics['starting_best_expert']})",
+        "ending": "best found",
+    }
+    rows = []
+    if constant := metrics.get("constant_answers"):
+        found = constant["by_domain"]
+        each = " of each domain" if len(found["answers"]) > 1 else ""
+        row = [f"best constant answer{each} ({describe_constant_answers(constant)}; chosen on dev)"]
+        for split in ("dev", "test"):
+            if split in found:
+                row.append(_format_with_interval(found[split]["utility"], found[split]["interval"]))
+        rows.append([*row, _format_gain(metrics, constant)])
+    for one in metrics.get("baselines", ()):
+        row = [one["label"]]
+        for split in ("dev", "test"):
+            known = one.get(split)
+            row.append(_format_with_interval(known["utility"], known["interval"]) if known else "–")
+        rows.append([*row, _format_gain(metrics, one)])
+    for when, name in names.items():
+        row = [name]
+        for split, value in (("validation", "validation_utility"), ("single_test", "")):
+            number = metrics.get(f"{when}_best_{value or 'single_test_accuracy'}")
+            if number is not None:
+                row.append(_format_with_interval(number, metrics[f"{when}_best_{split}_interval"]))
+        if when == "starting" and "test_gain" in metrics:
+            keys = {"gain": "test_gain", "gain_interval": "test_gain_interval"}
+            keys |= {"p_value": "test_gain_p_value"}
+            row.append(_format_gain(metrics, {key: metrics[name] for key, name in keys.items()}))
+        rows.append(row)
+    if "ending_top-k_ensemble_test_accuracy" in metrics:
+        number = metrics["ending_top-k_ensemble_test_accuracy"]
+        vote = _format_with_interval(number, metrics["ending_top-k_ensemble_test_interval"])
+        size = metrics["ensemble_size"]
+        dev = f"{metrics['ensemble_dev_by_size'][size - 1]:.3f}"
+        rows.append([f"vote of the top {size} (chosen on dev)", dev, vote])
+    return rows
+
+
+def _format_gain(metrics: dict[str, Any], one: dict[str, Any]) -> str:
+    """How far the best found is above a model on test, with interval and p."""
+    if "gain" not in one:
+        return ""
+    scale = 100.0 if metrics.get("in_points", False) else 1.0
+    low, high = (f"{scale * end:+.3g}" for end in one["gain_interval"])
+    return f"{scale * one['gain']:+.3g} [{low}, {high}], p = {one['p_value']:.2g}"
+
+
+def _format_with_interval(number: float, interval: Sequence[float]) -> str:
+    return f"{number:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+# What a running search shows: a live view in a terminal, plain lines anywhere else.
+
+PLAIN_COLUMNS = 160
+
+
+class LiveView:
+    """A search in a terminal; where there is none, a line an iteration without escape codes.
+
+    Args:
+        progress: What it shows, which others keep up to date.
+        console: Where to write; standard output by default.
+    """
+
+    def __init__(self, progress: SearchProgress, console: Console | None = None) -> None:
+        self.progress = progress
+        self.console = console or Console()
+        if not self.console.is_terminal:
+            # A file or a pipe has no width of its own; nothing is cut off there.
+            self.console.width = max(self.console.width, PLAIN_COLUMNS)
+        self._live: Live | None = None
+
+    def __enter__(self) -> "LiveView":
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._live = Live(
+                get_renderable=self._render,
+                console=self.console,
+                transient=True,
+                refresh_per_second=4,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def print_line(self, line: str) -> None:
+        """Print one line that stays; a terminal gets it broken between words."""
+        # A word that is too long, such as a path, stays whole: the terminal goes on below.
+        for row in wrap(line, self._line_width(), break_long_words=False, break_on_hyphens=False):
+            self.console.print(Text(row), soft_wrap=True)
+
+    def print_iteration(self) -> None:
+        """An iteration is over: one line of it stays."""
+        progress = self.progress
+        measured = [u for u in progress.latest_utilities if u is not None]
+        span = f"{min(measured):.3f} to {max(measured):.3f}" if measured else "none"
+        saved = sum(progress.saved.values())
+        pieces = [
+            f"iteration {progress.iteration:>3}",
+            f"best {format_utility(progress.best)}",
+            f"particles {span}",
+            f"{progress.prompts_per_second:6.1f} prompts/s",
+            *format_time_left(progress),
+            *([f"saved {saved} of {progress.asked + saved} prompts"] if saved else []),
+        ]
+        self.console.print(wrap_pieces(pieces, self._line_width())[0], soft_wrap=True)
+
+    def _line_width(self) -> int:
+        """Columns; a file or a pipe takes any number."""
+        return self.console.width if self.console.is_terminal else 10_000
+
+    def _render(self) -> Text:
+        size, encoding = self.console.size, self.console.encoding
+        return render_progress(
+            self.progress, size.width, size.height - 1, encoding.startswith("utf")
+        )
+
+    def print_summary(
+        self, metrics: dict[str, Any], experts: Sequence[str], groups: Sequence[str] = ("all",)
+    ) -> None:
+        """Print the final table and what may be said of it.
+
+        Args:
+            metrics: As `swarm.loop.final_metrics.final_metrics` returns them.
+            experts, groups: The pool's names.
+        """
+        self.console.print(summary_table(metrics))
+        if by_domain := domain_summary_table(metrics):
+            self.console.print(by_domain)
+        for line in summary_lines(metrics, experts, groups):
+            self.print_line(line)
+
+
+# What people see of a search while it runs, and at its end.
+
+__all__ = ["LiveView", "SearchProgress", "scoring_cost_line"]

@@ -1,0 +1,310 @@
+"""What a task asks and has judged, found out without a model that answers and without a scorer."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.engine.base_model import BaseModel, quiet_transformers
+from swarm.engine.tokenization import (
+    apply_chat_template,
+    count_tokens_read,
+    encode_choice,
+    encode_prompt,
+)
+from swarm.errors import UserError
+from swarm.models.base import Completion, Request
+from swarm.tasks.base import HasGoldAnswers, Item, RequiresSetup, Task, metric_task
+from swarm.tasks.mixture import Mixture
+
+log = logging.getLogger(__name__)
+
+MAX_REPEATED_TOKENS = 64
+"""Tokens of what a judge is told where its reply has no rating, about."""
+
+UNTRUNCATED_FIELDS = ("id", "answer", "domain", "split", "task")
+"""Fields of an item that are not truncated."""
+
+CHARACTERS_PER_TOKEN = 4
+"""Of English text a token, where there is no tokenizer to ask."""
+
+MAX_ROUNDS = 20
+"""A play that asks for more rounds than this, told nothing but empty answers, is let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStats:
+    """What the task asks about dev.
+
+    Attributes:
+        tokens: Of each request, of all rounds of a play.
+        new: The most tokens that one may be answered with.
+        how: How tokens were counted, in words.
+    """
+
+    tokens: list[int]
+    new: int
+    how: str
+
+
+class TokenCounter:
+    """Counts the tokens of prompts, each once and many at a time."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._known: dict[Any, int] = {}
+
+    def count_prompts(self, prompts: Iterable[Any]) -> None:
+        """Count prompts, texts or turns.
+
+        Raises:
+            UserError: Turns cannot be written: there is no chat template, or it refuses them.
+        """
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
+        plain = [prompt for prompt in new if isinstance(prompt, str)]
+        turns = [prompt for prompt in new if not isinstance(prompt, str)]
+        if turns and not getattr(self.tokenizer, "chat_template", None):
+            # One that writes turns by rules of its own, or cannot.
+            self._known |= {prompt: len(encode_prompt(self.tokenizer, prompt)) for prompt in turns}
+            turns = []
+        written = [
+            str(apply_chat_template(self.tokenizer, prompt, tokenize=False)) for prompt in turns
+        ]
+        for some, texts, special in ((plain, plain, True), (turns, written, False)):
+            if texts:
+                with quiet_transformers():
+                    rows = self.tokenizer(texts, add_special_tokens=special).input_ids
+                self._known |= {p: max(1, len(row)) for p, row in zip(some, rows, strict=True)}
+
+    def tokens_needed(self, prompt: Any, choices: Sequence[str], new: int, context: float) -> int:
+        """The tokens of a prompt and its longest choice, or of `new` more without choices."""
+        self.count_prompts([prompt])
+        known = self._known[prompt]
+        if not choices:
+            return known + max(1, new)
+        # No tokenizer makes more tokens than bytes of what it does not know.
+        most = max(len(choice.encode("utf-8", "replace")) for choice in choices) + 1
+        if known + most > context:
+            most = max(len(encode_choice(self.tokenizer, prompt, choice)) for choice in choices)
+        return known + max(1, most)
+
+
+def fit_to_context(
+    task: Task, tokenizer: Any, context: float, test: bool = True, key: str = "task"
+) -> list[str]:
+    """See that a tokenizer can write what the task asks, and that it fits into the context.
+
+    Counted are all rounds of a play, as if earlier answers were as long as they may be (of a task
+    with a scorer to open the first alone), and the gold answers that a gradient learns from. Items
+    that do not fit are refused, or dropped or truncated where the task's `too_long` says so.
+
+    Args:
+        context: Tokens that the model can have; infinity where nothing says so.
+        test: Whether the test split is asked too.
+        key: The task's, for messages.
+
+    Returns:
+        What was dropped or truncated, in lines, which are logged too.
+
+    Raises:
+        UserError: Turns cannot be written, or items are too long.
+    """
+    if parts := getattr(task, "tasks", None):
+        found = [
+            fit_to_context(part, tokenizer, context, test, f"{key}.tasks.{n}")
+            for n, part in parts.items()
+        ]
+        return [line for lines in found for line in lines]
+    lengths = TokenCounter(tokenizer)
+    told = []
+    for split in ("dev", "test") if test else ("dev",):
+        told += _fit_split(task, split, lengths, context, key)
+    for line in told:
+        log.warning(line)
+    return told
+
+
+def _fit_split(
+    task: Task, split: str, lengths: TokenCounter, context: float, key: str
+) -> list[str]:
+    """`fit` of one split of a task without parts."""
+    try:
+        items = task.items(split)
+    except UserError:
+        if split == "dev":
+            raise
+        return []  # whoever asks the test split says what is wrong with it
+    asked = [_item_requests(task, item, split) for item in items]
+    lengths.count_prompts(prompt for mine in asked for prompt, _, _ in mine)
+    needs = [max(lengths.tokens_needed(*one, context) for one in mine) for mine in asked]
+    told = _handle_long_items(task, split, needs, context, lengths, "the model's", key)
+    # Of a judge's model nothing is cut: what it is shown is the item and the whole answer.
+    needs, context = _judge_token_needs(task, task.items(split))
+    return told + _handle_long_items(task, split, needs, context, lengths, "the judge's", key)
+
+
+def _handle_long_items(
+    task: Task,
+    split: str,
+    needs: Sequence[int],
+    context: float,
+    lengths: TokenCounter,
+    who: str,
+    key: str,
+) -> list[str]:
+    """Refuse, drop or truncate the items of a split that need more tokens than there are."""
+    items = task.items(split)
+    long = [place for place, tokens in enumerate(needs) if tokens > context]
+    if not long:
+        return []
+    worst = max(long, key=lambda place: needs[place])
+    policy = getattr(task, "too_long", "refuse")
+    about = f"{task.name}: {len(long)} of {len(items)} {split} items do not fit into {who} "
+    about += f"{context:.0f} tokens; the longest, item {items[worst]['id']!r}, "
+    about += f"needs {needs[worst]:,} with its answer"
+    if who == "the judge's" and policy == "truncate":
+        raise UserError(f"{about}; what a judge is shown is not truncated: set {key}.too_long=drop")
+    if policy == "refuse" or not hasattr(task, "replace_items"):
+        raise UserError(f"{about}; shorten them, or set {key}.too_long=drop or truncate")
+    kept = list(items)
+    if policy == "truncate":
+        for place in long:
+            kept[place] = _truncate_item(task, items[place], split, lengths, context, about, key)
+    else:
+        kept = [item for place, item in enumerate(items) if place not in set(long)]
+    if not kept:
+        raise UserError(f"{about}; dropped, they leave none")
+    task.replace_items(split, kept)
+    return [
+        f"{about}; {key}.too_long={policy}: {len(long)} "
+        f"{'dropped' if policy == 'drop' else 'truncated'}"
+    ]
+
+
+def _judge_token_needs(task: Task, items: Sequence[Item]) -> tuple[list[int], float]:
+    """What a judge on this machine may need for each item, and its context; nothing of others.
+
+    Counted as if the answer had all its tokens and the judge's reply had to be asked for twice.
+    """
+    scorer = getattr(task, "scorer", None)
+    model = getattr(scorer, "model", None)
+    base = getattr(getattr(model, "model", model), "base", None)
+    folder = (
+        base.on_disk() if isinstance(base, BaseModel) and hasattr(scorer, "build_prompt") else None
+    )
+    if folder is None or base is None or scorer is None:
+        return [], math.inf
+    lengths = TokenCounter(base.load_tokenizer(folder))
+    prompts = [scorer.build_prompt(item) for item in items]
+    lengths.count_prompts(prompts)
+    after = getattr(task, "max_new_tokens", 0) + 2 * scorer.max_new_tokens + MAX_REPEATED_TOKENS
+    context = base.context_length()
+    return [lengths.tokens_needed(prompt, (), after, context) for prompt in prompts], context
+
+
+def _item_requests(task: Task, item: Item, split: str) -> list[tuple[Any, Sequence[str], int]]:
+    """Of one item, each prompt with its choices and the most tokens after it."""
+    found: list[tuple[Any, Sequence[str], int]] = []
+    # With a signal of its own a search asks otherwise than its verdict.
+    for played in {id(one): one for one in (task, metric_task(task))}.values():
+        earlier = 0
+        for requests in _iterate_rounds(played, [item], MAX_ROUNDS):
+            # A later round may quote what an earlier one has answered.
+            found += [(one.prompt, one.choices, one.max_new_tokens + earlier) for one in requests]
+            if earlier and requests:
+                found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
+            earlier += max((one.max_new_tokens for one in requests), default=0)
+    if split == "dev" and isinstance(task, HasGoldAnswers):
+        found += [(one.prompt, one.choices, 0) for one in task.gold_examples([item])]
+    return found
+
+
+def _truncate_item(
+    task: Task, item: Item, split: str, lengths: TokenCounter, context: float, about: str, key: str
+) -> Item:
+    """An item whose longest texts have lost as much of their beginnings as they must."""
+
+    def tokens_needed(changed: Item) -> int:
+        asked = _item_requests(task, changed, split)
+        return max(lengths.tokens_needed(*one, context) for one in asked)
+
+    texts = [
+        name
+        for name, text in item.items()
+        if isinstance(text, str) and name not in UNTRUNCATED_FIELDS
+    ]
+    for name in sorted(texts, key=lambda name: -len(item[name])):
+        text, before = item[name], tokens_needed(item)
+        if tokens_needed({**item, name: ""}) >= before:
+            continue  # the prompt does not show it
+        # The most characters of its end with which the item fits; of a token there are few.
+        low, high = -1, min(len(text) - 1, int(16 * context))
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = tokens_needed({**item, name: text[len(text) - middle :]}) <= context
+            low, high = (middle, high) if fits else (low, middle - 1)
+        if low >= 0:
+            return {**item, name: text[len(text) - low :]}
+        item = {**item, name: ""}
+    raise UserError(f"{about}; what is left of it cannot be truncated: set {key}.too_long=drop")
+
+
+def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
+    """The requests of all rounds about all dev items, and their lengths."""
+    first, later = collect_requests(task)
+    each = [*first, *later]
+    new = max(request.max_new_tokens for request in each)
+    empty = "; in later rounds as if all answers were empty" if later else ""
+    if tokenizer:
+        tokens = [count_tokens_read(tokenizer, request) for request in each]
+        return PromptStats(tokens, new, f"counted by the base's tokenizer{empty}")
+    texts = (
+        r.prompt if isinstance(r.prompt, str) else "".join(turn.content for turn in r.prompt)
+        for r in each
+    )
+    how = f"estimated at {CHARACTERS_PER_TOKEN} characters a token, as the base is not on this disk{empty}"
+    return PromptStats([-(-len(text) // CHARACTERS_PER_TOKEN) for text in texts], new, how)
+
+
+def collect_requests(task: Task, rounds: int = MAX_ROUNDS) -> tuple[list[Request], list[Request]]:
+    """What the task asks about dev in its first round, and later if all answers are empty.
+
+    One with something to open (`Prepared`: a judge, a reward model) is asked for its first round
+    alone, as its scores may cost money.
+    """
+    if isinstance(task, Mixture):
+        parts = [collect_requests(part, rounds) for part in task.tasks.values()]
+        return [r for first, _ in parts for r in first], [r for _, later in parts for r in later]
+    asked = list(_iterate_rounds(task, task.items("dev"), rounds))
+    return asked[0], [request for requests in asked[1:] for request in requests]
+
+
+def _iterate_rounds(task: Task, items: Sequence[Item], most: int) -> Iterator[list[Request]]:
+    """The requests of each round of a play, if all answers are empty; see `requests`."""
+    play = task.run(items)
+    answers: list[Completion] | None = None
+    for _ in range(1 if isinstance(task, RequiresSetup) else most):
+        try:
+            # The first `send` to a generator has to be None.
+            asked = play.send(answers)  # type: ignore[arg-type]
+        except StopIteration:
+            break
+        yield asked
+        answers = [_empty_completion(len(request.choices)) for request in asked]
+    play.close()
+
+
+def _empty_completion(choices: int) -> Completion:
+    """An answer that says nothing, and that so many choices of a token each are certain."""
+    return Completion("", (0.0,) * choices, choice_tokens=(1,) * choices)
+
+
+def count_judged_texts(task: Task, split: str) -> Counter[str]:
+    """How many texts of one position each kind of scorer judges that has something to open."""
+    if isinstance(task, Mixture):
+        return sum((count_judged_texts(part, split) for part in task.tasks.values()), Counter())
+    scorer = getattr(task, "scorer", None)
+    count = len(task.items(split)) if isinstance(scorer, RequiresSetup) else 0
+    return Counter({type(scorer).__name__: count} if count else {})

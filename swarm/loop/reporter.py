@@ -1,0 +1,127 @@
+"""Tells what a search does: in the terminal, in its folder and log, and to a tracker."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from swarm.executors import JobResult
+from swarm.loop.live_view import LiveView, SearchProgress
+from swarm.runs.lock import RunLock
+from swarm.runs.run_folder import RunRecord
+from swarm.trackers import Tracker
+from swarm.trackers.records import SearchTracker
+
+log = logging.getLogger(__name__)
+
+
+class RunReporter:
+    """Hears what a search does, and tells it on.
+
+    Args:
+        record: The run's folder.
+        tracker: Where it is shown besides.
+        most: The most iterations that may come.
+        show: Whether the terminal shows it.
+    """
+
+    def __init__(self, record: RunRecord, tracker: Tracker, most: int, show: bool = True) -> None:
+        self.record, self.followed = record, SearchTracker(tracker, record.folder)
+        self.progress = SearchProgress(most)
+        self.view = LiveView(self.progress, None if show else Console(quiet=True))
+        self._hold: RunLock | None = None
+
+    def acquire_lock(self) -> None:
+        """Keep the run's folder for this process, which says in it how far it is.
+
+        Raises:
+            UserError: Another process has it, or it cannot be written.
+        """
+        self._hold = RunLock(self.record.folder)
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._hold:
+            self._hold.close()
+
+    def on_evaluation_start(self, what: str, iteration: int, positions: int, items: int) -> None:
+        """An evaluation of so many positions on so many items begins."""
+        self.progress.start_evaluation(what, iteration, positions, items)
+        self._update_lock_status()
+
+    def on_job_done(self, result: JobResult) -> None:
+        """A job of the evaluation is done."""
+        self.progress.add_job_result(result)
+        self._update_lock_status()
+
+    def on_write(self, what: str = "") -> None:
+        """What is being written from now on; nothing."""
+        self.progress.writing = what
+
+    def _update_lock_status(self) -> None:
+        if self._hold:
+            self._hold.update_status(self.progress.to_status())
+
+    def on_run_start(self, resumed: bool, facts: Mapping[str, Any]) -> None:
+        """The folder is open.
+
+        Args:
+            resumed: Whether it had been searched in before.
+            facts: `task`, `dev` (items searched on), `kept` (items that confirm), `base` (what
+                stands in for the base model, if something does), `notes` (further lines).
+        """
+        done = len(self.record.iterations)
+        how = f"goes on after {done} evaluated rounds" if resumed and done else "begins"
+        kept = f", {facts['kept']} more kept to confirm" if facts["kept"] else ""
+        line = (
+            f"search {how}: task {facts['task']} ({facts['dev']} dev items{kept}), "
+            f"{len(self.record.state['experts'])} experts, folder {self.record.folder}"
+        )
+        base = [f"base: {facts['base']}"] if facts["base"] else []
+        for words in [line, *base, *facts.get("notes", [])]:
+            log.info(words)
+            self.view.print_line(words)
+        for entry in self.record.iterations:
+            self.progress.add_iteration(entry)
+
+    def on_iteration_end(self, number: int, seconds: float) -> None:
+        """An iteration is recorded.
+
+        Args:
+            number: Which, from 0 on.
+            seconds: What it took.
+        """
+        entry, best = self.record.iterations[-1], self.record.utility_at(self.record.best_index())
+        speed = self.progress.prompts_per_second
+        self.followed.log_iteration(number, entry, seconds=seconds, prompts_per_second=speed)
+        asked, saved = entry["prompts_asked"], entry["prompts_saved"]
+        self.on_write()
+        self.progress.end_iteration(entry)
+        self.view.print_iteration()
+        self._update_lock_status()
+        log.info(
+            "iteration %d: best %s, utilities %s, prompts asked %d, saved %d, tokens %d",
+            number,
+            best,
+            entry["utilities"],
+            asked,
+            saved,
+            self.progress.tokens,
+        )
+
+    def on_search_end(self, reason: str) -> None:
+        """No iteration follows."""
+        log.info("search ends: %s", reason)
+        self.view.print_line(f"search ends: {reason}")
+
+    def on_run_end(self, metrics: dict[str, Any], groups: Sequence[str], saved: str) -> None:
+        """The search is judged.
+
+        Args:
+            metrics: As `swarm.loop.final_metrics.final_metrics` returns them.
+            groups: The pool's names of groups.
+            saved: What the best found lies in the folder as.
+        """
+        self.view.print_summary(metrics, self.record.state["experts"], groups)
+        self.view.print_line(f"best {saved}: {self.record.folder / 'global_best'}")

@@ -1,0 +1,592 @@
+"""The loop over one run folder: ask, evaluate, tell, record; stop and go on."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm._util.files import name_fault, path_fault
+from swarm._util.logging import buffer_log, flush_log_to
+from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool
+from swarm.engine.base_model import BaseModel
+from swarm.errors import UserError
+from swarm.executors import Executor, Worker
+from swarm.loop.evaluator import (
+    Batching,
+    Budget,
+    EvaluatedPositions,
+    Evaluator,
+    calibrate_scale,
+    rows_to_evaluate,
+    scores_to_records,
+    split_dev_holdout,
+)
+from swarm.loop.final_metrics import BASELINE_LABELS, FinalEvaluation, ScoreFn, final_metrics
+from swarm.loop.fingerprint import (
+    digest_items,
+    engine_versions,
+    search_identity,
+    shared_score_context,
+)
+from swarm.loop.prompt_stats import fit_to_context
+from swarm.loop.racing import Racing, tell_optimizer
+from swarm.loop.reporter import RunReporter
+from swarm.optimizers.base import (
+    MultiObjectiveOptimizer,
+    Optimizer,
+    ResourceAware,
+    SearchResources,
+    SupportsGradients,
+    SupportsGroupHierarchy,
+)
+from swarm.pool.pool import Pool
+from swarm.runs.lock import COMMAND_FILE, save_command
+from swarm.runs.pareto_front import (
+    check_objectives,
+    compute_objectives,
+    count_items_by_subtask,
+    objectives_to_lists,
+    write_front_json,
+)
+from swarm.runs.run_folder import RunRecord, reconstruction_error, write_ensemble_yaml
+from swarm.runs.score_cache import ScoreCache
+from swarm.tasks.base import HasScoreScale, RequiresSetup, Score, Task, has_gold_answers
+from swarm.tasks.metrics import group_items_by_domain
+from swarm.trackers import Tracker
+
+# The plain settings of a search, checked before anything is read.
+
+
+def check_place(name: object, folder: object) -> None:
+    """Check where a run is to lie: `folder`/`name`.
+
+    Raises:
+        UserError: One is not allowed; it says which and what is.
+    """
+    if not isinstance(folder, str):
+        raise UserError(f"folder={folder!r}: must be the folder where the runs lie")
+    if fault := path_fault(folder):
+        raise UserError(f"folder={folder[:80]!r} {fault}; must be the folder where the runs lie")
+    if not isinstance(name, str) or name in (".", "..") or "/" in name:
+        raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
+    if fault := name_fault(name):
+        raise UserError(f"name={name[:80]!r} {fault}; must be the name of a folder in {folder}/")
+
+
+def check_run_settings(
+    name: str,
+    folder: str,
+    seed: int,
+    counts: dict[str, int],
+    confirm: float,
+    switches: dict[str, bool],
+) -> None:
+    """Check the settings of a run that are no object of their own.
+
+    Args:
+        counts: What must be a whole number from 0 on, by key.
+        switches: What must be true or false, by key.
+
+    Raises:
+        UserError: One is not allowed; it says which and what is.
+    """
+    check_place(name, folder)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise UserError(f"seed={seed!r}: must be a whole number, 0 or more")
+    for word, value in switches.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{word}={value!r}: must be true or false")
+    if type(confirm) not in (int, float) or not 0 <= confirm < 1:
+        raise UserError(f"confirm={confirm!r}: must be a share of dev, from 0 to below 1")
+    for word, count in counts.items():
+        if type(count) is not int or count < 0:
+            raise UserError(f"{word}={count!r}: must be a whole number, 0 or more")
+
+
+log = logging.getLogger(__name__)
+
+DERIVE_S = 3.0
+"""Seconds in which what follows from the state is written at most once."""
+
+
+class Run:
+    """One search; cheap to make, `search` does the work.
+
+    Args:
+        name: The run's folder below `folder`; an existing one is gone on with.
+        task, model, pool, optimizer, engine, executor, tracker: What to search with.
+        job: How the work is cut.
+        seed: Of all randomness.
+        test: Whether the best are compared on the test split at the end.
+        ensemble: How many personal bests vote on the test split; 0 for none.
+        folder: Where the runs lie.
+        racing: Whether a particle is stopped before its last item; `None` is never.
+        budget: The most dev prompts that the optimizer may cost; `None` is no limit.
+        shared: A folder of answers that other searches share; `None` is none.
+        confirm: The share of dev that is kept from the search, to confirm what it found.
+        choose: What the best found is best on: the items that the search saw ("searched"), or,
+            among ten finalists and the best static recipe, the items that were kept ("kept").
+        noise_floor: Whether the best found is asked its dev items once more, in other batches.
+        front: Points of the front that are put to test, with an optimizer of several objectives.
+        baselines: What the best found is compared with on test; see
+            `swarm.loop.final_metrics.BASELINE_LABELS`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        model: BaseModel,
+        pool: ExpertPool,
+        optimizer: Optimizer,
+        engine: Engine,
+        executor: Executor,
+        tracker: Tracker,
+        job: Batching,
+        seed: int = 42,
+        test: bool = True,
+        ensemble: int = 10,
+        folder: str = "search",
+        racing: Racing | None = None,
+        budget: int | None = None,
+        shared: str | None = None,
+        confirm: float = 0.0,
+        noise_floor: bool = True,
+        front: int = 10,
+        choose: str = "searched",
+        baselines: Sequence[str] = (),
+    ) -> None:
+        name = str(name) if type(name) is int else name  # Hydra takes name=2 for a number
+        switches = {"test": test, "noise_floor": noise_floor}
+        check_run_settings(
+            name, folder, seed, {"ensemble": ensemble, "front": front}, confirm, switches
+        )
+        if not isinstance(job, Batching):
+            raise UserError(f"job={job}: has keys, as job.particles=5 and job.items=50", 2)
+        self.task, self.model, self.pool, self.optimizer = task, model, pool, optimizer
+        self.engine, self.executor, self.tracker = engine, executor, tracker
+        self.seed, self.test, self.ensemble, self.front = seed, test, ensemble, front
+        self.racing = racing or Racing()
+        self.record = RunRecord(Path(folder) / name)
+        if choose not in ("searched", "kept") or (choose == "kept" and not confirm):
+            raise UserError(
+                f"choose={choose}: must be searched, or kept with a share of dev, as confirm=0.3"
+            )
+        self.confirm, self.noise_floor, self.job, self.choose = confirm, noise_floor, job, choose
+        self.baselines = validate_baselines(baselines)
+        self.budget = Budget(budget)
+        self._store = None if shared is None else ScoreCache(shared)
+        self._evaluate = Evaluator(task, executor, job, self._store)
+        self._searched: list[int] = []
+        self._kept: list[int] = []
+        self._known = EvaluatedPositions(self.record)
+        self._derive_at = 0.0
+        self.differentiating: SupportsGradients | None = None
+        self.notes: list[str] = []
+        self._changed: list[str] = []
+
+    def search(
+        self,
+        config: Mapping[str, Any] | None = None,
+        arguments: Sequence[str] | None = None,
+        show: bool = True,
+    ) -> dict[str, Any]:
+        """Search, or go on with the search, or show again what a finished one came to.
+
+        Args:
+            config: The configuration, kept in the folder and compared on resume.
+            arguments: Of the command line that gave it, kept too; `None`: there was none.
+            show: Whether the terminal shows it.
+
+        Returns:
+            The metrics, as `swarm.loop.final_metrics.final_metrics` makes them.
+
+        Raises:
+            UserError: Something is wrong with an input; nothing has been written then.
+        """
+        self.teller = RunReporter(self.record, self.tracker, self.optimizer.max_iterations, show)
+        try:
+            self._setup(config or {})
+            if arguments is not None:
+                with self.record.updating_checksums(COMMAND_FILE):
+                    save_command(self.record.folder, arguments)
+            with (
+                self.teller.view,
+                self.teller.followed.track_search(self.record.state, config or {}),
+            ):
+                if self.record.state["finished"] is None:
+                    self._run_iterations()
+                metrics = self._finalize()
+                self.teller.followed.log_final_metrics(metrics)
+        finally:
+            self.executor.close()
+            self.teller.close()
+        self.teller.on_run_end(metrics, self.pool.groups, self.pool.saves)
+        return metrics
+
+    def _setup(self, config: Mapping[str, Any]) -> None:
+        """Check everything that can be checked before the first byte is written."""
+        held = buffer_log()
+        dev = self.check_inputs()
+        self.tracker.check()
+        self.pool.check()
+        if self.fit_items_to_context(self.engine.check(self.model, self.pool)):
+            dev = self.check_inputs()
+        identity = search_identity(config, self.seed, self.task, self.model, self.pool)
+        self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
+        if self._store:
+            if not config:
+                raise UserError("shared: needs the run's configuration to know whose answers fit")
+            self._store.set_context(shared_score_context(identity, config, self.task, self.test))
+        self.record.load_state(identity)  # a folder of something else is not even held
+        self.teller.acquire_lock()
+        resumed = self.record.open_or_resume(
+            identity, self.pool.names, self.pool.groups, self.pool.own
+        )
+        flush_log_to(self.record.folder, held)
+        if config:
+            self.record.save_config(self._resolve_config(config))
+        if resumed and self.record.iterations:
+            self._restore()
+        base = self.model.describe_substitute()
+        if self._changed:
+            self.record.state["too_long"] = self._changed
+            self.record.save_state()
+        if changed := self.record.record_versions(engine_versions()):
+            log.warning("%s: answers may differ by rounding from those before", changed)
+        self.teller.on_run_start(
+            resumed,
+            {
+                "task": self.task.name,
+                "dev": dev,
+                "kept": len(self._kept),
+                "base": f"{self.model.path} as {base}" if base else None,
+                "notes": self.notes,
+            },
+        )
+
+    def _resolve_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The configuration with the groups that pool.groups=auto came to: positions have them."""
+        if isinstance(self.pool, Pool) and "pool" in config:
+            return {**config, "pool": {**config["pool"], "groups": self.pool.division}}
+        return config
+
+    def fit_items_to_context(self, tokenizer: Any) -> bool:
+        """See that the task's prompts fit into the model's context; whether items were changed.
+
+        Raises:
+            UserError: They do not.
+        """
+        self._changed = fit_to_context(self.task, tokenizer, self.engine.context, self.test)
+        return bool(self._changed)
+
+    def check_inputs(self) -> int:
+        """Read items and pool and start the optimizer; gives how many dev items it will see."""
+        dev = self.task.items("dev")
+        if self.test:
+            self.task.items("test")
+        self._searched, self._kept = split_dev_holdout(dev, self.confirm, self.seed)
+        if isinstance(self.task, RequiresSetup):
+            self.task.check()
+        missing = gradients_unavailable_reason(self.task, self.engine, self.pool)
+        if isinstance(self.optimizer, ResourceAware):
+            prompts = self.budget.prompts
+            positions = prompts // len(self._searched) if prompts else None
+            self.optimizer.set_resources(SearchResources(missing is None, positions))
+        if isinstance(self.pool, Pool):
+            fine = missing is None and can_use_gradients(self.optimizer)
+            self.pool.divide(fine or isinstance(self.optimizer, SupportsGroupHierarchy))
+        self.pool.open(self.model)
+        experts = len(self.pool.names)
+        self.budget.check_experts_fit(experts, len(self._searched))
+        if isinstance(self.optimizer, SupportsGroupHierarchy):
+            parents = getattr(self.pool, "parents", lambda coarse: [0])
+            self.optimizer.set_group_hierarchy(
+                parents, self.budget.max_positions if self.budget.prompts else None
+            )
+        self.optimizer.start(experts, self.seed, len(self.pool.groups))
+        self.differentiating = as_gradient_optimizer(self.optimizer, missing)
+        self.notes = optimizer_notes(self.optimizer, missing)
+        check_objectives(self.optimizer, self.task)
+        self.racing.check_raceable(self.task, self.optimizer)
+        return len(self._searched)
+
+    def _restore(self) -> None:
+        self.optimizer.load_state_dict(self.record.state["optimizer"])
+        for number, entry in enumerate(self.record.iterations):
+            self._known.add_iteration(number, entry["positions"], entry["utilities"])
+        if isinstance(self.task, HasScoreScale):
+            self.task.restore_scale(self.record.state["scale"])
+        self.record.write_outputs(self.pool)
+
+    def _run_iterations(self) -> None:
+        try:
+            while (
+                reason := self.optimizer.stop_reason() or self.budget.exhausted_reason(self.record)
+            ) is None:
+                self._run_iteration(len(self.record.iterations))
+        except KeyboardInterrupt:
+            # A kill leaves the files of some seconds before; the next start mends them.
+            with contextlib.suppress(UserError):
+                if self.record.iterations:
+                    self._derive()
+            raise
+        self.record.state["finished"] = reason
+        self.record.save_state()
+        self.teller.on_search_end(reason)
+
+    def _run_iteration(self, number: int) -> None:
+        began, shared = time.monotonic(), self._evaluate.shared
+        taken = self._answer_gradient_requests(number)
+        positions = self.optimizer.ask()
+        self._evaluate.names = name_positions(positions, number)
+        experts = 0 if number else len(self.pool.names)
+        groups = len(self.pool.groups)
+        wanted = rows_to_evaluate(positions, self.optimizer.evaluate, experts, groups)
+        asked, wanted = (
+            wanted,
+            self.budget.affordable_rows(
+                self.record, positions, wanted, self._known, _gradient_cost(taken)
+            ),
+        )
+        new = [i for i in wanted if positions[i] not in self._known]
+        self.teller.on_evaluation_start(
+            f"iteration {number}", number, len(new), len(self._searched)
+        )
+        raced = self.racing.race_particles(
+            self._score_dev,
+            {i: positions[i] for i in new},
+            self.racing.find_incumbents(self.record),
+            len(self._searched),
+            self.seed,
+            number,
+        )
+        self._known.fill_known_scores(raced.scores, positions, wanted)
+        if number == 0:
+            self.record.state["scale"] = calibrate_scale(self.task, raced.scores, self.pool.own)
+        utilities = np.full(len(positions), np.nan)
+        for i, scores in raced.complete_scores().items():
+            utilities[i] = self.task.utility(scores)
+        objectives = compute_objectives(self.task, raced.complete_scores(), len(positions))
+        tell_optimizer(self.optimizer, utilities, raced.stopped, objectives)
+        dev = [self.task.items("dev")[place] for place in self._searched]
+        rows = {
+            i: scores_to_records([dev[p] for p in s], [*s.values()])
+            for i, s in raced.scores.items()
+        }
+        facts = (
+            raced.to_record(len(positions)) | {"beyond_budget": len(asked) - len(wanted)} | taken
+        )
+        facts |= {"prompts_shared": self._evaluate.shared - shared} if self._store else {}
+        if objectives is not None:
+            facts["objectives"] = objectives_to_lists(objectives)
+            scores = next(iter(raced.complete_scores().values()))
+            self.record.state.setdefault("objectives", count_items_by_subtask(self.task, scores))
+        self.teller.on_write("answers")
+        self.record.add_iteration(positions, utilities, rows, self.optimizer.state_dict(), facts)
+        if time.monotonic() >= self._derive_at:
+            self._derive()
+        entry = self.record.iterations[-1]
+        self._known.add_iteration(number, entry["positions"], entry["utilities"])
+        self.teller.on_iteration_end(number, time.monotonic() - began)
+
+    def _derive(self) -> None:
+        """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
+
+        Not again within `DERIVE_S`, or ten times what this took.
+        """
+        began = time.monotonic()
+        self.teller.on_write("new bests")
+        with self.record.updating_checksums("front.json"):
+            self.record.write_outputs(self.pool)
+            write_front_json(self.record.folder, self.record.state)
+        ended = time.monotonic()
+        self._derive_at = ended + max(DERIVE_S, 10 * (ended - began))
+
+    def _answer_gradient_requests(self, number: int) -> dict[str, int]:
+        """Answer what the optimizer wants of derivatives; gives how many examples it took."""
+        taken = {"losses_asked": 0, "gradients_asked": 0}
+        if self.differentiating is None or number == 0:
+            return {}
+        descent = self.differentiating.descend(len(self._searched))
+        answers: list[Any] | None = None
+        while True:
+            try:
+                # The first `send` to a generator has to be None.
+                wanted = descent.send(answers)  # type: ignore[arg-type]
+            except StopIteration:
+                return taken
+            if not self.budget.allows_gradients(
+                self.record, _gradient_cost(taken) + sum(w.prompt_cost for w in wanted)
+            ):
+                descent.close()
+                return taken
+            for one in wanted:
+                taken["gradients_asked" if one.slope else "losses_asked"] += len(one.items)
+            items = sum(len(one.items) for one in wanted)
+            self.teller.on_evaluation_start(f"gradients of iteration {number}", number, 1, items)
+            answers = self._evaluate.compute_gradients(
+                wanted, self._searched, self.teller.on_job_done, iteration=number
+            )
+
+    def _score_dev(
+        self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
+    ) -> list[list[Score]]:
+        return self._score_positions(positions, "dev", [self._searched[place] for place in items])
+
+    def _score_positions(
+        self, positions: Sequence[Sequence[float]], split: str, items: Sequence[int]
+    ) -> list[list[Score]]:
+        return self._evaluate.score_positions(positions, split, self.teller.on_job_done, items)
+
+    def _finalize(self) -> dict[str, Any]:
+        items = digest_items(self.task, "test") if self.test else None
+        asked: dict[str, Any] = {
+            "ensemble": self.ensemble,
+            "test_items": items,
+            "noise_floor": self.noise_floor,
+        }
+        # Only some searches put a front to test; those before it had no such key.
+        front = self.front if isinstance(self.optimizer, MultiObjectiveOptimizer) else 0
+        asked |= {"front": front} if front else {}
+        baselines = self.applicable_baselines() if self.test else []
+        asked |= {"baselines": baselines} if baselines else {}
+        metrics: dict[str, Any] | None = self.record.state["metrics"]
+        if metrics is None or metrics["asked"] != asked:
+            ending = FinalEvaluation(
+                self.record,
+                self.task,
+                self._score_positions,
+                self._score_rebatched(),
+                self._start_evaluation,
+                self._searched,
+                self._kept,
+                self.choose == "kept",
+            )
+            ending.choose_bests()
+            self.record.write_outputs(self.pool)
+            metrics = final_metrics(
+                ending, self.test, self.ensemble, self.noise_floor, front, baselines
+            )
+            metrics |= {
+                "asked": asked,
+                **self.record.count_prompts(),
+                **reconstruction_error(self.record.folder),
+            }
+            self.record.state["metrics"] = metrics
+            self.record.save_state()
+            for name, value in metrics.items():
+                log.info("%s: %s", name, value)
+        with self.record.updating_checksums("front.json", "ensemble.yaml"):
+            write_front_json(self.record.folder, self.record.state)
+            # Full models keep their personal bests as notes: there would be nothing to vote with.
+            if not hasattr(self.pool, "save_note"):
+                write_ensemble_yaml(self.record.folder, metrics)
+        return metrics
+
+    def applicable_baselines(self) -> list[str]:
+        """Those of `baselines` that this pool and task have.
+
+        A pool of full models has no base among its mixtures, and a task of one domain no expert of
+        each.
+        """
+        domains = len(group_items_by_domain(self.task.items("test")))
+        missing = {"base"} if getattr(self.pool, "saves", "") != "adapter" else set()
+        missing |= {"experts"} if domains < 2 else set()
+        return [name for name in self.baselines if name not in missing]
+
+    def _start_evaluation(self, what: str, items: int) -> None:
+        self.teller.on_evaluation_start(what, len(self.record.iterations), 1, items)
+
+    def _score_rebatched(self) -> ScoreFn:
+        """Scores as the search did, in batches of another shape, whatever is stored."""
+        other = Batching(1, (self.job.items or len(self._searched)) // 2 + 1)
+        ask = Evaluator(self.task, self.executor, other).score_positions
+        return lambda positions, split, items: ask(positions, split, self.teller.on_job_done, items)
+
+
+def validate_baselines(names: Sequence[str]) -> list[str]:
+    """The names, checked.
+
+    Raises:
+        UserError: They are no list, or one is not a name of
+            `swarm.loop.final_metrics.BASELINE_LABELS`.
+    """
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) and name in BASELINE_LABELS for name in names):
+        allowed = ", ".join(BASELINE_LABELS)
+        raise UserError(f"baselines={names}: must be a list of {allowed}; [] is none")
+    return list(dict.fromkeys(names))
+
+
+MAX_COEFFICIENT = 1e6
+"""Beyond it, no model's answers are left."""
+
+
+def name_positions(positions: np.ndarray, iteration: int) -> dict[tuple[float, ...], str]:
+    """How messages call each of the positions [N, G * K].
+
+    Raises:
+        UserError: One is no number, or beyond all bounds.
+    """
+    found: dict[tuple[float, ...], str] = {}
+    for i, row in enumerate(positions):
+        name = f"particle {i} of iteration {iteration}"
+        if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= MAX_COEFFICIENT):
+            worst = float(np.abs(row).max())
+            raise UserError(
+                f"{name}: a coefficient of {worst:.3g}, and {MAX_COEFFICIENT:g} is the most: the "
+                "optimizer's steps are too long (optimizer.step_length, sigma or the like)"
+            )
+        found.setdefault(tuple(row.tolist()), name)
+    return found
+
+
+def _gradient_cost(taken: Mapping[str, int]) -> int:
+    """Prompt-equivalents of what `Run._descend` took."""
+    return taken.get("losses_asked", 0) + 3 * taken.get("gradients_asked", 0)
+
+
+def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -> str | None:
+    """Why there are no derivatives of the gold answers' loss, or `None` where there are."""
+    if not has_gold_answers(task):
+        return f"task {task.name} has no gold answers, whose loss a gradient could descend"
+    if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
+        return "gradients need engine=hf and a pool of adapters"
+    return None
+
+
+def can_use_gradients(optimizer: Optimizer) -> bool:
+    """Whether it has a use for derivatives; it may not have been started."""
+    return getattr(optimizer, "needs_gradients", None) is not None
+
+
+def as_gradient_optimizer(optimizer: Optimizer, missing: str | None) -> SupportsGradients | None:
+    """The optimizer, if it wants derivatives and can have them; else `None`.
+
+    Args:
+        missing: As `why_no_gradients` gives it.
+
+    Raises:
+        UserError: It needs them, and cannot have them.
+    """
+    if not isinstance(optimizer, SupportsGradients) or optimizer.needs_gradients is None:
+        return None
+    if missing is None:
+        return optimizer
+    if optimizer.needs_gradients:
+        raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
+    return None
+
+
+def optimizer_notes(optimizer: Optimizer, missing: str | None) -> list[str]:
+    """What to say of the optimizer before a search, in lines."""
+    if why := getattr(optimizer, "why", None):
+        return [f"optimizer=auto chooses {why}"]
+    if missing and getattr(optimizer, "needs_gradients", None) is False:
+        return [f"the swarm moves without its gradient term: {missing}"]
+    return []

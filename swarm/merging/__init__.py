@@ -1,0 +1,123 @@
+"""Static merges: one adapter made of several, by a fixed recipe and without a score.
+
+A recipe merges task vectors, the differences of the experts from the base. In the factor space
+every A is one and every B another, merged apart from each other as in PEFT's
+`add_weighted_adapter`; in the delta space the update B A is one, as in the recipes' papers.
+
+Every recipe has the scale of one expert: it is a mean of some kind, never a sum.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from swarm.merging import (
+    lora_math,
+    methods,
+)
+from swarm.merging import (
+    lora_math as low_rank,
+)
+from swarm.merging import (
+    methods as spherical,
+)
+from swarm.merging import (
+    methods as stock,
+)
+from swarm.merging import (
+    methods as ties,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Generator, Tensor
+
+    FactorPair = tuple[Tensor, Tensor]
+
+LINEAR_MERGES = {
+    "slerp": spherical.slerp_coefficients,
+    "model_stock": stock.model_stock_coefficients,
+}
+"""Sums of the task vectors with coefficients that depend on their angles at each module."""
+
+SPARSE_MERGES = {
+    "ties": ties.ties_merge,
+    "dare_linear": methods.dare_linear,
+    "dare_ties": methods.dare_ties,
+}
+"""Merges entry by entry."""
+
+MERGE_NAMES = (*LINEAR_MERGES, *SPARSE_MERGES)
+
+
+def merge_factors(
+    recipe: str,
+    factors: "Sequence[FactorPair]",
+    density: float,
+    seed: int,
+    space: str,
+    rank: int,
+) -> "FactorPair":
+    """The factors of one module, merged.
+
+    The order of the experts matters to slerp alone, and to what DARE drops. An expert that leaves
+    the module as it is comes as a pair of zeros.
+
+    Args:
+        recipe: One of NAMES.
+        factors: A [r_j, in] and B [out, r_j] of every expert, float32 on the CPU, with the LoRA
+            scaling in B.
+        density: The share of entries that TIES and DARE keep, above 0 and at most 1.
+        seed: Of what DARE drops, and of the sketch that recompresses; the same seed and factors
+            give the same merge.
+        space: "factor" or "delta".
+        rank: Of the result; in the factor space at least the highest r_j.
+
+    Returns:
+        A [rank, in] and B [out, rank] in float32, padded with zeros.
+
+    Raises:
+        ValueError: There is no such recipe or space, or the density is out of its range.
+    """
+    import torch
+
+    if recipe not in MERGE_NAMES or space not in ("factor", "delta") or not 0 < density <= 1:
+        raise ValueError(f"recipe {recipe!r}, space {space!r}, density {density}: see merge")
+    draw = torch.Generator().manual_seed(seed)
+    inputs, outputs = factors[0][0].shape[1], factors[0][1].shape[0]
+    if space == "factor":
+        most = max(len(a) for a, _ in factors)
+        down = _merge_matrices(recipe, [a for a, _ in factors], (most, inputs), density, draw)
+        up = _merge_matrices(recipe, [b for _, b in factors], (outputs, most), density, draw)
+        pair = down, up
+    elif recipe in LINEAR_MERGES:
+        pair = _exact_sum(LINEAR_MERGES[recipe](low_rank.gram_matrix(factors)), factors, rank)
+    else:
+        updates = (b @ a for a, b in factors)
+        matrix = SPARSE_MERGES[recipe](updates, (outputs, inputs), density, draw)
+        pair = low_rank.factorize_matrix(matrix, rank, draw)
+    a, b = lora_math.pad_rank(pair, rank)
+    return a.float(), b.float()
+
+
+def _merge_matrices(
+    recipe: str,
+    vectors: "Sequence[Tensor]",
+    shape: ties.MatrixShape,
+    density: float,
+    draw: "Generator",
+) -> "Tensor":
+    """Matrices of ranks that may differ, merged as they are."""
+    import torch
+
+    if recipe in SPARSE_MERGES:
+        return SPARSE_MERGES[recipe](vectors, shape, density, draw)
+    stacked = torch.stack([ties.pad_to_shape(one, shape) for one in vectors]).double()
+    flat = stacked.flatten(1)
+    weights = LINEAR_MERGES[recipe]((flat @ flat.T).numpy())
+    return torch.tensordot(torch.from_numpy(weights), stacked, 1)
+
+
+def _exact_sum(weights: "np.ndarray", factors: "Sequence[FactorPair]", rank: int) -> "FactorPair":
+    """The sum of the weighted updates; the nearest one of `rank` where it has a higher rank."""
+    pair = low_rank.concatenate_weighted(factors, weights)
+    return pair if len(pair[0]) <= rank else lora_math.truncate_rank(*pair, rank)[0]

@@ -1,0 +1,624 @@
+"""The command line of the mixture of agents, read and checked before anything is loaded."""
+
+import argparse
+import logging
+import math
+import os
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TextIO
+
+from swarm._util.files import conf_folder
+from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, std_streams
+from swarm.errors import UserError
+from swarm.moa.chat import ChatOptions, ChatSession, TerminalChat, make_line_reader
+from swarm.moa.format import format_models, summarize_mixture
+from swarm.models.providers import Provider, Providers, parse_counted_names
+from swarm.models.trace import Replay, Trace
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.presets import build_mixture, preset_names, read_preset
+from swarm.registry.local_models import LocalModels
+from swarm.trackers import TrackedRun, tracker_by_name
+from swarm.trackers.base import track_run
+from swarm.trackers.records import MoATracker, new_tracking_folder
+
+if TYPE_CHECKING:
+    from swarm.models.providers import Providers
+
+TEMPERATURE, MAX_TOKENS = 0.7, 512
+
+DESCRIPTION = """\
+Ask several models, and let one of them make a single answer of what they said (mixture of agents).
+
+  python -m swarm.moa                                  a chat, where a person types
+  python -m swarm.moa "Why is the sky blue?"           one answer
+  echo "Why is the sky blue?" | python -m swarm.moa    the same; "-" reads standard input, too
+"""
+
+EXAMPLES = """\
+MODEL is PROVIDER/NAME, local/rooms, moa/lite or another name of docs/models.md; --list shows what
+there is. A NAME alone goes to the server in OPENAI_BASE_URL, or else to OpenAI or Together by
+their keys: export OPENAI_BASE_URL=http://localhost:8000/v1
+
+A hyphen in an option's name is as good as an underscore. The answer goes to standard output, all
+else to standard error.
+
+  python -m swarm.moa --reference_models qwen2:7b:3,gemma2 --aggregator qwen2:7b    qwen2:7b thrice
+  python -m swarm.moa --preset local --rounds 2 "Sort 5 2 9."
+  python -m swarm.moa --json --quiet "Sort 5 2 9." | jq .answer
+"""
+
+
+class MoAArgumentParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and what may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message.
+
+        Raises:
+            UserError: Always.
+        """
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown == message:
+            raise UserError(f"{message}; --help tells more", 2)
+        first = unknown.split()[0]
+        if not first.startswith("-"):
+            raise UserError(
+                f"{unknown}: put the question in quotes, and models in one list with commas", 2
+            )
+        near = get_close_matches(first.split("=")[0], self._option_string_actions, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"{first}: there is no such option; {meant}--help lists them", 2)
+
+
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """What the command line says; `multi_turn` is `None` where it does not.
+
+    Raises:
+        UserError: It is not understood, or it says two things at once.
+    """
+    given = build_parser().parse_args(_normalize_options(words))
+    if given.layers is not None:
+        if given.rounds is not None and given.layers != given.rounds + 1:
+            raise UserError(
+                f"--layers {given.layers} and --rounds {given.rounds} contradict each other: "
+                "layers are the rounds and one more; give one of them",
+                2,
+            )
+        given.rounds = given.layers - 1
+    for name in ("preset", "aggregator", "fallback", "base", "pool", "device"):
+        if getattr(given, name) is not None and not getattr(given, name).strip():
+            raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
+    if given.list:
+        _check_list_alone(given)
+    if given.json and given.no_stream:
+        raise UserError("--no_stream has no effect: with --json every answer comes whole", 2)
+    if given.replay and given.trace == given.replay:
+        raise UserError("--trace would write over the file that --replay reads", 2)
+    return given
+
+
+def _check_list_alone(given: argparse.Namespace) -> None:
+    """See that nothing else is wanted with --list.
+
+    Raises:
+        UserError: Something is.
+    """
+    for name, value in vars(given).items():
+        if value not in (None, False, "none") and name not in ("list", "providers", "pool"):
+            raise UserError(f"--list goes with --providers and --pool alone, not with {name}", 2)
+
+
+def _normalize_options(words: Sequence[str]) -> list[str]:
+    """Options by their one spelling: underscores, and a truth value joined to its name."""
+    found: list[str] = []
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*found, word, *words]
+        if word.startswith("--"):
+            name, *value = word[2:].split("=", 1)
+            word = "=".join(["--" + name.replace("-", "_"), *value])
+        if word == "--multi_turn":
+            follows = bool(words) and words[0].lower() in TRUTH_VALUES
+            word += f"={words.pop(0) if follows else 'true'}"
+        found.append(word)
+    return found
+
+
+TRUTH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+
+
+def parse_bool(word: str) -> bool:
+    """A truth value."""
+    if word.lower() not in TRUTH_VALUES:
+        raise argparse.ArgumentTypeError(f"{word!r} is not true or false")
+    return TRUTH_VALUES[word.lower()]
+
+
+def number_type(kind: type, lowest: float, above: bool = False) -> Callable[[str], float]:
+    """A number of this kind that is no lower, or higher."""
+
+    def parse_number(word: str) -> float:
+        try:
+            value = kind(word)
+        except ValueError:
+            value = math.nan
+        if not (lowest < value if above else lowest <= value) or math.isinf(value):
+            least = f"above {lowest}" if above else f"of {lowest} or more"
+            whole = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"{word!r} is not a {whole} {least}")
+        return value
+
+    return parse_number
+
+
+def build_parser() -> MoAArgumentParser:
+    """The options, in groups."""
+    made = MoAArgumentParser(
+        prog="python -m swarm.moa",
+        usage="%(prog)s [OPTION ...] [QUESTION]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("question", nargs="?", metavar="QUESTION", help='"-" reads standard input')
+    _add_model_options(made.add_argument_group("who speaks"))
+    _add_request_options(made.add_argument_group("how they are asked"))
+    _add_call_options(made.add_argument_group("calls"))
+    _add_output_options(made.add_argument_group("what is shown"))
+    return made
+
+
+def _add_model_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--preset",
+        metavar="NAME|FILE",
+        help="a mixture of conf/moa, or a yaml file of one; by "
+        "default together where TOGETHER_API_KEY is set, else local",
+    )
+    add("--aggregator", "--model", metavar="MODEL", help="makes the answer, in the preset's place")
+    add(
+        "--reference_models",
+        action="append",
+        metavar="A,B:3",
+        help="who proposes, in the place "
+        "of all the preset's; NAME:3 is asked three times; may be repeated",
+    )
+    add("--fallback", metavar="MODEL", help="makes the answer where the aggregator fails")
+    add("--providers", metavar="FILE", type=Path, help="endpoints of your own")
+    add(
+        "--base",
+        metavar="MODEL",
+        help="the base of local names: an option of conf/model or a folder",
+    )
+    add("--pool", metavar="FOLDER", help="the experts of local names")
+    add("--device", metavar="DEVICE", help="where local models run: cpu, cuda, cuda:1")
+
+
+def _add_request_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--temperature",
+        type=number_type(float, 0),
+        metavar="T",
+        help=f"default {TEMPERATURE}, or the preset's",
+    )
+    add(
+        "--max_tokens",
+        type=number_type(int, 1),
+        metavar="N",
+        help=f"of one answer; default {MAX_TOKENS}, or the preset's",
+    )
+    add(
+        "--rounds",
+        "--round",
+        type=number_type(int, 0),
+        metavar="N",
+        help="layers of proposers; default 1, or the preset's",
+    )
+    add("--layers", type=number_type(int, 1), metavar="N", help="rounds + 1: the aggregator's, too")
+    add(
+        "--strategy",
+        choices=("aggregate", "rank", "sequential"),
+        help="the aggregator writes, "
+        "or picks one, or writes again and again with a few more at a time",
+    )
+    add("--prompt", choices=("safe", "paper"), help="how proposals are put to a model")
+    add("--system", metavar="TEXT", help="put before the conversation for all of them")
+    add(
+        "--context",
+        type=number_type(int, 1),
+        metavar="TOKENS",
+        help="the most that is sent at once; older turns are left out first",
+    )
+    add(
+        "--seed",
+        type=number_type(int, 0),
+        metavar="N",
+        help="of sampling and of the proposals' order",
+    )
+
+
+def _add_call_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--num_proc",
+        type=number_type(int, 1),
+        metavar="N",
+        help="the most requests under way at once",
+    )
+    add(
+        "--timeout", type=number_type(float, 0, above=True), metavar="SECONDS", help="of one answer"
+    )
+    add(
+        "--quorum",
+        type=number_type(int, 0),
+        metavar="N",
+        help="so many answers a layer are enough; default 1, or the preset's",
+    )
+    add("--no_cache", action="store_true", help="keep no answers and use none that were kept")
+    add("--trace", metavar="FILE", type=Path, help="write every call there, as JSON lines")
+    add(
+        "--tracker",
+        metavar="NAME",
+        default="none",
+        help="show it in wandb, wandb-offline, "
+        "tensorboard, both or both-offline too (docs/wandb.md); default none",
+    )
+    add("--replay", metavar="FILE", type=Path, help="answer from a trace, without a network")
+
+
+def _add_output_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--multi_turn",
+        type=parse_bool,
+        metavar="true|false",
+        help="whether a chat's question comes with the turns before it; default true",
+    )
+    add(
+        "--no_multi_turn",
+        dest="multi_turn",
+        action="store_false",
+        default=None,
+        help="every question by itself",
+    )
+    add("--json", action="store_true", help="one JSON object an answer, with all its stages")
+    add("--no_stream", action="store_true", help="show the answer when it is whole")
+    add("--quiet", action="store_true", help="no progress; warnings and errors are still told")
+    add("--list", action="store_true", help="name the presets, providers and local models")
+
+
+# What can be named: presets, endpoints and the models of this machine.
+
+
+def format_available_models(providers: Providers, local: LocalModels) -> Iterator[str]:
+    """Lines that tell of them."""
+    yield "presets (--preset NAME, or the path of a yaml):"
+    for name in preset_names():
+        first = (conf_folder() / "moa" / f"{name}.yaml").read_text(encoding="utf-8").split("\n")[0]
+        yield f"  {name:<12}{first.lstrip('# ')}"
+    yield "endpoints (PROVIDER/MODEL; which models they have is theirs to say):"
+    for name, provider in providers.items():
+        yield f"  {name:<12}{format_endpoint(provider)}"
+    yield "on this machine:"
+    yield from (f"  local/{name}" for name in local.list_names())
+    yield "  local/FOLDER, llm/NAME, function/MODULE:NAME, moa/PRESET"
+
+
+def format_endpoint(provider: Provider) -> str:
+    """Where an endpoint is, and whether its key is there."""
+    key = provider.api_key_env
+    there = key and os.environ.get(key, "").strip()
+    told = f"{key} is {'' if there else 'not '}set" if key else "no key needed"
+    where = (
+        f"the URL in {provider.base_url_env}" if provider.is_url_overridden else provider.base_url
+    )
+    return f"{where}, {told}"
+
+
+# The mixture that the command line asks for: a preset, and over it what was said.
+
+DIRECT_OPTIONS = ("strategy", "prompt", "quorum", "seed", "context")
+"""Options that a preset has as keys of the same name."""
+
+REQUEST_OPTIONS = ("temperature", "max_tokens", "system", "seed")
+"""Options that are no part of a mixture, but of what it is asked."""
+
+
+class MixtureSettings(NamedTuple):
+    """What is to be asked.
+
+    Attributes:
+        mixture: As a preset has it.
+        asked: Temperature, max_tokens, system and seed of what it is asked.
+        origin: Where the mixture comes from, in words.
+    """
+
+    mixture: dict[str, Any]
+    asked: dict[str, Any]
+    origin: str
+
+    @property
+    def trace_header(self) -> dict[str, Any]:
+        """For the header of a trace; a replay begins with it."""
+        return {"preset": self.mixture, "asked": self.asked}
+
+    @property
+    def uses_local_models(self) -> bool:
+        """Whether a model of this machine may be asked."""
+        return _names_local_model(slot["model"] for slot in iterate_slots(self.mixture))
+
+    def with_replayed_models(self, replay: Replay) -> dict[str, Any]:
+        """The mixture with the models of a trace, where a fallback is often not met."""
+        if fallback := self.mixture.get("fallback"):
+            try:
+                replay.get_model(fallback["model"])
+            except UserError:
+                return {**self.mixture, "fallback": None}
+        return self.mixture
+
+    def build_chat_options(self, given: Namespace) -> ChatOptions:
+        """How a session asks."""
+        return ChatOptions(
+            **self.asked,
+            multi_turn=given.multi_turn is not False,
+            json=given.json,
+            streamed=not given.no_stream,
+            quiet=given.quiet,
+        )
+
+
+def _names_local_model(models: Iterable[str]) -> bool:
+    """Whether one of them may be of this machine; what is in a mixture is not known here."""
+    return any(name.startswith(("local/", "moa/")) for name in models)
+
+
+def iterate_slots(mixture: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The proposers, the aggregator, and the fallback where there is one."""
+    yield from mixture["proposers"] if mixture.get("layers", 2) > 1 else []
+    yield mixture["aggregator"]
+    if mixture.get("fallback"):
+        yield mixture["fallback"]
+
+
+def build_settings(given: Namespace, recorded: Mapping[str, Any]) -> MixtureSettings:
+    """What the command line comes to.
+
+    Args:
+        given: As `swarm.moa.cli.parse_arguments` gives it.
+        recorded: The header of the trace that is replayed; empty without one.
+
+    Raises:
+        UserError: An option has no effect, or there is no such preset.
+    """
+    mixture, origin = _initial_mixture(given, recorded)
+    if pairs := parse_counted_names(given.reference_models or []):
+        mixture["proposers"] = [{"model": name, "count": count} for name, count in pairs]
+    if given.aggregator:
+        mixture["aggregator"] = {**mixture.get("aggregator", {}), "model": given.aggregator}
+    if given.fallback:
+        mixture["fallback"] = {"model": given.fallback}
+    if given.rounds is not None:
+        mixture["layers"] = given.rounds + 1
+    mixture.update(
+        {key: getattr(given, key) for key in DIRECT_OPTIONS if getattr(given, key) is not None}
+    )
+    _fill_open_slots(mixture, given.aggregator)
+    # What the command line says holds for all, whatever the preset says of one of them.
+    for slot in iterate_slots(mixture):
+        for key in ("temperature", "max_tokens", "timeout"):
+            if getattr(given, key) is not None:
+                slot[key] = getattr(given, key)
+    asked = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, **recorded.get("asked", {})}
+    asked.update(
+        {key: getattr(given, key) for key in REQUEST_OPTIONS if getattr(given, key) is not None}
+    )
+    _check_unused_options(given, mixture)
+    return MixtureSettings(mixture, asked, origin)
+
+
+def _initial_mixture(given: Namespace, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The mixture before the command line has changed it, and where it comes from."""
+    if given.preset:
+        return read_preset(given.preset), f"preset {given.preset}"
+    if "preset" in recorded:
+        return dict(recorded["preset"]), f"as in {given.replay}"
+    if given.aggregator and given.reference_models:
+        return {"proposers": []}, "no preset"
+    key = bool(os.environ.get("TOGETHER_API_KEY", "").strip())
+    remote = [
+        name
+        for name, _ in parse_counted_names(given.reference_models or [])
+        if not _names_local_model([name])
+    ]
+    if remote and not key:
+        raise UserError(
+            f"--aggregator: name the model that makes one answer of those of {', '.join(remote)}; "
+            "the default without a key (preset local) is a model of 135 million parameters",
+            2,
+        )
+    name = "together" if key else "local"
+    return read_preset(name), f"preset {name}, as TOGETHER_API_KEY is {'' if key else 'not '}set"
+
+
+def _fill_open_slots(mixture: dict[str, Any], model: str | None) -> None:
+    """Give the slots that leave the model open the one that was named.
+
+    Raises:
+        UserError: None was.
+    """
+    for slot in iterate_slots(mixture):
+        if slot.get("model") is None and model is None:
+            raise UserError("this preset leaves the model to you: name one, --model NAME", 2)
+        slot["model"] = slot.get("model") or model
+
+
+def _check_unused_options(given: Namespace, mixture: Mapping[str, Any]) -> None:
+    """See that no option is without effect on this mixture.
+
+    Raises:
+        UserError: One is.
+    """
+    models = [slot["model"] for slot in iterate_slots(mixture)]
+    remote = any(not name.startswith(("local/", "function/", "llm/")) for name in models)
+    alone = mixture.get("layers", 2) == 1
+    calls = "nobody is called in a replay"
+    useless = [
+        *((name, calls) for name in CALL_OPTIONS if given.replay),
+        *(
+            (name, "no model here is local/...")
+            for name in LOCAL_OPTIONS
+            if not _names_local_model(models)
+        ),
+        *((name, "all models here are on this machine") for name in REMOTE_OPTIONS if not remote),
+        *((name, "there is no layer of proposers") for name in PROPOSER_OPTIONS if alone),
+    ]
+    for name, why in useless:
+        if getattr(given, name) not in (None, False):
+            raise UserError(f"--{name} has no effect: {why}; leave it out", 2)
+
+
+LOCAL_OPTIONS = ("base", "pool", "device")
+REMOTE_OPTIONS = ("num_proc", "providers")
+CALL_OPTIONS = (*LOCAL_OPTIONS, *REMOTE_OPTIONS, "timeout", "no_cache")
+PROPOSER_OPTIONS = ("reference_models", "quorum", "prompt")
+
+
+# The command: builds the mixture that was asked for, and puts questions to it.
+
+
+def run(given: Namespace) -> int:
+    """Do what the command line says; gives the exit code.
+
+    Raises:
+        UserError: It cannot be done, or the one question has no answer.
+    """
+    typed, answers, notes = std_streams()
+    remarks = WarningCollector()
+    logging.getLogger("swarm").addHandler(remarks)
+    if given.list:
+        from swarm.registry.local_models import LocalModels
+
+        for line in format_available_models(
+            load_providers(given), LocalModels(**_local_options(given, "base", "pool"))
+        ):
+            print(line, file=answers)
+        return 0
+    question = _read_question(given, typed)
+    replay = Replay(given.replay) if given.replay else None
+    wanted = build_settings(given, replay.about if replay else {})
+    mixture = _build_mixture(given, wanted, replay)
+    tracker = tracker_by_name(given.tracker)
+    tracker.check()
+    if not given.quiet:
+        print(
+            escape_control_chars(f"{wanted.origin}: {summarize_mixture(mixture)}"),
+            file=notes,
+            flush=True,
+        )
+    device = _choose_device(given, notes) if wanted.uses_local_models and not replay else None
+    mixture.check()
+    if given.trace:
+        mixture.trace = Trace(given.trace, wanted.trace_header)
+    if device:
+        mixture.open(device)
+    turns = MoATracker(tracker)
+    session = ChatSession(
+        mixture, wanted.build_chat_options(given), answers, notes, remarks, turns.log_turn
+    )
+    with track_run(
+        tracker, TrackedRun("moa", new_tracking_folder("moa"), wanted.trace_header)
+    ) as found:
+        try:
+            return _run_session(given, session, question)
+        finally:
+            found |= turns.log_tables()
+
+
+def _run_session(given: Namespace, session: ChatSession, question: str | None) -> int:
+    """Ask the one question, or whatever a person types; gives the exit code."""
+    if question is not None:
+        session.answer_question(question)
+        return 0
+    if not given.quiet:
+        print("/help lists the commands; exit leaves", file=session.notes, flush=True)
+    ask = make_line_reader(None if given.json else session.answers, session.notes)
+    return TerminalChat(session, ask, format_models(session.mixture)).run_loop()
+
+
+def _read_question(given: Namespace, typed: TextIO | None) -> str | None:
+    """The one question; `None` where a person types.
+
+    Raises:
+        UserError: There is none, or an option is for a chat alone.
+    """
+    question = given.question
+    if question in (None, "-") and (question or not is_tty(typed)):
+        question = typed.read() if typed else ""
+    if question is None:
+        return None
+    if not question.strip():
+        raise UserError('the question is empty; give one, as in python -m swarm.moa "Why?"', 2)
+    if given.multi_turn is not None:
+        raise UserError("--multi_turn has no effect: it is for a chat, and this is one question", 2)
+    return str(question).strip()
+
+
+def _build_mixture(
+    given: Namespace, wanted: MixtureSettings, replay: Replay | None
+) -> MixtureOfAgents:
+    """The mixture with its models; nothing heavy is loaded.
+
+    Raises:
+        UserError: There is no such model, or a value is not allowed.
+    """
+    if replay:
+        return build_mixture(wanted.with_replayed_models(replay), replay.get_model)
+    from swarm.registry.registry import Roster
+
+    cache: Literal["default"] | None = None if given.no_cache else "default"
+    local = _local_options(given, "base", "pool", "device")
+    roster = Roster(load_providers(given), cache=cache, **local)
+    return build_mixture(wanted.mixture, roster.model)
+
+
+def _local_options(given: Namespace, *names: str) -> dict[str, Any]:
+    """What was said of the models of this machine."""
+    return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+
+
+def load_providers(given: Namespace) -> "Providers":
+    """The endpoints, each under its limits or the one that was asked for.
+
+    Raises:
+        UserError: The file is not as agreed.
+    """
+    from swarm.models.providers import Providers
+
+    found = Providers.load(given.providers)
+    for provider in found.values() if given.num_proc else ():
+        provider.limits = replace(provider.limits, concurrency=given.num_proc)
+    return found
+
+
+def _choose_device(given: Namespace, notes: TextIO) -> str:
+    """Where the models of this machine are to run; a person is told what takes its time now.
+
+    Raises:
+        UserError: There is no such device.
+    """
+    from swarm.engine.base_model import choose_device
+
+    device = choose_device(given.device)
+    if not given.quiet:
+        words = f"loading the models of this machine on {device}; the first time fetches the base"
+        print(words, file=notes, flush=True)
+    return device

@@ -1,0 +1,258 @@
+"""A model that answers in plain Python: one thread a request, so that none keeps others waiting."""
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from swarm.errors import UserError
+from swarm.models.base import Completion, Delta, Request, Stream
+from swarm.models.http_errors import RequestTimeout
+from swarm.models.postprocess import stream_until_stop
+
+# One event loop in a thread of its own, for notebooks, threads and forks alike.
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+STREAM_END: Any = object()
+"""Comes after the last piece."""
+
+
+class EventLoopThread:
+    """An event loop in a thread of its own; the thread ends with the process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="swarm-http", daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the work; an interrupt ends it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stream_items(
+        self, work: Callable[[Callable[[P], None]], Coroutine[Any, Any, T]]
+    ) -> Generator[P, None, T]:
+        """Give what the work hands over as it comes, and return its result; to close it ends it."""
+        waiting: queue.SimpleQueue[P] = queue.SimpleQueue()
+
+        async def run_to_end() -> T:
+            try:
+                return await work(waiting.put)
+            finally:
+                waiting.put(STREAM_END)
+
+        future = asyncio.run_coroutine_threadsafe(run_to_end(), self._loop)
+        try:
+            while (piece := waiting.get()) is not STREAM_END:
+                yield piece
+            return future.result()
+        finally:
+            future.cancel()
+
+
+async def run_in_thread(function: Callable[..., T], *given: Any) -> T:
+    """What a function gives that takes its time; the thread does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def set_outcome(result: Any, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(result) if error is None else done.set_exception(error)
+
+    def run_function() -> None:
+        result, error = None, None
+        try:
+            result = function(*given)
+        except BaseException as raised:
+            error = raised
+        loop.call_soon_threadsafe(set_outcome, result, error)
+
+    threading.Thread(target=run_function, daemon=True).start()
+    return await done
+
+
+_shared_loop: EventLoopThread | None = None
+_lock = threading.Lock()
+
+
+def shared_event_loop() -> EventLoopThread:
+    """The one background loop of this process, which begins here if it has to."""
+    global _shared_loop
+    with _lock:
+        _shared_loop = _shared_loop or EventLoopThread()
+        return _shared_loop
+
+
+def _reset_after_fork() -> None:
+    """A forked child has the loop's objects and not its thread, and perhaps a lock held."""
+    global _shared_loop, _lock
+    _shared_loop, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+class ThreadedModel:
+    """Generates, attempts and streams by what `_speak` says of one request.
+
+    At most `concurrency` requests are under way at once, over all callers. A request that takes
+    longer than its timeout is given up: its thread ends when it comes to its next piece, and with
+    the process if it never does.
+
+    Args:
+        who: The model, as messages call it.
+        concurrency: From 1 on; `None`: `_at_once` says it when something is asked.
+
+    Raises:
+        UserError: The concurrency is not allowed.
+    """
+
+    def __init__(self, who: str, concurrency: int | None) -> None:
+        if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+            raise UserError(f"{who}: concurrency={concurrency!r}: must be a whole number from 1 on")
+        self.who, self.concurrency = who, concurrency
+        self._init_locks()
+
+    def _init_locks(self) -> None:
+        self._gate: threading.Semaphore | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_gate", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._init_locks()
+
+    def _concurrency_limit(self) -> int:
+        return self.concurrency or 1
+
+    def _generate_one(self, request: Request, streamed: bool) -> Stream:
+        """Answer one request, in a thread of its own; what it raises is a `UserError`."""
+        raise NotImplementedError
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `Model.generate`."""
+        return self._run_requests(requests, through=False)
+
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """See `swarm.models.base.generate_each`."""
+        return self._run_requests(requests, through=True)
+
+    def stream(self, request: Request) -> Stream:
+        """See `swarm.models.base.stream`."""
+        return self._stream_in_thread(request, streamed=True)
+
+    def _run_requests(self, requests: Sequence[Request], through: bool) -> list[Any]:
+        """One for each request; unless it goes `through`, the first failure ends it."""
+        found: list[Any] = [None] * len(requests)
+        waiting = queue.SimpleQueue[int]()
+        for number in range(len(requests)):
+            waiting.put(number)
+        failed: list[BaseException] = []
+
+        def run_worker() -> None:
+            while not failed and not waiting.empty():
+                with suppress(queue.Empty):
+                    number = waiting.get_nowait()
+                    try:
+                        found[number] = _exhaust_stream(
+                            self._stream_in_thread(requests[number], streamed=False)
+                        )
+                    except BaseException as error:
+                        found[number] = error
+                        if not (through and isinstance(error, UserError)):
+                            failed.append(error)
+
+        count = min(self._concurrency_limit(), len(requests))
+        threads = [threading.Thread(target=run_worker, daemon=True) for _ in range(count)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            failed.append(error)
+            raise
+        if failed:
+            raise failed[0]
+        return found
+
+    def _acquire_slot(self) -> "_ConcurrencySlot":
+        with self._lock:
+            self._gate = self._gate or threading.Semaphore(self._concurrency_limit())
+        return _ConcurrencySlot(self._gate)
+
+    def _stream_in_thread(self, request: Request, streamed: bool) -> Stream:
+        """What `_speak` says in a thread of its own; given up at the request's timeout."""
+        place = self._acquire_slot()
+        start = time.monotonic()
+        end = None if request.timeout is None else start + request.timeout
+        said: queue.SimpleQueue[Delta | Completion | BaseException] = queue.SimpleQueue()
+
+        def run_generation() -> None:
+            stream = stream_until_stop(self._generate_one(request, streamed), request.stop)
+            try:
+                while not place.is_released():
+                    said.put(next(stream))
+            except StopIteration as whole:
+                said.put(whole.value)
+            except BaseException as error:
+                said.put(error)
+            finally:
+                stream.close()
+                place.release()
+
+        threading.Thread(target=run_generation, daemon=True).start()
+        try:
+            while True:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                one = said.get(timeout=left)
+                if isinstance(one, BaseException):
+                    raise one
+                if isinstance(one, Completion):
+                    return replace(one, seconds=time.monotonic() - start)
+                yield one
+        except queue.Empty:
+            message = f"{self.who}: no answer within {request.timeout:g} s (timeout)"
+            raise RequestTimeout(message) from None
+        finally:
+            place.release()
+
+
+class _ConcurrencySlot:
+    """One of the gate's places, taken when made; who leaves it first gives it back."""
+
+    def __init__(self, gate: threading.Semaphore) -> None:
+        gate.acquire()
+        self._gate, self._once = gate, threading.Lock()
+
+    def is_released(self) -> bool:
+        """Whether it was given back."""
+        return self._once.locked()
+
+    def release(self) -> None:
+        """Give it back, if that was not done."""
+        if self._once.acquire(blocking=False):
+            self._gate.release()
+
+
+def _exhaust_stream(stream: Stream) -> Completion:
+    while True:
+        try:
+            next(stream)
+        except StopIteration as end:
+            completion: Completion = end.value
+            return completion

@@ -1,0 +1,1 @@
+"""Models that answer together in text: Mixture of Agents and consortium."""

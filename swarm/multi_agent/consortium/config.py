@@ -1,0 +1,240 @@
+"""A consortium's configuration: all its settings as names and numbers, from wherever they come."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from swarm._util.files import read_yaml
+from swarm.errors import UserError
+from swarm.models.base import Completion, Model, Request
+from swarm.models.trace import Trace
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.legacy_config import LEGACY_KEYS, convert_settings
+from swarm.multi_agent.consortium.member_spec import (
+    MemberSpec,
+    member_from_config,
+    merge_members,
+    parse_member,
+)
+from swarm.multi_agent.consortium.prompts import ROLES, role_prompt
+from swarm.multi_agent.presets import (
+    check_mapping,
+    is_preset_path,
+    list_shipped_presets,
+    preset_path,
+)
+from swarm.multi_agent.types import AgentSpec
+
+__all__ = [
+    "ConsortiumSettings",
+    "MemberSpec",
+    "build_consortium",
+    "parse_member",
+    "preset_names",
+    "read_preset",
+]
+
+log = logging.getLogger(__name__)
+
+PRESET_KIND = "consortium"
+
+TIMEOUT = 300.0
+"""Seconds for an answer of a model elsewhere that says nothing of it: one that hangs would hold up
+all others. Models of this machine and models made of models take the time they need."""
+
+PATIENT = ("local", "search", "initial_experts", "function", "moa", "consortium")
+"""What the names of those begin with, before a slash."""
+
+
+@dataclass(frozen=True)
+class ConsortiumSettings:
+    """The settings of a consortium; see `Consortium` for what they do.
+
+    A member that is given twice counts as often as both; a threshold from 10 on is a percentage.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    members: tuple[MemberSpec, ...]
+    arbiter: MemberSpec | None = None
+    strategy: str = "default"
+    confidence_threshold: float = 0.8
+    max_iterations: int = 3
+    min_iterations: int = 1
+    system: str | None = None
+    quorum: int = 1
+    fallback: MemberSpec | None = None
+    seed: int = 0
+    context: int | None = None
+    budget: int | None = None
+    max_cost: float | None = None
+    roles: tuple[str, ...] | None = None
+    eliminate: int = 1
+    keep: int = 2
+    similarity: float = 1.0
+
+    def __post_init__(self) -> None:
+        given: Any = self.confidence_threshold
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            object.__setattr__(self, "confidence_threshold", normalize_threshold(given))
+        self.check()
+        object.__setattr__(self, "members", merge_members(tuple(self.members)))
+
+    def check(self) -> None:
+        """See that a consortium can be made of it, whatever its models are.
+
+        Raises:
+            UserError: A value is not allowed.
+        """
+        build_consortium(self, lambda name: PLACEHOLDER_MODEL)
+
+    @classmethod
+    def from_dict(
+        cls,
+        settings: Mapping[str, Any],
+        remark: Callable[[str], None] = lambda words: log.warning("%s", words),
+    ) -> "ConsortiumSettings":
+        """The configuration in a mapping: of `to_dict`, a preset or an older program's.
+
+        Args:
+            settings: The mapping.
+            remark: Is told what an older program's has and this toolkit has not.
+
+        Raises:
+            UserError: A key is not known, or a value is not allowed.
+        """
+        keys = [field.name for field in fields(cls)]
+        todays: Any = settings
+        if isinstance(settings, Mapping):
+            todays = {key: value for key, value in settings.items() if key not in LEGACY_KEYS}
+        check_mapping("the consortium", todays, keys)
+        found, remarks = convert_settings(settings)
+        for words in remarks:
+            remark(words)
+        members = found.get("members")
+        if not isinstance(members, (list, tuple)) or not members:
+            raise UserError("members: name at least one model")
+        found["members"] = tuple(
+            member_from_config(f"members[{n}]", m) for n, m in enumerate(members)
+        )
+        for key in ("arbiter", "fallback"):
+            if found.get(key) is not None:
+                found[key] = member_from_config(key, found[key])
+        if (roles := found.get("roles")) is not None:
+            if not isinstance(roles, (list, tuple)):
+                raise UserError(f"roles: {roles!r} is no list of roles")
+            found["roles"] = tuple(roles)
+        return cls(**found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; `from_dict` reads it."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found["members"] = [one.to_dict() for one in self.members]
+        for key in ("arbiter", "fallback"):
+            found[key] = found[key].to_dict() if found[key] else None
+        return {**found, "roles": list(self.roles) if self.roles is not None else None}
+
+
+def normalize_threshold(given: float) -> float:
+    """A confidence as a share; from 10 on it is a percentage.
+
+    Raises:
+        UserError: It may be either, or is nothing.
+    """
+    if 0 <= given <= 1:
+        return given
+    if 10 <= given <= 100:
+        return given / 100
+    raise UserError(
+        f"confidence_threshold={given!r}: must be a number from 0 to 1, or 10 to 100 as percent"
+    )
+
+
+class _PlaceholderModel:
+    """Stands where a model will be."""
+
+    def generate(self, requests: list[Request]) -> list[Completion]:
+        raise UserError("nobody is there to answer")
+
+
+PLACEHOLDER_MODEL: Any = _PlaceholderModel()
+
+
+def build_consortium(
+    config: ConsortiumSettings, model_of: Callable[[str], Model], trace: Trace | None = None
+) -> Consortium:
+    """The consortium of a configuration.
+
+    Args:
+        config: Its settings.
+        model_of: Gives the model of a name; it is asked once for each.
+        trace: Where calls are recorded.
+
+    Raises:
+        UserError: A value is not allowed, or `model_of` has no such model.
+    """
+    models: dict[str, Model] = {}
+
+    def build_agent(one: MemberSpec) -> AgentSpec:
+        if one.model not in models:
+            models[one.model] = model_of(one.model)
+        timeout = one.timeout
+        if timeout is None and one.model.partition("/")[0] not in PATIENT:
+            timeout = TIMEOUT
+        return AgentSpec(
+            models[one.model],
+            one.model,
+            one.temperature,
+            one.max_tokens,
+            _member_system_prompt(config, one),
+            one.count,
+            timeout,
+        )
+
+    settings = {field.name: getattr(config, field.name) for field in fields(config)}
+    settings["members"] = [build_agent(one) for one in config.members]
+    settings["roles"] = _resolve_roles(config)
+    for key in ("arbiter", "fallback"):
+        settings[key] = build_agent(settings[key]) if settings[key] else None
+    return Consortium(**settings, trace=trace)
+
+
+def _member_system_prompt(config: ConsortiumSettings, one: MemberSpec) -> str | None:
+    """What a member is told beside the others: its own system's text, and its role."""
+    role = one.role if config.strategy != "roles" else None
+    return "\n\n".join(text for text in (one.system, role and role_prompt(role)) if text) or None
+
+
+def _resolve_roles(config: ConsortiumSettings) -> tuple[str, ...] | None:
+    """The roles of "roles": where a member has one of its own, all are told seat by seat."""
+    if config.strategy != "roles" or not any(one.role for one in config.members):
+        return config.roles
+    others = config.roles or tuple(ROLES)
+    seats = [one.role for one in config.members for _ in range(one.count)]
+    return tuple(role or others[place % len(others)] for place, role in enumerate(seats))
+
+
+def preset_names() -> list[str]:
+    """The presets that ship."""
+    return list_shipped_presets(PRESET_KIND)
+
+
+def read_preset(name: str | Path) -> ConsortiumSettings:
+    """The configuration of a preset.
+
+    Args:
+        name: One of `preset_names`, or the path of a yaml file.
+
+    Raises:
+        UserError: There is none, or it is not as agreed.
+    """
+    path = preset_path(PRESET_KIND, str(name))
+    what = PRESET_KIND if is_preset_path(str(name)) else "preset"
+    found = read_yaml(path, what)
+    try:
+        return ConsortiumSettings.from_dict(found)
+    except UserError as error:
+        raise UserError(f"{what} {path}: {error}") from None

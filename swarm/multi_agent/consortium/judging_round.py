@@ -1,0 +1,156 @@
+"""The answers of one iteration while they are judged: who may be asked about them, and how."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from swarm.errors import UserError
+from swarm.models.base import Request
+from swarm.multi_agent.consortium.parsing import strip_thoughts
+from swarm.multi_agent.consortium.prompts import (
+    build_judge_prompt,
+    build_repair_prompt,
+    shuffled_order,
+)
+from swarm.multi_agent.consortium.results import MemberAnswer, Verdict
+from swarm.multi_agent.scheduler import AgentCall
+from swarm.multi_agent.types import AgentAnswer, AgentSpec, Messages, add_system_text
+
+if TYPE_CHECKING:
+    from swarm.multi_agent.consortium.consortium import ConsortiumRun
+
+UNCONSTRAINED: dict[str, Any] = {"stop": (), "top_logprobs": 0}
+"""What holds for an answer does not hold for what is written about answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArbiterReply:
+    """What the arbiter was asked for.
+
+    Attributes:
+        found: As it was read; `None` if it could not be.
+        text: Word by word.
+        how: "read" or "repaired".
+    """
+
+    found: Any
+    text: str
+    how: str = "read"
+
+
+class JudgingRound:
+    """The answers of one iteration while they are judged; they are called by numbers from 1.
+
+    Args:
+        way: The request's.
+        number: The iteration's.
+        opinions: Of all members.
+
+    Attributes:
+        labels: For each number the place of its answer in `opinions`, in an order by chance.
+    """
+
+    def __init__(self, way: "ConsortiumRun", number: int, opinions: Sequence[MemberAnswer]) -> None:
+        self.way, self.number, self.opinions = way, number, opinions
+        heard = [place for place, one in enumerate(opinions) if not one.answer.error]
+        order = shuffled_order(len(heard), way.random_key(number))
+        self.labels = {label: heard[place] for label, place in enumerate(order, 1)}
+
+    def answer_text(self, label: int) -> str:
+        """What the answer of this number says."""
+        return self.opinions[self.labels[label]].text
+
+    def prompt_writer(
+        self, wanted: str, labels: Sequence[int], **more: Any
+    ) -> Callable[[Messages], Messages]:
+        """Puts to a conversation these answers, and what is to be written about them."""
+        answers = [(label, self.answer_text(label)) for label in labels]
+        key = self.way.random_key(self.number)
+        return lambda turns: build_judge_prompt(turns, answers, wanted, key, **more)
+
+    def query_arbiter(
+        self,
+        write: Callable[[Messages], Messages],
+        read: Callable[[str], Any],
+        form: str,
+        most: int,
+        enough: Callable[[str], bool] | None = None,
+    ) -> Generator[list[AgentCall], list[AgentAnswer], ArbiterReply | None]:
+        """Ask the arbiter, and once more where its reply cannot be read; or else the fallback.
+
+        Args:
+            write: Puts to the conversation what is asked.
+            read: Reads a reply; `None` if it cannot.
+            form: What a reply should look like.
+            most: New tokens.
+            enough: Whether of a reply there is all that is read.
+
+        Returns:
+            `None` if nobody replied.
+        """
+        consortium = self.way.consortium
+        for slot, role in ((consortium.arbiter, "arbiter"), (consortium.fallback, "fallback")):
+            if slot is None or not self.way.has_budget():
+                continue
+            try:
+                turns = self.way.write_within_context(write)
+            except UserError as error:
+                self.add_warning(str(error))
+                return None
+            for text in (consortium.system, slot.system):  # what holds for the answer, too
+                turns = add_system_text(turns, text or None)
+            request = self.way.build_request(
+                slot, turns, most, decided=self.way.stop_condition(enough), **UNCONSTRAINED
+            )
+            said = yield from self._query_agent(slot, role, request)
+            if not said or not strip_thoughts(said):
+                continue
+            found, how = read(said), "read"
+            if found is None and self.way.has_budget():
+                anew = replace(
+                    request,
+                    prompt=build_repair_prompt(turns, said, form),
+                    timeout=self.way.time_left(slot),
+                )
+                once_more = yield from self._query_agent(slot, role, anew)
+                found = read(once_more) if once_more else None
+                said, how = (said, how) if found is None else (once_more, "repaired")
+            if found is None:
+                self.add_warning(f"{slot.name}: its reply could not be read: {said[:80]!r}")
+            return ArbiterReply(found, said, how)
+        return None
+
+    def _query_agent(
+        self, slot: AgentSpec, role: str, request: Request
+    ) -> Generator[list[AgentCall], list[AgentAnswer], str]:
+        """The reply; empty where there is none, which is a warning."""
+        came = yield [self.way.build_call(slot, request, self.number, role)]
+        self.way.stages.layers.append(came)
+        if came[0].error:
+            self.add_warning(f"{slot.name}: {came[0].error}")
+            return ""
+        return came[0].text
+
+    def add_warning(self, words: str) -> None:
+        """Tell it with the iteration's number."""
+        self.way.add_warning(f"iteration {self.number}: {words}")
+
+    def rank_by_confidence(self) -> list[int]:
+        """Places of the answers, the one first whose member is surest of it."""
+        places = sorted(self.labels.values())
+        return sorted(places, key=lambda place: -(self.opinions[place].confidence or 0.0))
+
+    def fall_back_to_member(self, reply: ArbiterReply | None, order: Sequence[int]) -> Verdict:
+        """A member's own answer, where the arbiter was of no use: of these places the first."""
+        one = self.opinions[order[0]]
+        self.add_warning(
+            f"there is no verdict; the answer is that of {one.answer.name}, {one.instance}"
+        )
+        return Verdict(one.text, how="fallback", raw=reply.text if reply else "")
+
+    def remaining_members(self, verdict: Verdict) -> list[int]:
+        """Places of the members that stay when the worst ones leave, in their order."""
+        order = [*(verdict.ranking or self.rank_by_confidence())]
+        order += [place for place in range(len(self.opinions)) if place not in order]
+        keep, eliminate = self.way.consortium.keep, self.way.consortium.eliminate
+        return sorted(order[: max(keep, len(order) - eliminate)])

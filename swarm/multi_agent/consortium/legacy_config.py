@@ -1,0 +1,116 @@
+"""Configurations that older programs saved (llm-consortium 0.3 to 0.8), in today's words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swarm.errors import UserError
+
+RENAMED_KEYS = {
+    "models": "members",
+    "system_prompt": "system",
+    "minimum_iterations": "min_iterations",
+}
+IGNORED_KEYS = (
+    "manual_context",
+    "category",
+    "expected_agreement",
+    "status",
+    "created_at",
+    "embedding_cache_enabled",
+)
+"""Of a single run, or of how the older program kept a conversation; every one is kept here."""
+UNSUPPORTED_KEYS = (
+    "embedding_backend",
+    "embedding_model",
+    "clustering_algorithm",
+    "cluster_eps",
+    "cluster_min_samples",
+)
+"""Of a clustering of answers by embeddings, which is not offered."""
+LEGACY_KEYS = (*RENAMED_KEYS, *IGNORED_KEYS, *UNSUPPORTED_KEYS, "judging_method", "strategy_params")
+
+LEGACY_STRATEGIES = {"voting": "vote", "role": "roles", "semantic": "default"}
+STRATEGY_PARAMETERS: dict[str, tuple[str, type]] = {
+    "similarity_threshold": ("similarity", float),
+    "eliminate_count": ("eliminate", int),
+    "keep_minimum": ("keep", int),
+    "roles": ("roles", list),
+}
+
+
+def convert_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Settings under today's names, and a remark on each that is lost.
+
+    Raises:
+        UserError: Something is given under both names, or is of the wrong kind.
+    """
+    found = {key: value for key, value in settings.items() if key not in LEGACY_KEYS}
+    remarks = [
+        f"{key}={settings[key]!r} is left out: answers are not clustered here"
+        for key in UNSUPPORTED_KEYS
+        if settings.get(key) is not None
+    ]
+    for old, new in RENAMED_KEYS.items():
+        if old not in settings:
+            continue
+        if new in settings:
+            raise UserError(f"{old} and {new} are the same; give one of them")
+        found[new] = settings[old]
+    if isinstance(members := found.get("members"), Mapping):
+        found["members"] = [{"model": name, "count": count} for name, count in members.items()]
+    if "system_prompt" in settings and not str(found["system"] or "").strip():
+        found["system"] = None
+    least, most = found.get("min_iterations"), found.get("max_iterations")
+    if "minimum_iterations" in settings and type(least) is type(most) is int and least > most:
+        found["max_iterations"] = least
+        remarks.append(f"max_iterations={most} is below minimum_iterations: it is {least} now")
+    remarks += _convert_strategy(found, settings.get("judging_method"))
+    remarks += _convert_parameters(found, settings.get("strategy_params"))
+    if "models" in settings and found["strategy"] == "elimination":
+        remarks += _replace_elimination(found)
+    return found, remarks
+
+
+def _convert_strategy(found: dict[str, Any], judging: Any) -> list[str]:
+    """Put one strategy where a strategy and a method of judging may stand."""
+    given = found.get("strategy", "default") or "default"
+    remarks = []
+    if given == "semantic":
+        remarks.append("strategy=semantic is default now: answers are not clustered here")
+    given = LEGACY_STRATEGIES.get(str(given), given)
+    if judging not in (None, "default"):
+        if given == "default":
+            given = judging
+        elif judging != given and not (judging == "rank" and given == "elimination"):
+            remarks.append(f"judging_method={judging} is left out: strategy={given} judges itself")
+    found["strategy"] = given
+    return remarks
+
+
+def _convert_parameters(found: dict[str, Any], given: Any) -> list[str]:
+    """Put the strategy's parameters, numbers often written as texts, among the settings."""
+    if given and not isinstance(given, Mapping):
+        raise UserError(f"strategy_params: {given!r} is no mapping")
+    remarks = []
+    for key, value in (given or {}).items():
+        name, kind = STRATEGY_PARAMETERS.get(key, ("", str))
+        if not name:
+            remarks.append(f"strategy_params.{key}={value!r} is left out: there is no such setting")
+        elif name == "roles":
+            found[name] = [value] if isinstance(value, str) else value
+        else:
+            try:
+                found[name] = kind(value)
+            except (TypeError, ValueError):
+                raise UserError(f"strategy_params.{key}={value!r} is no number") from None
+    return remarks
+
+
+def _replace_elimination(found: dict[str, Any]) -> list[str]:
+    """Where so few take part that nobody would leave, elimination was ranking."""
+    counts = [one.get("count", 1) if isinstance(one, Mapping) else 1 for one in found["members"]]
+    keep = found.get("keep", 2)
+    if not all(type(count) is int for count in counts) or sum(counts) > keep:
+        return []
+    found["strategy"] = "rank"
+    return [f"strategy=elimination is rank now: of {sum(counts)} members {keep} are kept"]

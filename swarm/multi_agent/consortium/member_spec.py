@@ -1,0 +1,128 @@
+"""A consortium's members as people write them: "gpt-4o:2,temperature=1,role=critic"."""
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.models.providers import split_sample_count
+from swarm.multi_agent.presets import check_mapping
+
+__all__ = ["MemberSpec", "member_from_config", "merge_members", "parse_member"]
+
+NUMBER_OPTIONS: dict[str, Callable[[str], float]] = {
+    "temperature": float,
+    "max_tokens": int,
+    "timeout": float,
+}
+MEMBER_OPTIONS = (*NUMBER_OPTIONS, "system", "role")
+MEMBER_KEYS = ("model", "count", *MEMBER_OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpec:
+    """Who is asked, and how.
+
+    Attributes:
+        model: Its name.
+        count: How many answers it gives.
+        temperature, max_tokens, system, timeout: See `swarm.multi_agent.types.AgentSpec`.
+        role: What it is to be in the consortium, in words; `None` is nothing in particular.
+    """
+
+    model: str
+    count: int = 1
+    temperature: float | None = None
+    max_tokens: int | None = None
+    timeout: float | None = None
+    system: str | None = None
+    role: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model.strip():
+            raise UserError(f"model: {self.model!r} is no name of a model")
+        if self.role is not None and (not isinstance(self.role, str) or not self.role.strip()):
+            raise UserError(f"{self.model}: role={self.role!r}: must be null or a text")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON, without what is not said."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def parse_member(
+    spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1
+) -> MemberSpec:
+    """A member as it is written: NAME[:count][,key=value...].
+
+    A comma inside a value belongs to the value, unless a key that is known follows.
+
+    Args:
+        spec: What was written.
+        known: Whether a model has just this name: "x:8" is then a name, else it is x, 8 times.
+        count: Of a member that does not say it.
+
+    Raises:
+        UserError: A key is not known, or a value is not allowed.
+    """
+    if not isinstance(spec, str):
+        raise UserError(f"{spec!r} is no member; write it as in gpt-4o:2,temperature=1")
+    if known(spec.strip()):
+        return MemberSpec(spec.strip(), count)
+    name, *options = re.split(rf",(?=\s*(?:{'|'.join(MEMBER_OPTIONS)})\s*=)", spec)
+    if stray := re.search(r",\s*(\w+)\s*=", name):
+        check_mapping(spec, {stray[1]: ""}, MEMBER_OPTIONS)
+    name = name.strip()
+    model, times = (name, count) if known(name) else split_sample_count(name)
+    if model == name:
+        times = count
+    found: dict[str, Any] = {}
+    for option in options:
+        key, _, value = (part.strip() for part in option.partition("="))
+        if key in found:
+            raise UserError(f"{spec}: {key} is given twice")
+        found[key] = _parse_value(spec, key, value)
+    return MemberSpec(model, times, **found)
+
+
+def _parse_value(spec: str, key: str, value: str) -> Any:
+    if not value:
+        raise UserError(f"{spec}: {key}= has no value")
+    try:
+        return NUMBER_OPTIONS[key](value) if key in NUMBER_OPTIONS else value
+    except ValueError:
+        raise UserError(
+            f"{spec}: {key}={value} is no number; other keys are {', '.join(MEMBER_OPTIONS)}"
+        ) from None
+
+
+def member_from_config(place: str, given: Any) -> MemberSpec:
+    """A member of a configuration: written in one line, or a mapping.
+
+    Args:
+        place: Where it stands, for messages.
+        given: What stands there.
+
+    Raises:
+        UserError: As of `member`.
+    """
+    if isinstance(given, MemberSpec):
+        return given
+    if isinstance(given, str):
+        return parse_member(given)
+    settings = check_mapping(place, given, MEMBER_KEYS)
+    if "model" not in settings:
+        raise UserError(f"{place}.model: name the model")
+    return MemberSpec(**settings)
+
+
+def merge_members(members: tuple[MemberSpec, ...]) -> tuple[MemberSpec, ...]:
+    """The members, of which those that differ in nothing but the count are one."""
+    counts: dict[tuple[Any, ...], int] = {}
+    for one in members:
+        key = (one.model, *(getattr(one, option) for option in MEMBER_OPTIONS))
+        counts[key] = counts.get(key, 0) + one.count
+    return tuple(
+        MemberSpec(key[0], count, **dict(zip(MEMBER_OPTIONS, key[1:], strict=True)))
+        for key, count in counts.items()
+    )

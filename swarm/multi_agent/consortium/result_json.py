@@ -1,0 +1,163 @@
+"""The outcome of a consortium as JSON, in the shape that llm-consortium gave it, and more."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.parsing import thoughts_of
+from swarm.multi_agent.consortium.results import (
+    ConsortiumTranscript,
+    Iteration,
+    MemberAnswer,
+    Verdict,
+)
+from swarm.multi_agent.types import AgentAnswer
+
+
+def result_to_json(
+    consortium: Consortium, prompt: str, deliberation: ConsortiumTranscript, raw: bool = False
+) -> dict[str, Any]:
+    """All that came of a request, as JSON values.
+
+    "model_responses" and "synthesis" are those of the best iteration; "iterations" has all. A
+    confidence that nobody said is null, and so is a cost where no price is known. Places in a
+    "ranking" are those in the iteration's responses, from 0.
+
+    Args:
+        consortium: Whose.
+        prompt: What was asked, as the user wrote it.
+        deliberation: What it came to.
+        raw: Whether the arbiter's replies are given word by word, too.
+    """
+    best = deliberation.iterations[deliberation.best - 1]
+    final = deliberation.final
+    return {
+        "original_prompt": prompt,
+        "model_responses": [_response_to_json(opinion) for opinion in best.opinions],
+        "synthesis": _synthesis_to_json(best.verdict, raw),
+        "metadata": {
+            "models_used": dict(Counter(seat.slot.name for seat in consortium.seats)),
+            "arbiter": consortium.arbiter.name if consortium.arbiter else None,
+            "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+            "iteration_count": len(deliberation.iterations),
+            "best_iteration": deliberation.best,
+            "strategy": consortium.strategy,
+            "calls": len(deliberation.answers),
+            "prompt_tokens": final.prompt_tokens,
+            "completion_tokens": final.new_tokens,
+            "cost": final.known_cost,
+            "unpriced": sum(
+                one.completion.known_cost is None for one in deliberation.answers if one.completion
+            ),
+            "seconds": final.seconds,
+            "stopped": deliberation.stopped,
+            "warnings": list(deliberation.warnings),
+        },
+        "iterations": [_iteration_to_json(iteration, raw) for iteration in deliberation.iterations],
+    }
+
+
+def _iteration_to_json(iteration: Iteration, raw: bool) -> dict[str, Any]:
+    return {
+        "iteration": iteration.number,
+        "model_responses": [_response_to_json(opinion) for opinion in iteration.opinions],
+        "synthesis": _synthesis_to_json(iteration.verdict, raw),
+    }
+
+
+def partial_result_to_json(
+    consortium: Consortium,
+    prompt: str,
+    iterations: Sequence[Iteration],
+    answers: Sequence[AgentAnswer],
+) -> dict[str, Any]:
+    """What had come of a request that was stopped: `result` without a synthesis.
+
+    Args:
+        consortium: Whose.
+        prompt: What was asked, as the user wrote it.
+        iterations: Those that are over.
+        answers: All calls that came to an end, or were under way and then stopped.
+    """
+    over = [_iteration_to_json(one, raw=True) for one in iterations]
+    here = max((one.layer for one in answers), default=0)
+    said = [one for one in answers if one.layer == here and one.role == "member"]
+    if here > len(over):
+        told = [
+            _response_to_json(MemberAnswer(one, one.sample + 1, one.text, None)) for one in said
+        ]
+        over.append({"iteration": here, "model_responses": told, "synthesis": None})
+    came = [one.completion for one in answers if one.completion]
+    costs = [one.known_cost for one in came]
+    known = [cost for cost in costs if cost is not None]
+    return {
+        "original_prompt": prompt,
+        "model_responses": over[-1]["model_responses"] if over else [],
+        "synthesis": None,
+        "metadata": {
+            "models_used": dict(Counter(seat.slot.name for seat in consortium.seats)),
+            "arbiter": consortium.arbiter.name if consortium.arbiter else None,
+            "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+            "iteration_count": len(iterations),
+            "strategy": consortium.strategy,
+            "calls": len(answers),
+            "prompt_tokens": sum(one.prompt_tokens for one in came),
+            "completion_tokens": sum(one.new_tokens for one in came),
+            "cost": sum(known) if known else None,
+            "unpriced": len(costs) - len(known),
+            "stopped": "interrupted",
+        },
+        "iterations": over,
+    }
+
+
+def responses_to_json(prompt: str, opinions: Sequence[MemberAnswer]) -> dict[str, Any]:
+    """The same of answers of which nobody judged.
+
+    Args:
+        prompt: What was asked, as the user wrote it.
+        opinions: What each member said.
+    """
+    return {
+        "original_prompt": prompt,
+        "model_responses": [_response_to_json(one) for one in opinions],
+    }
+
+
+def _response_to_json(opinion: MemberAnswer) -> dict[str, Any]:
+    """One member's: its answer and confidence, or its error, and what it took."""
+    answer = opinion.answer
+    told: dict[str, Any] = {"model": answer.name, "instance": opinion.instance}
+    if answer.error:
+        told["error"] = answer.error
+    else:
+        told |= {"response": opinion.text, "confidence": opinion.confidence}
+        said = answer.completion
+        own = said.reasoning if said else ""
+        told["reasoning"] = "\n\n".join(filter(None, [own.strip(), thoughts_of(answer.text)]))
+    if said := answer.completion:
+        told |= {
+            "prompt_tokens": said.prompt_tokens,
+            "completion_tokens": said.new_tokens,
+            "cost": said.known_cost,
+            "seconds": said.seconds,
+        }
+    return told
+
+
+def _synthesis_to_json(verdict: Verdict, raw: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "synthesis": verdict.synthesis,
+        "confidence": verdict.confidence,
+        "analysis": verdict.analysis,
+        "dissent": verdict.dissent,
+        "needs_iteration": verdict.needs_iteration,
+        "refinement_areas": list(verdict.refinement_areas),
+        "reasoning": verdict.reasoning,
+        "how": verdict.how,
+    }
+    if verdict.ranking:
+        told["ranking"] = list(verdict.ranking)
+    return {**told, "raw_arbiter_response": verdict.raw} if raw else told

@@ -1,0 +1,324 @@
+"""The shelf: saved consortia by name, in the database in llm's folder."""
+
+import json
+import logging
+import os
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from swarm.errors import UserError
+from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
+from swarm.multi_agent.presets import is_preset_path
+
+if TYPE_CHECKING:
+    from swarm.multi_agent.consortium.config import ConsortiumSettings
+
+# The file in llm's folder where consortia and their runs are kept, for many at a time.
+
+DATABASE_FILE = "consortium.db"
+CREATE_TABLES = (
+    "CREATE TABLE IF NOT EXISTS consortia (name TEXT PRIMARY KEY, config TEXT NOT NULL, "
+    "saved TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, time TEXT NOT NULL, name TEXT, "
+    "strategy TEXT, status TEXT NOT NULL, error TEXT, prompt TEXT, answer TEXT, confidence REAL, "
+    "iterations INTEGER, best INTEGER, calls INTEGER, prompt_tokens INTEGER, "
+    "new_tokens INTEGER, cost REAL, seconds REAL, config TEXT, result TEXT)",
+    "CREATE TABLE IF NOT EXISTS answers (run TEXT NOT NULL REFERENCES runs(id), number INTEGER, "
+    "iteration INTEGER, member TEXT, instance INTEGER, role TEXT, text TEXT, error TEXT, "
+    "confidence REAL, rank INTEGER, ranked INTEGER, chosen INTEGER, prompt_tokens INTEGER, "
+    "new_tokens INTEGER, cost REAL, seconds REAL, PRIMARY KEY (run, number))",
+    "CREATE INDEX IF NOT EXISTS runs_time ON runs (time)",
+)
+SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
+"""Finds something in a file in which all of the above is."""
+
+
+def user_folder() -> Path:
+    """The folder of the `llm` command: $LLM_USER_PATH, or where each system keeps such things."""
+    if own := os.environ.get("LLM_USER_PATH"):
+        return Path(own)
+    return default_folder()
+
+
+def default_folder() -> Path:
+    """The folder of the `llm` command where nothing else is said."""
+    if sys.platform == "win32":
+        home = Path(os.environ.get("APPDATA") or Path.home())
+    elif sys.platform == "darwin":
+        home = Path.home() / "Library" / "Application Support"
+    else:
+        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return home / "io.datasette.llm"
+
+
+class SQLiteDatabase:
+    """A SQLite file that several threads and processes use at once; each use has its connection.
+
+    Args:
+        path: The file; `None` is `NAME` in `user_folder()`. Not on a network file system: SQLite's
+            write-ahead log does not work there.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = Path(path).expanduser() if path else user_folder() / DATABASE_FILE
+
+    @contextmanager
+    def open_transaction(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all that is done inside is kept, or nothing; makes the file.
+
+        Raises:
+            UserError: The file cannot be used.
+        """
+        with self._translate_errors():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(
+                sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+            ) as opened:
+                retry_while_locked(lambda: opened.execute("PRAGMA journal_mode=WAL"))
+                opened.execute("PRAGMA synchronous=NORMAL")
+                retry_while_locked(lambda: opened.execute("BEGIN IMMEDIATE"))
+                try:
+                    for table in CREATE_TABLES:
+                        opened.execute(table)
+                    yield opened
+                    opened.execute("COMMIT")
+                except BaseException:
+                    opened.execute("ROLLBACK")
+                    raise
+
+    @contextmanager
+    def open_for_reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection to read by; where there is no file, one to an empty database, and no file.
+
+        Raises:
+            UserError: The file cannot be used.
+        """
+        with self._translate_errors(), closing(self._connect_for_reading()) as opened:
+            opened.row_factory = sqlite3.Row
+            yield opened
+
+    def _connect_for_reading(self) -> sqlite3.Connection:
+        if self.path.is_file():
+            name = f"{self.path.absolute().as_uri()}?mode=rw"
+            there = sqlite3.connect(name, timeout=LOCK_TIMEOUT_S, uri=True)
+            if retry_while_locked(lambda: there.execute(SELECT_LAST_INDEX).fetchone()):
+                return there
+            there.close()
+        empty = sqlite3.connect(":memory:")
+        for table in CREATE_TABLES:
+            empty.execute(table)
+        return empty
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise UserError(
+                f"{self.path} cannot be used: {error}; its folder can be named by LLM_USER_PATH"
+            ) from None
+
+
+log = logging.getLogger(__name__)
+
+LEGACY_FILES = ("logs.db", "consortium_logs.db")
+"""Where llm-consortium kept its own, in llm's folder."""
+
+
+class ImportSummary(NamedTuple):
+    """What came of an import.
+
+    Attributes:
+        put: The names that are on the shelf now.
+        there: The names that were there before, and were left as they are.
+        wrong: Of each name that cannot be taken, why.
+    """
+
+    put: list[str]
+    there: list[str]
+    wrong: dict[str, str]
+
+
+class ConsortiumStore:
+    """Saved consortia.
+
+    Args:
+        path: The file; `None` is consortium.db in llm's folder. It is made when something is put.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.database = SQLiteDatabase(path)
+
+    def list_names(self) -> list[str]:
+        """What is there, in the order of names, whether it can be read or not.
+
+        Raises:
+            UserError: The file cannot be used.
+        """
+        with self.database.open_for_reading() as rows:
+            return [name for (name,) in rows.execute("SELECT name FROM consortia ORDER BY name")]
+
+    def get(self, name: str) -> "ConsortiumSettings":
+        """The configuration of a name.
+
+        Raises:
+            UserError: There is none, or it is not as agreed.
+        """
+        with self.database.open_for_reading() as rows:
+            found = rows.execute("SELECT config FROM consortia WHERE name = ?", [name]).fetchone()
+        if found is None:
+            raise UserError(self._unknown_message(name))
+        return _parse_config(name, found["config"])
+
+    def save(self, name: str, config: "ConsortiumSettings", replace: bool = False) -> None:
+        """Save a configuration.
+
+        Args:
+            name: A word; see `checked`.
+            config: What is saved.
+            replace: Whether one of this name may be replaced.
+
+        Raises:
+            UserError: There is one, the name is none, or the file cannot be written.
+        """
+        row = (validate_name(name), json.dumps(config.to_dict()), _utc_timestamp())
+        how = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE"
+        with self.database.open_transaction() as rows:
+            new = rows.execute(f"{how} INTO consortia VALUES (?, ?, ?)", row).rowcount
+        if not new:
+            raise UserError(f"{name}: there is a consortium of this name; --replace replaces it")
+
+    def remove(self, name: str) -> None:
+        """Forget a configuration; its runs are kept.
+
+        Raises:
+            UserError: There is none.
+        """
+        if name not in self.list_names():
+            raise UserError(self._unknown_message(name))
+        with self.database.open_transaction() as rows:
+            rows.execute("DELETE FROM consortia WHERE name = ?", [name])
+
+    def import_from(self, path: str | Path) -> ImportSummary:
+        """Save what an older program's file has and the shelf has not; the file is only read.
+
+        Raises:
+            UserError: The file cannot be read, or the shelf not written.
+        """
+        old = Path(path).expanduser()
+        try:
+            found = _read_legacy_rows(old)
+        except sqlite3.Error as error:
+            raise UserError(f"{old} cannot be read as an older program's file: {error}") from None
+        came = ImportSummary([], [], {})
+        here = set(self.list_names())
+        for name, text in found.items():
+            if name in here:
+                came.there.append(name)
+                continue
+            try:
+                self.save(name, _parse_config(name, text))
+                came.put.append(name)
+            except UserError as error:
+                came.wrong[name] = str(error)
+        return came
+
+    def find_importable(self) -> dict[Path, list[str]]:
+        """Files of older programs with names that the shelf has not, and those names.
+
+        A file that cannot be read is none.
+        """
+        here = set(self.list_names())
+        # The later of the older programs kept to the usual folder whatever LLM_USER_PATH said.
+        files = [
+            *(user_folder() / name for name in LEGACY_FILES),
+            default_folder() / LEGACY_FILES[1],
+        ]
+        found = {}
+        for file in dict.fromkeys(files):
+            try:
+                names = [name for name in _read_legacy_rows(file) if name not in here]
+            except (sqlite3.Error, UserError):
+                continue
+            if names:
+                found[file] = names
+        return found
+
+    def _unknown_message(self, name: str) -> str:
+        names = self.list_names()
+        near = get_close_matches(str(name), names, 1)
+        meant = f"did you mean {near[0]}? There" if near else "there"
+        others = f"{meant} are {', '.join(names)}" if names else "none is saved"
+        return f"{name}: no consortium is saved by this name; {others}"
+
+
+def validate_name(name: str) -> str:
+    """A name by which a consortium can be asked for.
+
+    Raises:
+        UserError: It could be read as something else.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+@-]*", name) or is_preset_path(name):
+        raise UserError(f"{name!r} is no name for a consortium: take letters, digits, . - and _")
+    return name
+
+
+def load_config(name: str) -> "ConsortiumSettings":
+    """The configuration of a saved consortium, of a preset, or in a yaml file.
+
+    Raises:
+        UserError: There is none, or it is not as agreed.
+    """
+    from swarm.multi_agent.consortium.config import preset_names, read_preset
+
+    shelf = ConsortiumStore()
+    saved = shelf.list_names() if not is_preset_path(name) else []
+    if name in saved:
+        return shelf.get(name)
+    names = preset_names()
+    if name in names or is_preset_path(name):
+        return read_preset(name)
+    near = get_close_matches(name, [*saved, *names], 1)
+    meant = f"did you mean {near[0]}? Saved" if near else "saved"
+    raise UserError(
+        f"consortium {name!r}: there is none of this name; {meant} are {', '.join(saved) or 'none'}"
+        f", presets are {', '.join(names)}, and your own yaml goes by its path, as in ./mine.yaml"
+    )
+
+
+def _parse_config(name: str, text: str) -> "ConsortiumSettings":
+    from swarm.multi_agent.consortium.config import ConsortiumSettings
+
+    try:
+        return ConsortiumSettings.from_dict(
+            json.loads(text), lambda words: log.warning("%s: %s", name, words)
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{name}: what is saved is not JSON: {error}") from None
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def _read_legacy_rows(old: Path) -> dict[str, str]:
+    """The rows of an older program's file.
+
+    Raises:
+        UserError: There is no such file.
+        sqlite3.Error: It has no such table, or is something else.
+    """
+    if not old.is_file():
+        raise UserError(f"{old}: there is no such file")
+    name = f"{old.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(name, timeout=5, uri=True)) as rows:
+        return dict(rows.execute("SELECT name, config FROM consortium_configs ORDER BY name"))
+
+
+def _utc_timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,266 @@
+"""Strategies: how the answers of one iteration become a verdict."""
+
+import re
+import unicodedata
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from difflib import SequenceMatcher
+from functools import partial
+
+from swarm.multi_agent.collaboration import number_samples
+from swarm.multi_agent.consortium.judging_round import UNCONSTRAINED, JudgingRound
+from swarm.multi_agent.consortium.parsing import (
+    OPENING_TAG,
+    parse_ranking,
+    parse_verdict,
+    strip_thoughts,
+)
+from swarm.multi_agent.consortium.prompts import (
+    PARTS_FORMAT,
+    PICK_FORMAT,
+    PICK_PROMPT,
+    RANK_FORMAT,
+    RANK_PROMPT,
+    REVIEW_PROMPT,
+    SYNTHESIS_PROMPT,
+    shuffled_order,
+)
+from swarm.multi_agent.consortium.results import Verdict
+from swarm.multi_agent.moa import PICK_TOKENS, has_pick, parse_pick
+from swarm.multi_agent.scheduler import AgentCall
+from swarm.multi_agent.types import AgentAnswer, add_system_text
+
+# Votes: which answers say the same.
+
+NUMBER_PATTERN = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+CHOICE_PATTERN = re.compile(
+    r"(?:(?:\A|\b(?:answer|option|choice)(?: is)?:?)[\s*_(\[]*|[(\[])(?P<end>[A-J])[\s*_)\].:]*\Z"
+    r"|\A[*_(]*(?P<begin>[A-J])\)",
+    re.IGNORECASE,
+)
+ARTICLES = re.compile(r"\b(?:the|a|an)\b")
+
+
+def comparison_key(text: str) -> tuple[str, str]:
+    """What an answer says, for comparison: a choice's letter, a number or a text.
+
+    A letter from A to J that is the last line, or ends it in brackets or behind "answer", or begins
+    it as in "B) Paris"; else the last number of the last line; else the text without case, marks
+    and articles.
+    """
+    last = text.strip().rsplit("\n", 1)[-1]
+    if choice := CHOICE_PATTERN.search(last):
+        return "choice", (choice["end"] or choice["begin"]).upper()
+    if numbers := NUMBER_PATTERN.findall(last):
+        number = Decimal(numbers[-1].replace(",", ""))
+        exact = f"{number:f}"  # `normalize` would round a long one
+        return "number", (
+            exact.rstrip("0").rstrip(".") if "." in exact else exact
+        ) if number else "0"
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    words = re.sub(r"\W+", " ", ARTICLES.sub(" ", plain)).strip()
+    return "text", words or text
+
+
+def group_equal_answers(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
+    """Places of the answers that say the same, by their first ones.
+
+    An answer joins the first group with all of which it agrees.
+
+    Args:
+        texts: The answers.
+        similarity: From which likeness on two texts agree; numbers and choices have to be equal.
+    """
+    keys = [comparison_key(text) for text in texts]
+    found: list[list[int]] = []
+    for place, key in enumerate(keys):
+        for group in found:
+            if all(_answers_agree(key, keys[other], similarity) for other in group):
+                group.append(place)
+                break
+        else:
+            found.append([place])
+    return found
+
+
+def _answers_agree(one: tuple[str, str], other: tuple[str, str], similarity: float) -> bool:
+    if one == other:
+        return True
+    if similarity >= 1 or one[0] != "text" or other[0] != "text":
+        return False
+    first, second = sorted((one[1], other[1]))  # difflib's likeness is not the same both ways
+    return SequenceMatcher(None, first, second, autojunk=False).ratio() >= similarity
+
+
+VERDICT_TOKENS = 1024
+"""How many more than the answer the arbiter may write, for what stands around it."""
+
+CHOICE_TOKENS = 1024
+"""The most that an arbiter may write to choose or to rank; most of it is room for thoughts."""
+
+STRAYED = 240
+"""Characters without a choice, after which a reply that begins with no thoughts is given up."""
+
+VerdictScript = Generator[list[AgentCall], list[AgentAnswer], Verdict]
+
+
+def synthesize_answer(
+    sitting: JudgingRound, reviews: Sequence[str] = (), order: Sequence[int] = ()
+) -> VerdictScript:
+    """The arbiter writes the answer."""
+    former = sitting.way.stages.iterations
+    write = sitting.prompt_writer(
+        SYNTHESIS_PROMPT, list(sitting.labels), former=former, reviews=reviews, order=order
+    )
+    most = sitting.way.request.max_new_tokens + VERDICT_TOKENS
+    reply = yield from sitting.query_arbiter(write, parse_verdict, PARTS_FORMAT, most)
+    places = tuple(sitting.labels[label] for label in order)
+    if reply is None:
+        return replace(
+            sitting.fall_back_to_member(None, places or sitting.rank_by_confidence()),
+            ranking=places,
+        )
+    if reply.found is None:
+        said = strip_thoughts(reply.text)
+        return Verdict(said, ranking=places, how="fallback", raw=reply.text)
+    found: Verdict = reply.found
+    return replace(found, how=reply.how, ranking=places)
+
+
+def pick_one(sitting: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:
+    """The arbiter chooses one answer, of those with these numbers."""
+    labels = labels or list(sitting.labels)
+
+    def parse_label(said: str) -> int | None:
+        number = parse_pick(strip_thoughts(said), max(labels))
+        return number if number in labels else None
+
+    most = min(max(sitting.way.request.max_new_tokens, PICK_TOKENS), CHOICE_TOKENS)
+    write = sitting.prompt_writer(PICK_PROMPT, labels)
+    decided = lambda said: has_pick(said) or strayed(said)  # noqa: E731
+    reply = yield from sitting.query_arbiter(write, parse_label, PICK_FORMAT, most, decided)
+    if reply is None or reply.found is None:
+        places = [sitting.labels[label] for label in labels]
+        return sitting.fall_back_to_member(
+            reply, [place for place in sitting.rank_by_confidence() if place in places]
+        )
+    place = (sitting.labels[reply.found],)
+    return Verdict(sitting.answer_text(reply.found), ranking=place, how=reply.how, raw=reply.text)
+
+
+def strayed(said: str) -> bool:
+    """Whether a reply that is being written is a text and no choice; one of thoughts goes on."""
+    return len(said) > STRAYED and not OPENING_TAG.search(said)
+
+
+def rank_answers(sitting: JudgingRound) -> VerdictScript:
+    """The arbiter puts the answers in order."""
+    labels = list(sitting.labels)
+    least = PICK_TOKENS + 8 * len(labels)
+    most = min(max(sitting.way.request.max_new_tokens, least), CHOICE_TOKENS + least)
+    read, write = partial(parse_ranking, labels=labels), sitting.prompt_writer(RANK_PROMPT, labels)
+    reply = yield from sitting.query_arbiter(write, read, RANK_FORMAT, most)
+    if reply is None or reply.found is None:
+        return sitting.fall_back_to_member(reply, sitting.rank_by_confidence())
+    places = tuple(sitting.labels[label] for label in reply.found)
+    return Verdict(
+        sitting.answer_text(reply.found[0]), ranking=places, how=reply.how, raw=reply.text
+    )
+
+
+def vote_on_answers(sitting: JudgingRound) -> VerdictScript:
+    """The answer that most members gave; its share of the votes is the confidence."""
+    places = sorted(sitting.labels.values())
+    consortium = sitting.way.consortium
+    texts = [sitting.opinions[place].text for place in places]
+    found = sorted(group_equal_answers(texts, consortium.similarity), key=len, reverse=True)
+    order = [places[one] for group in found for one in group]
+    counts = ", ".join(f"{len(group)}" for group in found)
+    share = len(found[0]) / len(places)
+    first = Verdict(
+        texts[found[0][0]], share, f"votes: {counts}", ranking=tuple(order), how="counted"
+    )
+    tied = [places[group[0]] for group in found if len(group) == len(found[0])]
+    if len(tied) == 1:
+        return first
+    if consortium.arbiter is None or not sitting.way.has_budget():
+        sitting.add_warning(f"the vote is tied ({counts}); the first answer is taken")
+        return first
+    labels = [label for label, place in sitting.labels.items() if place in tied]
+    chosen = yield from pick_one(sitting, labels)
+    return replace(chosen, confidence=share, analysis=first.analysis)
+
+
+def peer_review(sitting: JudgingRound) -> VerdictScript:
+    """Each member judges the others' answers, then the arbiter all of it."""
+    if len(sitting.labels) < 2:
+        return (yield from synthesize_answer(sitting))
+    shown = {label: _other_labels(sitting, label) for label in sitting.labels}
+    came = yield _build_review_calls(sitting, shown)
+    sitting.way.stages.layers.append(came)
+    reviews: list[str] = []
+    points: dict[int, list[float]] = {label: [] for label in sitting.labels}
+    for answer, others in zip(came, shown.values(), strict=True):
+        said = strip_thoughts(answer.text)
+        order = sorted(others) if len(others) == 1 else parse_ranking(said, sorted(others))
+        if answer.error or not said or order is None:
+            sitting.add_warning(f"{answer.name}: {answer.error or 'its review could not be read'}")
+            continue
+        reviews.append(said)
+        for place, label in enumerate(order):
+            points[label].append(1 - place / max(1, len(order) - 1))
+    # Nobody reviews itself, so that not all are judged equally often: the mean counts (Borda).
+    mean = {label: sum(given) / len(given) if given else 0.0 for label, given in points.items()}
+    order = sorted(mean, key=lambda label: (-mean[label], sitting.labels[label]))
+    return (yield from synthesize_answer(sitting, reviews, order if reviews else ()))
+
+
+def _other_labels(sitting: JudgingRound, label: int) -> list[int]:
+    """The numbers that the member behind this one gets to see, in an order of its own."""
+    others = [other for other in sitting.labels if other != label]
+    key = f"{sitting.way.random_key(sitting.number)} {label}"
+    return [others[place] for place in shuffled_order(len(others), key)]
+
+
+def _build_review_calls(
+    sitting: JudgingRound, shown: Mapping[int, Sequence[int]]
+) -> list[AgentCall]:
+    """A call for each member that answered, about the answers that it is shown."""
+    way = sitting.way
+    most = way.request.max_new_tokens + VERDICT_TOKENS
+    asked = []
+    for label, others in shown.items():
+        seat = way.seats[sitting.labels[label]]
+        turns = add_system_text(
+            way.write_within_context(sitting.prompt_writer(REVIEW_PROMPT, others)), seat.slot.system
+        )
+        asked.append(
+            (
+                seat,
+                way.build_request(
+                    seat.slot, turns, most, decided=way.stop_condition(), **UNCONSTRAINED
+                ),
+            )
+        )
+    numbered = number_samples(
+        [(seat.slot.model, request) for seat, request in asked], way.request.sample
+    )
+    return [
+        way.build_call(seat.slot, request, sitting.number, "reviewer", seat.sample)
+        for (seat, _), request in zip(asked, numbered, strict=True)
+    ]
+
+
+UNSURE = ("pick-one", "rank", "elimination")
+"""Strategies of which no verdict says how sure it is, so that a threshold is without effect."""
+
+STRATEGY_FUNCTIONS: dict[str, Callable[[JudgingRound], VerdictScript]] = {
+    "default": synthesize_answer,
+    "pick-one": pick_one,
+    "rank": rank_answers,
+    "vote": vote_on_answers,
+    "elimination": rank_answers,
+    "roles": synthesize_answer,
+    "peer-review": peer_review,
+}

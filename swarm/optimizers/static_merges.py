@@ -1,0 +1,414 @@
+"""Static recipes and their scaled versions as the first positions of a search with free sums."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from swarm.errors import UserError
+from swarm.optimizers import random_streams
+from swarm.optimizers.base import BaseOptimizer, HistoryOptimizer, freeze_array
+from swarm.optimizers.checks import POSITIVE, SWITCH, Rule, check_number
+
+SCALES = (1.0, 1.5, 0.5, 2.0)
+"""Factors of a recipe, the most promising first, so that a list may be cut at its end."""
+
+FEW_SCALES = (1.0, 1.5)
+"""Those that an optimizer with free sums tries if it is not told otherwise."""
+
+DEFAULT_LAMBDAS = (0.3,)
+"""Of task arithmetic; scaled, it covers 0.15 to 0.6."""
+
+BEST_COUNTS = (2, 3)
+"""Sizes of the soups of the best experts."""
+
+StartPositions = tuple[list[str], np.ndarray]
+"""Labels [M] and positions [M, G x K]."""
+
+
+def static_start_positions(
+    experts: int,
+    groups: int = 1,
+    scales: Sequence[float] = SCALES,
+    lambdas: Sequence[float] = DEFAULT_LAMBDAS,
+    among: int | None = None,
+) -> StartPositions:
+    """Recipes that need no utility, times each scale; the coefficients of all groups are the same.
+
+    They are the uniform soup (Wortsman et al. 2022, arXiv 2203.05482), 1/K of every expert, and
+    task arithmetic (Ilharco et al. 2023, arXiv 2212.04089), lambda of every expert. In the delta
+    space a scale s multiplies the update of the weights by s; in the factor space by s squared.
+    A coefficient vector that comes twice is listed once, by its first label.
+
+    Args:
+        experts: K.
+        groups: G.
+        scales: Factors, in the order in which the positions are wanted.
+        lambdas: Of task arithmetic.
+        among: Number of first rows of the pool that are merged; None is all of them.
+
+    Returns:
+        Labels [M] and positions [M, G x K], all recipes at the first scale first.
+    """
+    ones = _membership_vector(range(among or experts), experts)
+    recipes = [("uniform soup", ones / ones.sum())]
+    recipes += [(f"task arithmetic {factor:g}", factor * ones) for factor in lambdas]
+    return _scale_merges(recipes, scales, groups, experts)
+
+
+def utility_start_positions(
+    utilities: np.ndarray,
+    experts: int,
+    groups: int = 1,
+    scales: Sequence[float] = SCALES,
+    best: Sequence[int] = BEST_COUNTS,
+    among: int | None = None,
+) -> StartPositions:
+    """Recipes that need the utilities of the experts, times each scale.
+
+    They are the weighted soup (`weighted_soup`) and the means of the best m experts, which are the
+    positions that a greedy soup would visit if it accepted every expert.
+
+    Args:
+        utilities: [K] of the experts alone; NaN where none was measured, as such an expert is not
+            merged.
+        best: The values of m; one that leaves no expert out is the uniform soup and is omitted.
+        experts: As of `static_starts`.
+        groups: See `experts`.
+        scales: See `experts`.
+        among: See `experts`.
+
+    Returns:
+        Labels [M] and positions [M, G x K]; none if no expert was measured.
+    """
+    scores = np.asarray(utilities, dtype=np.float64)[: among or experts]
+    known = np.flatnonzero(np.isfinite(scores))
+    if not len(known):
+        return [], np.empty((0, groups * experts))
+    order = known[np.argsort(-scores[known], kind="stable")]
+    recipes = [("weighted soup", np.pad(weighted_soup(scores), (0, experts - len(scores))))]
+    for count in best:
+        if count < len(order):
+            mean = _membership_vector(order[:count], experts) / count
+            recipes.append((f"soup of the best {count}", mean))
+    return _scale_merges(recipes, scales, groups, experts)
+
+
+def weighted_soup(utilities: np.ndarray) -> np.ndarray:
+    """Weights [K] in proportion to the utility above the lowest; they sum to 1.
+
+    An expert without a utility has the weight 0; if all utilities are equal, so are the weights.
+    """
+    known = np.isfinite(utilities)
+    above = np.where(known, utilities - np.nanmin(utilities), 0.0)
+    weights = above if above.any() else known.astype(np.float64)
+    return weights / weights.sum()
+
+
+def check_scales(name: str, scales: Any) -> None:
+    """Check an option that lists scales.
+
+    Raises:
+        UserError: It is no list of numbers above 0.
+    """
+    if isinstance(scales, str) or not isinstance(scales, Sequence):
+        raise UserError(f"optimizer.{name}={scales!r}: must be a list of numbers above 0")
+    for scale in scales:
+        check_number(name, scale, POSITIVE, "each; [] is none")
+
+
+def _membership_vector(places: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
+    ones = np.zeros(experts)
+    ones[list(places)] = 1.0
+    return ones
+
+
+def _scale_merges(
+    recipes: Sequence[tuple[str, np.ndarray]], scales: Sequence[float], groups: int, experts: int
+) -> StartPositions:
+    found: dict[tuple[float, ...], tuple[str, np.ndarray]] = {}
+    for scale in scales:
+        for label, mix in recipes:
+            name = label if scale == 1 else f"{label} x {scale:g}"
+            row = scale * mix
+            # 1.5 / 5 and 0.3 are one position.
+            found.setdefault(tuple(np.round(row, 12).tolist()), (name, row))
+    rows = np.array([row for _, row in found.values()]).reshape(len(found), experts)
+    return [name for name, _ in found.values()], np.tile(rows, groups)
+
+
+@dataclass(kw_only=True, eq=False)
+class WarmStartOptimizer(HistoryOptimizer):
+    """Evaluates the experts and, if there are scales, static recipes before it proposes anything.
+
+    The first ask has the K experts and the static recipes as far as N rows go, later asks the rest
+    of them and the recipes of the experts' utilities (`static_starts`, `utility_starts`). Then
+    `centre` [G x K] is the best position of these, from which a subclass goes on by `_propose`.
+    Where the first ask has rows left they are random mixtures, scaled too. Without scales the first
+    ask is `_first_rows` of the subclass.
+
+    `begun` is the number of measured positions, the first of `rows`, that belong to the start.
+
+    `begin_at`, set before `start`, is the number of an expert around which the search begins
+    instead: then no recipe is evaluated, and nothing beside the experts in the first ask.
+
+    Args:
+        sum_to_one: Positions sum to 1 in each group; false frees the sums.
+        start_scales: Factors of the recipes; None is 1 and 1.5 where sums are free, else none.
+    """
+
+    sum_to_one: bool = True
+    start_scales: Sequence[float] | None = None
+    begin_at: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("sum_to_one", self.sum_to_one, SWITCH, "false frees the sum")
+        if self.start_scales is not None:
+            check_scales("start_scales", self.start_scales)
+            if self.start_scales and self.sum_to_one:
+                raise UserError(f"""optimizer.start_scales={[*self.start_scales]}: scaled recipes do
+                    not sum to 1; set optimizer.sum_to_one=false, or start_scales=null""")
+
+    @property
+    def active_scales(self) -> Sequence[float]:
+        """The factors that apply; none: the search does not begin with recipes."""
+        if self.begin_at is not None:
+            return ()
+        if self.start_scales is None:
+            return () if self.sum_to_one else FEW_SCALES
+        return self.start_scales
+
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        """As `AskTell.start`."""
+        self.expert_utilities, self.begun = np.full(experts, np.nan), 0
+        super().start(experts, seed, groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `AskTell.state`; with a start of its own also what that depends on."""
+        if not self._has_start:
+            return super().state_dict()
+        known = [None if np.isnan(u) else u for u in self.expert_utilities.tolist()]
+        return {**super().state_dict(), "begun": self.begun, "expert_utilities": known}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As `AskTell.load`."""
+        self.begun = state.get("begun", 0)
+        self.expert_utilities = np.array(state.get("expert_utilities", []), float)
+        super().load_state_dict(state)
+
+    @property
+    def _has_start(self) -> bool:
+        """Whether the first asks are a start, to be told from what the subclass proposes."""
+        return self.begin_at is not None or bool(self.active_scales)
+
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        if self.begin_at is not None:
+            self.evaluate[experts:] = False
+            known = random_streams.expert_positions(experts, self.groups)
+            return np.vstack([known, np.repeat(known[:1], count - experts, axis=0)])
+        if not self.active_scales:
+            return self._initial_positions(experts, count)
+        rows = np.vstack(
+            [random_streams.expert_positions(experts, self.groups), self._static_positions()]
+        )[:count]
+        draw = self._iteration_rng()
+        more = random_streams.sample_mixtures(draw, count - len(rows), experts, self.groups)
+        return np.vstack([rows, draw.choice(self.active_scales, size=(len(more), 1)) * more])
+
+    def _propose_positions(self) -> np.ndarray:
+        rows = self._start_positions()
+        return rows if len(rows) else self._propose_after_start()
+
+    def _update_state(self, utilities: np.ndarray) -> None:
+        if self.iteration == 0:
+            self.expert_utilities = freeze_array(utilities[: self.experts].copy())
+        super()._update_state(utilities)
+        if self.is_starting:
+            self.begun = len(self.rows)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the last ask belongs to the start."""
+        return self._has_start and (self.iteration == 0 or len(self._start_positions()) > 0)
+
+    @property
+    def best_start(self) -> np.ndarray:
+        """The best position of the start, [G x K]; the uniform soup if none was measured."""
+        if self.begin_at is not None:
+            return random_streams.expert_positions(self.experts, self.groups)[self.begin_at]
+        if not self.begun:
+            return np.full(self.groups * self.experts, 1 / self.experts)
+        return self.rows[np.argmax(self.utilities[: self.begun])]
+
+    def _static_positions(self) -> np.ndarray:
+        return static_start_positions(self.experts, self.groups, self.active_scales)[1]
+
+    def _start_positions(self) -> np.ndarray:
+        """The recipes of this iteration, the second or a later one, [M, G x K]."""
+        count, static = len(self.evaluate), self._static_positions()
+        if not self.active_scales:
+            return np.empty((0, static.shape[1]))
+        known = self.expert_utilities
+        learnt = utility_start_positions(known, self.experts, self.groups, self.active_scales)[1]
+        first = min(count - self.experts, len(static)) + (self.iteration - 1) * count
+        return np.vstack([static, learnt])[first : first + count]
+
+    def _initial_positions(self, experts: int, count: int) -> np.ndarray:
+        """The first ask without recipes, [N, G x K], the experts first."""
+        return random_streams.initial_population(experts, count, self.seed, groups=self.groups)
+
+    def _propose_after_start(self) -> np.ndarray:
+        """Rows to look at next, at most N of them, [M, G x K]; the start is through."""
+        raise NotImplementedError
+
+
+# Recipes that need no search: soups and task arithmetic, scored as every other position is.
+
+EXPERT, UNIFORM, WEIGHTED, GREEDY = "expert", "uniform soup", "weighted soup", "greedy soup"
+ARITHMETIC = "task arithmetic {:g}"
+
+
+@dataclass(kw_only=True, eq=False)
+class StaticMerges(BaseOptimizer):
+    """Looks at the experts, then at what recipes make of them, and ends.
+
+    - Best single: the experts themselves; all K rows of the pool are scored.
+    - Uniform soup: the mean (Wortsman et al. 2022, arXiv 2203.05482).
+    - Weighted soup: weights in proportion to the utility above the lowest,
+      w_j = (u_j - min u) / sum_i (u_i - min u); the uniform soup where all are equal.
+    - Greedy soup (as above, recipe 1): the mean of the best expert and of each that, in the order
+      of their utilities, does not let the utility of the mean fall; one position an ask.
+    - Task arithmetic (Ilharco et al. 2023, arXiv 2212.04089): lambda times the sum of all.
+
+    The same coefficients stand in all groups of modules. Nothing is random. A lost evaluation is
+    not repeated: an expert without a utility is in neither the weighted nor the greedy soup, and a
+    mean without one is no gain.
+
+    `rows` [M, G x K] is all that was asked, in this order, `labels` [M] what each is, `utilities`
+    [M] what it was worth, NaN if lost; those of the last ask are still to come until `tell`.
+
+    Args:
+        particles: N; None is the experts and all that is known before anything is scored.
+        lambdas: Of task arithmetic.
+        among: So many first rows of the pool are merged, as base, noise, elites and made rows
+            come after the experts; None is all.
+    """
+
+    NAME: ClassVar[str] = "recipes"
+    ARRAYS: ClassVar[tuple[str, ...]] = ("rows", "utilities")
+
+    particles: int | None = None
+    max_iterations: int = 100
+    lambdas: Sequence[float] = (0.2, 0.3, 0.5)
+    among: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.lambdas, str) or not isinstance(self.lambdas, Sequence):
+            raise UserError(f"optimizer.lambdas={self.lambdas!r}: must be a list of numbers")
+        for factor in self.lambdas:
+            check_number("lambdas", factor, POSITIVE, "each; [] leaves task arithmetic out")
+        if self.among is not None:
+            enough: Rule = (int, lambda value: value >= 2, "a whole number, 2 or more")
+            check_number("among", self.among, enough, "null merges all rows of the pool")
+
+    def start(self, experts: int, seed: int, groups: int = 1) -> None:
+        """As `AskTell.start`.
+
+        Raises:
+            UserError: Fewer rows in the pool than are to be merged, too.
+        """
+        if self.among is not None and self.among > experts:
+            raise UserError(f"""optimizer.among={self.among}: the pool has {experts} rows; allowed:
+                2 to {experts}, or null for all""")
+        super().start(experts, seed, groups)
+
+    def stop_reason(self) -> str | None:
+        """All recipes are through, or the iterations are."""
+        if self.told and not self._plan_merges():
+            made, known = len(self._greedy_soup()[0]), self._merged_count()
+            return f"every recipe is scored; the greedy soup took {made} of {known}"
+        return super().stop_reason()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `AskTell.state`."""
+        return {**super().state_dict(), "labels": self.labels}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As `AskTell.load`."""
+        super().load_state_dict(state)
+        self.labels = list(state["labels"])
+
+    def _population_size(self, experts: int) -> int:
+        return experts + 1 + len(self.lambdas)
+
+    def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        self.utilities = np.empty(0)
+        self.labels = [EXPERT] * experts
+        self.rows = random_streams.expert_positions(experts, self.groups)
+        self._add_merges(self._plan_merges()[: count - experts])
+        self.evaluate[len(self.rows) :] = False
+        idle = np.repeat(self.rows[:1], count - len(self.rows), axis=0)
+        return np.vstack([self.rows, idle])
+
+    def _propose_positions(self) -> np.ndarray:
+        known = len(self.rows)
+        self._add_merges(self._plan_merges()[: len(self.positions)])
+        return self.rows[known:]
+
+    def _update_state(self, utilities: np.ndarray) -> None:
+        self.utilities = freeze_array(np.append(self.utilities, utilities[self.evaluate]))
+
+    def _add_merges(self, proposed: list[tuple[str, np.ndarray]]) -> None:
+        for label, mix in proposed:
+            self.labels = [*self.labels, label]
+            self.rows = freeze_array(np.vstack([self.rows, np.tile(mix, self.groups)]))
+
+    def _plan_merges(self) -> list[tuple[str, np.ndarray]]:
+        """What is known now to come next: labels and coefficients [K], without what was asked."""
+        ones = self._indicator_vector(range(self._merged_count()))
+        fixed = [(UNIFORM, ones / ones.sum())]
+        fixed += [(ARITHMETIC.format(factor), factor * ones) for factor in self.lambdas]
+        scores = self.utilities[: self._merged_count()]
+        if np.isfinite(scores).any():
+            fixed.append((WEIGHTED, self._weighted_soup(scores)))
+        plan = [one for one in fixed if one[0] not in self.labels]
+        soup, candidate = self._greedy_soup()
+        if candidate is not None:
+            members = self._indicator_vector([*soup, candidate])
+            plan.insert(0, (GREEDY, members / members.sum()))
+        return plan
+
+    def _weighted_soup(self, scores: np.ndarray) -> np.ndarray:
+        weights = np.zeros(self.experts)
+        weights[: len(scores)] = weighted_soup(scores)
+        return weights
+
+    def _greedy_soup(self) -> tuple[list[int], int | None]:
+        """The members of the greedy soup so far, and the expert to try next, if there is one."""
+        scores = self.utilities[: self._merged_count()]
+        order = [int(j) for j in np.argsort(-scores, kind="stable") if np.isfinite(scores[j])]
+        tried = iter(
+            utility
+            for label, utility in zip(self.labels, self.utilities, strict=False)
+            if label == GREEDY
+        )
+        soup = order[:1]
+        best = scores[soup[0]] if soup else np.nan
+        for candidate in order[1:]:
+            utility = next(tried, None)
+            if utility is None:
+                return soup, candidate
+            if utility >= best:
+                soup, best = [*soup, candidate], utility
+        return soup, None
+
+    def _indicator_vector(self, members: Sequence[int]) -> np.ndarray:
+        ones = np.zeros(self.experts)
+        ones[list(members)] = 1.0
+        return ones
+
+    def _merged_count(self) -> int:
+        return self.among or self.experts

@@ -1,0 +1,419 @@
+"""One expert on disk: a PEFT LoRA folder, whose settings and weights are read and checked here."""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from swarm._util.files import hash_file_cached, make_folder, read_text
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes for --max-lora-rank (vllm/config/lora.py, MaxLoRARanks)."""
+
+# Settings under which an adapter is more than x -> s B A x, so that mixing factors means nothing.
+UNSUPPORTED_OPTIONS = {
+    "use_dora": "DoRA rescales the base weight",
+    "lora_bias": "a bias is learnt beside B",
+    "modules_to_save": "whole modules are replaced",
+    "layer_replication": "layers of the base model are repeated",
+    "fan_in_fan_out": "the base weight is stored transposed",
+    "target_parameters": "bare parameters are adapted instead of linear layers",
+    "trainable_token_indices": "rows of the embedding are replaced",
+    "use_qalora": "QA-LoRA pools the input of A",
+    "alora_invocation_tokens": "activated LoRA is off before its invocation tokens",
+    "use_bdlora": "the factors are block-diagonal",
+    "arrow_config": "Arrow routes between adapters",
+    "kasa_config": "KaSA truncates the base weight",
+    "monteclora_config": "Monte Carlo LoRA samples its weights",
+}
+# These starts subtract something from the base weight, which PEFT does again at each load.
+UNSUPPORTED_INITS = ("pissa", "corda", "olora", "loftq", "lora_ga")
+# Settings that this package reads, and those that matter to training or loading only.
+# fmt: off
+USED_OPTIONS = {
+    "peft_type", "base_model_name_or_path", "task_type", "revision", "r", "lora_alpha", "bias",
+    "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "target_modules",
+    "exclude_modules", "layers_to_transform", "layers_pattern",
+}
+IGNORED_OPTIONS = {
+    "auto_mapping", "inference_mode", "peft_version", "lora_dropout", "megatron_config",
+    "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "velora_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
+}
+# fmt: on
+TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "use_rslora": ((bool, type(None)), "true or false"),
+    "base_model_name_or_path": ((str, type(None)), "a text or null"),
+    "target_modules": ((str, list, type(None)), "a text, a list of texts or null"),
+    "init_lora_weights": ((bool, str, type(None)), "true, false or a text"),
+}
+"""What settings may be that are read by their truth or by PEFT alone."""
+# Keys that are refused with a reason better than "unknown".
+UNSUPPORTED_KEYS = {
+    "lora_embedding_": "a LoRA of an embedding",
+    "lora_magnitude_vector": "a DoRA magnitude",
+    ".bias": "a bias",
+    "lora_": "a LoRA part other than A and B",
+}
+WEIGHT_KEY = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"
+)
+DTYPES = ("F64", "F32", "F16", "BF16")
+
+MAX_ALPHA = 1_000_000
+"""The highest lora_alpha; a file with a higher one is damaged or was written to break something."""
+
+
+@dataclass
+class Adapter:
+    """One LoRA expert as its folder describes it; the weights stay on disk until asked for.
+
+    For every adapted module `shapes` holds (in, out, rank), `alphas` the LoRA alpha and `keys` the
+    names of A and B in the file.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, int, int]]
+    alphas: dict[str, float]
+    keys: dict[str, dict[str, str]]
+    _file: Any = field(default=None, repr=False)
+
+    @property
+    def base_model(self) -> str | None:
+        """The base model as the config names it, or None if it does not."""
+        return self.config.get("base_model_name_or_path") or None
+
+    def identity_bytes(self) -> bytes:
+        """What changes with the expert: its name and scaling, and the SHA-256 of its weights."""
+        told = [self.name, self.alphas, self.is_rslora]
+        weights = hash_file_cached(self.folder / WEIGHTS_FILE)
+        return json.dumps(told, sort_keys=True).encode() + bytes.fromhex(weights)
+
+    @property
+    def is_rslora(self) -> bool:
+        """Whether the scaling is alpha / sqrt(rank), as in rank-stabilized LoRA."""
+        return bool(self.config.get("use_rslora"))
+
+    def content_digest(self) -> bytes:
+        """A digest of what the expert changes: equal ones are one expert under two names."""
+        digest = hashlib.sha256()
+        for module in sorted(self.shapes):
+            pair = [weight.float().contiguous().numpy() for weight in self.load_factors(module)]
+            digest.update(f"{module} {self.lora_scaling(module)} {self.shapes[module]}\n".encode())
+            for weight in pair:
+                digest.update(weight.data)
+        return digest.digest()
+
+    def lora_scaling(self, module: str) -> float:
+        """The factor s of delta W = s B A at `module`."""
+        rank = self.shapes[module][2]
+        return self.alphas[module] / (math.sqrt(rank) if self.is_rslora else rank)
+
+    def load_factors(self, module: str) -> tuple["Tensor", "Tensor"]:
+        """A [rank, in] and B [out, rank] of `module` as they are in the file, in its type.
+
+        Raises UserError where a weight is not a finite number.
+        """
+        if self._file is None:
+            self._file = safe_open(str(self.folder / WEIGHTS_FILE), framework="pt")
+        first, second = (self._file.get_tensor(self.keys[module][side]) for side in "AB")
+        for weight in (first, second):
+            # One pass; a NaN makes both ends NaN.
+            if not all(math.isfinite(end) for end in weight.aminmax()):
+                raise adapter_error(self.folder, f"{module} holds weights that are NaN or infinite")
+        return first, second
+
+
+def adapter_error(folder: Path, reason: str) -> UserError:
+    """The error that names the expert's `folder` and says why it cannot be used."""
+    return UserError(f"{folder}: {reason}")
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The expert in `folder`, from its config and the header of its weights (kilobytes are read).
+
+    Raises UserError, naming the folder, for whatever is not a plain LoRA of linear layers in
+    safetensors whose file agrees with its config. A pickled adapter is never opened.
+    """
+    config = _read_config(folder)
+    _refuse_variants(folder, config)
+    header = _read_header(folder)
+    keys = _group_keys(folder, header)
+    shapes = {module: _module_shape(folder, module, pair, header) for module, pair in keys.items()}
+    alphas = {}
+    for module, (_, _, rank) in shapes.items():
+        expected = _match_pattern(folder, config, "rank_pattern", module, config["r"])
+        if rank != expected:
+            reason = f"{module} has rank {rank} in {WEIGHTS_FILE} but {expected} in {CONFIG_FILE}"
+            raise adapter_error(folder, reason)
+        alpha = _match_pattern(folder, config, "alpha_pattern", module, config["lora_alpha"])
+        _check_alpha(folder, f"alpha_pattern of {module}", alpha)
+        alphas[module] = float(alpha)
+    return Adapter(folder.name, folder, config, shapes, alphas, keys)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    try:
+        config = json.loads(read_text(path))
+    except FileNotFoundError:
+        raise adapter_error(folder, f"there is no {CONFIG_FILE}") from None
+    except RecursionError:
+        raise adapter_error(folder, f"{CONFIG_FILE} cannot be read (nested too deeply)") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise adapter_error(folder, f"{CONFIG_FILE} cannot be read ({why})") from None
+    if not isinstance(config, dict):
+        raise adapter_error(folder, f"{CONFIG_FILE} is not a JSON object")
+    if config.get("peft_type") != "LORA":
+        raise adapter_error(
+            folder, f"peft_type is {config.get('peft_type')!r}; only LORA can be combined"
+        )
+    if not _is_number(config.get("r"), int) or config["r"] < 1:
+        raise adapter_error(folder, f"r must be a whole number above 0, not {config.get('r')!r}")
+    _check_alpha(folder, "lora_alpha", config.get("lora_alpha"))
+    for key, (kinds, allowed) in TYPES.items():
+        value = config.get(key)
+        if not isinstance(value, kinds) or (
+            isinstance(value, list) and not all(isinstance(one, str) for one in value)
+        ):
+            raise adapter_error(folder, f"{key} must be {allowed}, not {value!r}")
+    return config
+
+
+def _check_alpha(folder: Path, key: str, value: Any) -> None:
+    if not _is_number(value, (int, float)) or abs(value) > MAX_ALPHA:
+        raise adapter_error(folder, f"{key} must be a number up to {MAX_ALPHA:,}, not {value!r}")
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refuse_variants(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse every setting that is known, or has to be feared, to change the forward pass."""
+    if config.get("bias") not in (None, "none"):
+        raise adapter_error(folder, f"bias is {config['bias']!r}; only 'none' can be combined")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(UNSUPPORTED_INITS):
+        reason = f"init_lora_weights is {start!r}, which changes the base weight"
+        raise adapter_error(folder, f"{reason}; convert it to a plain LoRA with PEFT first")
+    for key, value in config.items():
+        # 0 is a token and a layer, so only these count as unset.
+        if value is None or value is False or value in ([], {}, ""):
+            continue
+        if key in UNSUPPORTED_OPTIONS:
+            raise adapter_error(
+                folder, f"{key} is set and cannot be combined: {UNSUPPORTED_OPTIONS[key]}"
+            )
+        if key not in USED_OPTIONS | IGNORED_OPTIONS and not _is_default(key, value):
+            reason = f"{key} is set to {value!r}, which is unknown and may change the forward pass"
+            raise adapter_error(folder, reason)
+
+
+def _is_default(key: str, value: Any) -> bool:
+    """Whether the installed PEFT, perhaps later than this file, has `value` as its default."""
+    from peft import LoraConfig
+
+    missing = object()
+    return bool(getattr(LoraConfig(), key, missing) == value)
+
+
+def _read_header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The type and the shape of every tensor in the weights file, which is mapped but not read."""
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        if (folder / "adapter_model.bin").exists():
+            reason = f"adapter_model.bin is pickled and is never opened; save it as {WEIGHTS_FILE}"
+            raise adapter_error(folder, reason)
+        raise adapter_error(folder, f"there is no {WEIGHTS_FILE}")
+    try:
+        with safe_open(str(path), framework="np") as file:
+            parts = {key: file.get_slice(key) for key in sorted(file.keys())}
+            return {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in parts.items()}
+    except (SafetensorError, OSError) as error:
+        raise adapter_error(folder, f"{WEIGHTS_FILE} is damaged ({error})") from None
+
+
+def _group_keys(folder: Path, header: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The keys of A and B for each module, in the order of the module names."""
+    keys: dict[str, dict[str, str]] = {}
+    for key in header:
+        match = WEIGHT_KEY.fullmatch(key)
+        if match is None:
+            kinds = (kind for part, kind in UNSUPPORTED_KEYS.items() if part in key)
+            raise adapter_error(
+                folder, f"{WEIGHTS_FILE} holds {key}, {next(kinds, 'an unknown weight')}"
+            )
+        sides = keys.setdefault(match["module"], {})
+        if match["side"] in sides:
+            raise adapter_error(
+                folder, f"{WEIGHTS_FILE} holds more than one adapter for {match['module']}"
+            )
+        sides[match["side"]] = key
+    if not keys:
+        raise adapter_error(folder, f"{WEIGHTS_FILE} holds no LoRA weights")
+    for module, sides in keys.items():
+        for side in "AB":
+            if side not in sides:
+                raise adapter_error(folder, f"{module} has no lora_{side}")
+    return dict(sorted(keys.items()))
+
+
+def _module_shape(
+    folder: Path, module: str, pair: dict[str, str], header: dict[str, tuple[str, tuple[int, ...]]]
+) -> tuple[int, int, int]:
+    """(in, out, rank) of one module, whose A [rank, in] and B [out, rank] have to fit together."""
+    for key in pair.values():
+        dtype, shape = header[key]
+        if dtype not in DTYPES:
+            raise adapter_error(folder, f"{key} is of type {dtype}; allowed: {', '.join(DTYPES)}")
+        if len(shape) != 2 or 0 in shape:
+            raise adapter_error(
+                folder, f"{key} has shape {list(shape)}; only linear layers can be combined"
+            )
+    (rank, inputs), (outputs, other) = header[pair["A"]][1], header[pair["B"]][1]
+    if rank != other:
+        raise adapter_error(folder, f"{module} has rank {rank} in lora_A but {other} in lora_B")
+    return inputs, outputs, rank
+
+
+def _match_pattern(
+    folder: Path, config: dict[str, Any], key: str, module: str, default: Any
+) -> Any:
+    """What rank_pattern or alpha_pattern says of `module`: by the first expression that fits."""
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise adapter_error(folder, f"{key} must map module names to numbers, not {patterns!r}")
+    for expression, value in patterns.items():
+        if not _is_number(value, (int, float)):
+            raise adapter_error(folder, f"{key} of {expression} must be a number, not {value!r}")
+        try:
+            if re.match(rf"(?:.*\.)?(?:{expression})$", module):
+                return value
+        except re.error as error:
+            reason = f"{key} has {expression!r}, which is no expression ({error})"
+            raise adapter_error(folder, reason) from None
+    return default
+
+
+# Folders of adapters and models that are written whole or not at all.
+
+NOTE_FILE = "swarm.json"
+
+
+def write_adapter(
+    folder: Path, config: dict[str, Any], weights: dict[str, "Tensor"], note: dict[str, Any]
+) -> None:
+    """Write a PEFT folder and its swarm.json, as `write_folder` does."""
+    from safetensors.torch import save_file
+
+    def write_files(fresh: Path) -> None:
+        save_file(weights, str(fresh / WEIGHTS_FILE), metadata={"format": "pt"})
+        (fresh / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    write_folder_atomic(folder, write_files, note, "adapter")
+
+
+def write_folder_atomic(
+    folder: Path,
+    fill: Callable[[Path], None],
+    note: dict[str, Any],
+    kind: str,
+    ours: Callable[[dict[str, Any]], bool] = bool,
+) -> None:
+    """Let `fill` write files into a folder beside `folder`, add swarm.json, put it in its place.
+
+    At any moment `folder` is the old one or the new one, except for the instant between two
+    renames (POSIX cannot swap folders); a process killed there leaves the old one beside it under
+    `.<name>.old`, and the next write puts it back first.
+
+    Args:
+        note: The content of swarm.json.
+        kind: What is saved, in a word, for errors.
+        ours: Whether a folder with this swarm.json may be replaced.
+
+    Raises:
+        UserError: The disk is full or may not be written, or `folder` is something else than was
+            written here; nothing half-written is left.
+    """
+    folder = folder.resolve()
+    fresh, old = (folder.with_name(f".{folder.name}.{end}") for end in ("new", "old"))
+    try:
+        _remove_leftovers(folder, fresh, old)
+        if not is_replaceable(folder, ours):
+            raise UserError(f"{folder}: holds something else than a saved {kind}; not replaced")
+        make_folder(fresh)
+        fill(fresh)
+        (fresh / NOTE_FILE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+        _sync_files(fresh)
+        _replace_folder(folder, fresh, old)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder}: the {kind} could not be saved ({error})") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path, fresh: Path, old: Path) -> None:
+    """Undo what a killed write has left."""
+    shutil.rmtree(fresh, ignore_errors=True)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_replaceable(folder: Path, ours: Callable[[dict[str, Any]], bool] = bool) -> bool:
+    """Whether nothing is lost where a new folder takes this one's place."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and (not any(folder.iterdir()) or ours(read_note(folder)))
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """What a folder's swarm.json says; empty if there is none."""
+    try:
+        note = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _sync_files(folder: Path) -> None:
+    # As open as a file that is made there, see `swarm._util.files.private`.
+    mode = (folder / NOTE_FILE).stat().st_mode & (folder.stat().st_mode | ~0o077)
+    # On the disk before the rename, or a power cut could leave a whole name with empty files.
+    for path in folder.iterdir():
+        # Weights come out of safetensors closed to everybody else, whatever the user's umask.
+        path.chmod(mode)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _replace_folder(folder: Path, fresh: Path, old: Path) -> None:
+    if not folder.exists():
+        fresh.rename(folder)
+        return
+    folder.rename(old)
+    try:
+        fresh.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,172 @@
+"""The division of a pool's modules into groups with coefficients of their own."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from swarm.errors import UserError
+
+ALL_MODULES = "all"
+AUTO = "auto"
+"""One group, until a search that takes gradients asks for one each module (`Pool.divide`)."""
+
+GROUP_KINDS = (AUTO, "1", "global", "attention_mlp", "kind", "thirds", "per_layer", "per_module")
+LAYER_KINDS = ("thirds", "per_layer")
+
+
+def parse_group_kind(kind: object) -> int | str:
+    """The value of pool.groups, with `global` as 1.
+
+    Raises:
+        UserError: It is none of KINDS.
+    """
+    if isinstance(kind, bool) or str(kind) not in GROUP_KINDS:
+        raise UserError(f"pool.groups is {kind!r}; allowed: {', '.join(GROUP_KINDS)}")
+    return 1 if str(kind) in ("1", "global") else str(kind)
+
+
+def divide_modules(modules: Sequence[str], kind: int | str) -> tuple[list[str], dict[str, int]]:
+    """Divide modules into G groups.
+
+    - 1 (`global`): one group.
+    - `attention_mlp`: the projections of attention, and all others.
+    - `kind`: the last part of a module's name, such as q_proj and v_proj.
+    - `thirds`: the first, middle and last third of the adapted layers.
+    - `per_layer`: each adapted layer.
+    - `per_module`: each adapted module, by layer; named "layer 3 q_proj", with as much more of the
+      module's name as tells it from the others.
+
+    A group without modules is left out, and a single one is called "all".
+
+    Args:
+        modules: Their names.
+        kind: As `check_kind` returns it.
+
+    Returns:
+        The names of the groups in order, and for each module the number of its group.
+
+    Raises:
+        UserError: A module's name has no number of a layer where layers are divided.
+    """
+    kind = parse_group_kind(kind)
+    if kind in (1, AUTO):
+        return [ALL_MODULES], dict.fromkeys(modules, 0)
+    ordered, group = _DIVIDERS[str(kind)](modules)
+    own = {module: group(module) for module in modules}
+    names = [name for name in ordered if name in own.values()]
+    numbers = {name: number for number, name in enumerate(names)}
+    places = {module: numbers[name] for module, name in own.items()}
+    return (names if len(names) > 1 else [ALL_MODULES]), places
+
+
+def find_parent_groups(modules: Sequence[str], coarse: int | str, fine: int | str) -> list[int]:
+    """For each group of a fine division, the number of the coarse group that contains it.
+
+    A coarse position [G_coarse * K] becomes the fine one that stands for the same adapter by
+    `position.reshape(-1, K)[parents].reshape(-1)`.
+
+    Args:
+        modules: Their names.
+        coarse, fine: Values of pool.groups.
+
+    Raises:
+        UserError: The modules of a fine group lie in more than one coarse group.
+    """
+    names, inner = divide_modules(modules, fine)
+    above, outer = divide_modules(modules, coarse)
+    found: list[int | None] = [None] * len(names)
+    for module in modules:
+        group, parent = inner[module], outer[module]
+        if found[group] not in (None, parent):
+            first, second = above[found[group] or 0], above[parent]
+            raise UserError(
+                f"pool.groups={fine}: the group {names[group]} has modules in {first} and {second} "
+                f"of {coarse}; a finer division must divide the groups of the coarser one"
+            )
+        found[group] = parent
+    return [parent or 0 for parent in found]
+
+
+GroupDivision = tuple[list[str], Callable[[str], str]]
+"""Names of groups in order, some of them perhaps without modules, and the group of a module."""
+
+
+def _divide_attention_mlp(modules: Sequence[str]) -> GroupDivision:
+    """`self_attn.q_proj` of Llama, Gemma and Qwen2, `attention.query_key_value` of GPT-NeoX."""
+
+    def group_of(module: str) -> str:
+        return "attention" if re.search("attn|attention", module) else "mlp"
+
+    return ["attention", "mlp"], group_of
+
+
+def _divide_by_kind(modules: Sequence[str]) -> GroupDivision:
+    def group_of(module: str) -> str:
+        return module.rpartition(".")[2]
+
+    return list(dict.fromkeys(map(group_of, sorted(modules, key=_natural_sort_key)))), group_of
+
+
+def _divide_per_layer(modules: Sequence[str]) -> GroupDivision:
+    layer = {module: _require_layer_number(module, "per_layer") for module in modules}
+    names = [f"layer_{number}" for number in sorted(set(layer.values()))]
+    return names, lambda module: f"layer_{layer[module]}"
+
+
+def _divide_thirds(modules: Sequence[str]) -> GroupDivision:
+    layer = {module: _require_layer_number(module, "thirds") for module in modules}
+    numbers = sorted(set(layer.values()))
+    names = ["first", "middle", "last"]
+    # By the middle of a layer, so that two layers are the first and the last.
+    third = {n: names[3 * (2 * i + 1) // (2 * len(numbers))] for i, n in enumerate(numbers)}
+    return names, lambda module: third[layer[module]]
+
+
+def _divide_per_module(modules: Sequence[str]) -> GroupDivision:
+    ordered = sorted(modules, key=_natural_sort_key)
+    labels = {module: _module_label(module, 1) for module in ordered}
+    for parts in range(2, 2 + max(module.count(".") for module in ordered)):
+        count = Counter(labels.values())
+        labels = {
+            m: _module_label(m, parts) if count[name] > 1 else name for m, name in labels.items()
+        }
+    return list(labels.values()), labels.__getitem__
+
+
+_DIVIDERS: dict[str, Callable[[Sequence[str]], GroupDivision]] = {
+    "attention_mlp": _divide_attention_mlp,
+    "kind": _divide_by_kind,
+    "thirds": _divide_thirds,
+    "per_layer": _divide_per_layer,
+    "per_module": _divide_per_module,
+}
+
+
+def _module_label(module: str, parts: int) -> str:
+    """The layer, if there is one, and the last parts of a module's name."""
+    end = ".".join(module.split(".")[-parts:])
+    number = _layer_number(module)
+    return end if number is None else f"layer {number} {end}"
+
+
+def _natural_sort_key(module: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts layer 2 before layer 10."""
+    parts = module.split(".")
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def _layer_number(module: str) -> int | None:
+    """The number of a module's layer: the first number in its name."""
+    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", module)
+    return None if found is None else int(found[1])
+
+
+def _require_layer_number(module: str, kind: str) -> int:
+    number = _layer_number(module)
+    if number is None:
+        others = ", ".join(one for one in GROUP_KINDS[1:] if one not in LAYER_KINDS)
+        raise UserError(
+            f"pool.groups={kind}: the name of the adapted module {module} has no number of a "
+            f"layer; choose one of {others}"
+        )
+    return number

@@ -1,0 +1,171 @@
+"""Names alone, as `llm -m NAME` has them: models of the llm package, and saved consortia."""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import cached_property
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from swarm.errors import UserError
+from swarm.models.base import Model
+from swarm.models.cache import CachedModel
+from swarm.models.function import FunctionModel
+from swarm.models.openai import OpenAI
+from swarm.models.providers import Provider, Providers
+from swarm.multi_agent.consortium.consortium import Consortium
+from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.presets import PRESET_KEYS
+from swarm.multi_agent.types import AgentSpec
+
+if TYPE_CHECKING:
+    from llm import Model as LLMModel
+
+# What tells a model from another one that had its name before.
+
+CONSORTIUM_SETTINGS = tuple(
+    key
+    for key in signature(Consortium.__init__).parameters
+    if key not in ("self", "members", "trace")
+)
+
+
+def model_identity(model: Model) -> Any:
+    """What an answer of a model depends on besides its name and the request, as JSON.
+
+    Of an endpoint, where it is and what it is told in every request; of a function, the text of its
+    own file; of a mixture or a consortium, its settings and its members; of a model with a
+    `fingerprint`, as those on this machine have it, that. `None` of all others: they are told apart
+    by their names alone.
+
+    Raises:
+        UserError: A local model's files are not there.
+    """
+    if isinstance(model, CachedModel):
+        return model_identity(model.model)
+    if isinstance(model, OpenAI):
+        return [model.client.url, model.fixed]
+    if isinstance(model, FunctionModel):
+        return model.source()
+    if isinstance(model, MixtureOfAgents):
+        return {key: _setting_to_json(getattr(model, key)) for key in PRESET_KEYS}
+    if isinstance(model, Consortium):
+        return {
+            key: _setting_to_json(getattr(model, key))
+            for key in ("proposers", *CONSORTIUM_SETTINGS)
+        }
+    return model.fingerprint() if hasattr(model, "fingerprint") else None
+
+
+def _setting_to_json(value: Any) -> Any:
+    """A setting of a mixture or a consortium as JSON."""
+    if isinstance(value, tuple):
+        return [_setting_to_json(one) for one in value]
+    if not isinstance(value, AgentSpec):
+        return repr(value)
+    told = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {**told, "model": model_identity(value.model)}
+
+
+# How models are named: KIND/NAME, PROVIDER/MODEL or a model alone.
+
+MODEL_KINDS = ("local", "llm", "function", "moa", "consortium")
+"""What a name may begin with beside a provider."""
+
+
+def suggest_prefix(name: str, known: Iterable[str]) -> str | None:
+    """The known first segment that a name's is nearly, or `None`.
+
+    What a vendor is called on a hub, mistralai or deepseek-ai, is no misspelling of its endpoint's
+    name.
+    """
+    first, slash, _ = name.partition("/")
+    if not slash or first in known or re.sub("-?ai$", "", first) in known:
+        return None
+    near = get_close_matches(first.lower(), known, 1, 0.75)
+    return near[0] if near else None
+
+
+def default_provider(name: str, providers: Providers) -> Provider:
+    """The provider of a name that names none; see docs/models.md.
+
+    Raises:
+        UserError: The environment does not say which, or the name is nearly another one's.
+    """
+    near = suggest_prefix(name, (*MODEL_KINDS, *providers))
+    likely = ("together", "openai") if "/" in name else ("openai", "together")
+    there = [providers[one] for one in likely if one in providers]
+    moved = [one for one in there if one.is_url_overridden]
+    with_key = [one for one in there if os.environ.get(one.api_key_env or "", "").strip()]
+    found = next(iter(moved + with_key), None)
+    if near is not None:
+        meant = f"{name}: did you mean {near}/{name.partition('/')[2]}?"
+        if found is not None:
+            meant += f" If {found.name} has a model of this name, write {found.name}/{name}"
+        raise UserError(meant)
+    if found is None:
+        raise UserError(
+            f"{name}: nothing says where this model is: set OPENAI_API_KEY, TOGETHER_API_KEY for "
+            "Together's models, or OPENAI_BASE_URL for a server of your own; or name the place, as "
+            f"in local/base, ollama/NAME or PROVIDER/MODEL ({', '.join(providers)})"
+        )
+    return found
+
+
+PLUGIN_MODULE_PREFIX = "swarm.consortium."
+"""Where the classes are of which a saved consortium is a model of llm's."""
+
+
+class NameResolver:
+    """What names alone stand for; looked up when one is first asked for, and kept."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def is_known_name(self, name: str) -> bool:
+        """Whether a model has just this name, so that no part of it is a count."""
+        bare = _strip_llm_prefix(name)
+        return bare is not None and (bare in self._llm_models or bare in self._saved_consortia)
+
+    def resolve_name(self, name: str) -> str:
+        """The whole name: llm/NAME or consortium/NAME where it is one of theirs, else as it is.
+
+        A saved consortium is one by all names that llm has for it, so that none contains itself.
+        """
+        bare = _strip_llm_prefix(name)
+        if bare is None:
+            return name
+        found = self._llm_models.get(bare)
+        if found is None:
+            return f"consortium/{bare}" if bare in self._saved_consortia else name
+        if type(found).__module__.startswith(PLUGIN_MODULE_PREFIX):
+            return f"consortium/{found.model_id}"
+        return f"llm/{bare}"
+
+    def suggest_name(self, name: str) -> str | None:
+        """A name that may have been meant."""
+        found = get_close_matches(name, [*self._llm_models, *self._saved_consortia], 1)
+        return found[0] if found and "/" not in name else None
+
+    @cached_property
+    def _llm_models(self) -> "dict[str, LLMModel]":
+        """What llm knows by names and aliases; all its plugins are asked for it."""
+        try:
+            import llm
+        except ImportError:
+            return {}
+        return llm.get_model_aliases()
+
+    @cached_property
+    def _saved_consortia(self) -> list[str]:
+        return ConsortiumStore().list_names()
+
+
+def _strip_llm_prefix(name: str) -> str | None:
+    """A name as llm would have it; `None` of another kind's: llm takes its time to load."""
+    if name.startswith(tuple(f"{kind}/" for kind in MODEL_KINDS if kind != "llm")):
+        return None
+    return name.removeprefix("llm/")

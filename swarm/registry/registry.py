@@ -1,0 +1,207 @@
+"""Models by name, whatever their kind; the same name gives the same model."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from swarm.errors import UserError
+from swarm.models.base import Model
+from swarm.models.cache import Cache, CachedModel
+from swarm.models.function import FunctionModel
+from swarm.models.llm import LLM
+from swarm.models.providers import Providers, split_sample_count
+from swarm.registry.name_resolution import NameResolver, default_provider
+
+if TYPE_CHECKING:
+    from swarm.engine.base_model import BaseModel
+    from swarm.registry.local_models import LocalModels
+
+__all__ = ["Roster", "split_sample_count"]
+
+
+class Roster:
+    """Finds models by their names.
+
+    - PROVIDER/MODEL: a model of one of the `providers`.
+    - local/base, local/EXPERT, local/search/RUN, local/FOLDER: see `swarm.registry.local_models`.
+    - llm/NAME: a model that the `llm` package knows.
+    - function/package.module:name: a Python function.
+    - moa/PRESET or moa/FILE.yaml: a mixture of agents.
+    - consortium/NAME or consortium/FILE.yaml: a consortium, a saved one before a preset.
+    - Any other name is that of a model of the default provider's.
+
+    Args:
+        providers: `None`: `Providers.load()`, when one is needed.
+        base: Of local names; `base=None` is the one that the pool's experts name.
+            Nothing of it is looked at before a local name is asked for.
+        pool: See `base`.
+        device: See `base`.
+        cache: Where answers of endpoints and of llm's models are kept; "default" is `Cache()`,
+            `None` keeps none.
+    """
+
+    def __init__(
+        self,
+        providers: Providers | None = None,
+        base: "str | BaseModel | None" = None,
+        pool: str | Path = "initial_experts",
+        device: str | None = None,
+        cache: Cache | Literal["default"] | None = "default",
+    ) -> None:
+        self._given, self.base, self.pool, self.device = providers, base, pool, device
+        self.cache = Cache() if cache == "default" else cache
+        self._models: dict[str, Model] = {}
+        self._building: list[str] = []
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+    @cached_property
+    def providers(self) -> Providers:
+        """The endpoints by name.
+
+        Raises:
+            UserError: The user's file is not as agreed.
+        """
+        return Providers.load() if self._given is None else self._given
+
+    def model(self, name: str) -> Model:
+        """The model of a name, without a count (see `counted`); nothing heavy is loaded yet.
+
+        Raises:
+            UserError: There is none, or the name does not say which.
+        """
+        return self._get_model(name)
+
+    def member(self, name: str) -> Model:
+        """The model of a name in a consortium, wherever that is asked.
+
+        A name alone is first what llm knows by it, letter by letter, where that is installed, then
+        a saved consortium; all else is as `model` has it.
+
+        Raises:
+            UserError: As `model`.
+        """
+        full = self._name_resolver.resolve_name(name)
+        try:
+            return self._get_model(full)
+        except UserError:
+            near = self._name_resolver.suggest_name(name) if full == name else None
+            if near is None:
+                raise
+            raise UserError(f"{name}: there is no such model; did you mean {near}?") from None
+
+    def _get_model(self, name: str) -> Model:
+        with self._lock:
+            if name not in self._models:
+                self._models[name] = self._create_model(name)
+            return self._models[name]
+
+    def blend(self, coefficients: Mapping[str, float]) -> Model:
+        """A mixture of local experts by their names, without local/; see
+        `swarm.registry.local_models`.
+
+        Raises:
+            UserError: There is no such expert, or a coefficient is none.
+        """
+        from swarm.registry.local_models import BlendedModel
+
+        return BlendedModel(self.local, coefficients)
+
+    def check(self, names: Iterable[str] = ()) -> None:
+        """See that all models can be asked, these and those that were found before.
+
+        Args:
+            names: Further names, with counts or without.
+
+        Raises:
+            UserError: A key, a package, an expert or a folder is missing.
+        """
+        for name in names:
+            self.model(split_sample_count(name)[0])
+        for model in list(self._models.values()):
+            if check := getattr(model, "check", None):
+                check()
+
+    def open(self, device: str) -> None:
+        """Load what the models that were found need, on `device`.
+
+        Raises:
+            UserError: The files do not make a model, or the device has no room for it.
+        """
+        for model in list(self._models.values()):
+            if opened := getattr(model, "open", None):
+                opened(device)
+
+    def _create_model(self, name: str) -> Model:
+        if not isinstance(name, str) or not name.strip() or name != name.strip():
+            raise UserError(
+                f"{name!r} is no name of a model, such as local/base or ollama/qwen2:7b"
+            )
+        first, slash, rest = name.partition("/")
+        ways: dict[str, Callable[[str], Model]] = {
+            "local": self._local_model,
+            "llm": self._llm_model,
+            "function": FunctionModel,
+            "moa": self._moa_model,
+            "consortium": self._consortium_model,
+        }
+        way = ways.get(first)
+        if slash and not rest and (way or first in self.providers):
+            raise UserError(f"{name}: the model's name is missing after {first}/")
+        if slash and way:
+            return way(rest)
+        if slash and first in self.providers:
+            return self.providers[first].create_model(rest, cache=self.cache)
+        return default_provider(name, self.providers).create_model(name, cache=self.cache)
+
+    def _local_model(self, name: str) -> Model:
+        return self.local.get_model(name)
+
+    @cached_property
+    def _name_resolver(self) -> NameResolver:
+        return NameResolver()
+
+    @cached_property
+    def local(self) -> "LocalModels":
+        """The models of this machine."""
+        from swarm.registry.local_models import LocalModels
+
+        return LocalModels(self.base, self.pool, self.device)
+
+    def _llm_model(self, name: str) -> Model:
+        model = LLM(name)
+        return CachedModel(model, self.cache, ("llm", name), model.who) if self.cache else model
+
+    def _moa_model(self, name: str) -> Model:
+        from swarm.multi_agent.presets import build_mixture, read_preset
+
+        return self._build_composite(
+            f"moa/{name}", lambda: build_mixture(read_preset(name), self._get_model)
+        )
+
+    def _consortium_model(self, name: str) -> Model:
+        from swarm.multi_agent.consortium.config import build_consortium
+        from swarm.multi_agent.consortium.store import load_config
+
+        return self._build_composite(
+            f"consortium/{name}", lambda: build_consortium(load_config(name), self.member)
+        )
+
+    def _build_composite(self, name: str, make: Callable[[], Model]) -> Model:
+        """A model that is made of others, none of which may be it."""
+        if name in self._building:
+            way = [*self._building[self._building.index(name) :], name]
+            raise UserError(f"{name} contains itself: {' -> '.join(way)}")
+        self._building.append(name)
+        try:
+            return make()
+        finally:
+            self._building.pop()

@@ -1,0 +1,115 @@
+"""Economy: what a search paid in prompts for what it found, and what dropping and racing saved."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import format_table
+
+MAX_BUDGETS = 5
+"""At how many equal budgets several runs are compared."""
+
+
+def measure_economy(run: RunFolder) -> dict[str, Any]:
+    """Prompts on dev, iteration by iteration, and the best so far that they bought.
+
+    Returns:
+        `prompts` [T], summed up; `best` [T]; `dropped`: prompts of particles that moved without
+        being evaluated (drop-K, drop-N); `beyond_budget`: of particles that no budget was left for;
+        `raced`: prompts that racing did not put.
+    """
+    items = len(run.load_answers((0, 0)))
+    scored = [entry.get("items_scored") or _items_by_utility(entry, items) for entry in run.rounds]
+    skipped = sum(one is None for entry in scored for one in entry)
+    beyond = sum(entry.get("beyond_budget", 0) for entry in run.rounds)
+    best = run.best_so_far()
+    asked = [
+        entry.get("prompts_asked", _sum_known(s))
+        for entry, s in zip(run.rounds, scored, strict=True)
+    ]
+    improvements = int((np.diff(best[~np.isnan(best)]) > 0).sum())
+    return {
+        "run": run.path.name,
+        "task_items": run.identity.get("task items"),
+        "items": items,
+        "prompts": np.cumsum(asked),
+        "best": best,
+        "iterations": len(run.rounds) - 1,
+        "evaluations": sum(one is not None for entry in scored for one in entry),
+        "dropped": (skipped - beyond) * items,
+        "beyond_budget": beyond * items,
+        "raced": sum(entry.get("prompts_saved", 0) for entry in run.rounds),
+        "improvements": improvements,
+        "prompts_per_improvement": sum(asked[1:]) / improvements if improvements else None,
+    }
+
+
+def _items_by_utility(entry: dict[str, Any], items: int) -> list[int | None]:
+    return [None if utility is None else items for utility in entry["utilities"]]
+
+
+def _sum_known(scored: Sequence[int | None]) -> int:
+    return sum(one or 0 for one in scored)
+
+
+def compare_at_equal_prompts(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The best so far of several runs after the same numbers of prompts.
+
+    The last budget is the total of the cheapest run; before its own start is paid for, a run has
+    found nothing (NaN).
+
+    Returns:
+        `budgets` [B], `best` [runs, B].
+    """
+    least = min(int(one["prompts"][-1]) for one in found)
+    first = max(int(one["prompts"][0]) for one in found)
+    low = min(first, least)
+    budgets = np.unique(np.linspace(low, least, MAX_BUDGETS).round().astype(int))
+    best = [
+        [
+            float(one["best"][at - 1])
+            if (at := np.searchsorted(one["prompts"], b, "right"))
+            else float("nan")
+            for b in budgets
+        ]
+        for one in found
+    ]
+    return {"budgets": budgets, "best": np.array(best)}
+
+
+def format_economy(found: Sequence[dict[str, Any]]) -> list[str]:
+    """One row a run and, of several, the best at equal numbers of prompts."""
+    rows = [
+        [
+            one["run"][:22],
+            str(one["prompts"][-1]),
+            str(one["dropped"]),
+            str(one["raced"]),
+            str(one["improvements"]),
+            "-"
+            if one["prompts_per_improvement"] is None
+            else f"{one['prompts_per_improvement']:.0f}",
+            f"{one['best'][-1]:.3f}",
+        ]
+        for one in found
+    ]
+    header = ["run", "prompts", "dropped", "raced", "better", "each", "dev"]
+    told = [
+        *format_table(header, rows),
+        "",
+        "Prompts put on dev; prompts that dropping (drop-K, drop-N) and racing saved;",
+        "how often the best got better, and the prompts after the start that each took.",
+    ]
+    if len(found) < 2:
+        return told
+    if len({(one["task_items"], one["items"]) for one in found}) > 1:
+        return [*told, "", "The runs have different dev items: no comparison at equal prompts."]
+    equal = compare_at_equal_prompts(found)
+    rows = [
+        [one["run"][:22], *("-" if np.isnan(b) else f"{b:.3f}" for b in best)]
+        for one, best in zip(found, equal["best"], strict=True)
+    ]
+    header = ["best dev after prompts", *(str(b) for b in equal["budgets"])]
+    return [*told, "", *format_table(header, rows)]

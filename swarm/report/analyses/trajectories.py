@@ -1,0 +1,203 @@
+"""Trajectories: where the swarm and its best went, in the space of mixing coefficients."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import format_share, format_sparkline, format_table
+from swarm.stats.tests import mean_interval
+
+# Rank of origin: how good the particle that ends best was at the start.
+#
+# Model Swarms (arXiv 2410.11163, figure 3, "diamonds in the rough"): 10.4 % of the best started
+# best, 56.9 % came from the bottom half. Of 20 particles picked blindly it were 5 % and 50 %.
+
+
+def rank_of_origin(run: RunFolder) -> dict[str, Any]:
+    """Where the particle that ends best began.
+
+    Returns:
+        `rank`: 1 and up, among all starting particles, by dev utility; the middle rank of equals.
+        `started_best`: nobody was strictly better. `bottom_half`: the rank is beyond the middle.
+        With `_blindly`, the share of all particles of which this holds.
+    """
+    place = run.find_best()
+    own = place[1]
+    start = np.where(np.isnan(run.utilities[0]), -np.inf, run.utilities[0])
+    better = (start > start[:, None]).sum(axis=1)
+    equal = (start == start[:, None]).sum(axis=1)
+    ranks = better + (equal + 1) / 2
+    started_best, bottom_half = better == 0, ranks > (run.particles + 1) / 2
+    kind = run.experts[own] if own < len(run.experts) else "crossover child"
+    return {
+        "run": run.path.name,
+        "particle": own,
+        "began_as": kind,
+        "start": float(run.utilities[0, own]),
+        "best": float(run.utilities[place]),
+        "rank": float(ranks[own]),
+        "of": run.particles,
+        "equals": int(equal[own]) - 1,
+        "started_best": bool(started_best[own]),
+        "started_best_blindly": float(started_best.mean()),
+        "bottom_half": bool(bottom_half[own]),
+        "bottom_half_blindly": float(bottom_half.mean()),
+    }
+
+
+def summarize_origins(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The shares over several runs, and what a particle picked blindly would give."""
+    found: dict[str, Any] = {"runs": len(origins)}
+    for name in ("started_best", "bottom_half"):
+        found[name] = mean_interval([one[name] for one in origins])
+        found[f"{name}_blindly"] = fmean(one[f"{name}_blindly"] for one in origins)
+    return found
+
+
+def format_origins(origins: Sequence[dict[str, Any]]) -> list[str]:
+    """One row a run and, of several, their shares."""
+    rows = [
+        [
+            one["run"][:24],
+            one["began_as"][:16],
+            f"{one['start']:.3f}",
+            f"{one['best']:.3f}",
+            f"{one['rank']:g} of {one['of']}" + (f", {one['equals']} equal" * bool(one["equals"])),
+        ]
+        for one in origins
+    ]
+    found = format_table(("ends best in", "began as", "start", "best", "rank of origin"), rows)
+    if len(origins) < 2:
+        return [*found, "", "One run says little: name several folders for a distribution."]
+    shares = summarize_origins(origins)
+    return [
+        *found,
+        "",
+        f"Started best: {format_share(shares['started_best'])}; "
+        f"picked blindly {shares['started_best_blindly']:.2f}; the paper .10",
+        f"From the bottom half: {format_share(shares['bottom_half'])}; "
+        f"picked blindly {shares['bottom_half_blindly']:.2f}; the paper .57",
+    ]
+
+
+MAX_COLUMNS = 6
+"""Bests that have a column of their own in 80 characters."""
+
+NAME_WIDTH = 24
+"""Of an expert's name there."""
+
+
+def measure_trajectory(run: RunFolder) -> dict[str, Any]:
+    """The best's coefficients, the spread of the swarm and its principal components.
+
+    Of groups of modules with coefficients of their own it tells the mean.
+
+    Returns:
+        `best`: each new best of the swarm. `diversity` [T]: mean Euclidean distance of the
+        particles from their mean. `outside` [T]: share of particles with a negative coefficient.
+        `explained` [2], `axes` [2, K], `points` [T, N, 2]: the first two principal components
+        of all positions, by the SVD of the centred [T * N, K].
+    """
+    x = run.means
+    explained, axes, points = principal_components(x)
+    return {
+        "experts": run.experts,
+        "utility": run.best_so_far(),
+        "best": _list_bests(run),
+        "diversity": swarm_diversity(x),
+        "outside": (x < -1e-12).any(axis=2).mean(axis=1),
+        "explained": explained,
+        "axes": axes,
+        "points": points,
+    }
+
+
+def swarm_diversity(positions: np.ndarray) -> np.ndarray:
+    """[T] mean Euclidean distance of the particles of positions [T, N, K] from their mean."""
+    distances = np.linalg.norm(positions - positions.mean(axis=1, keepdims=True), axis=2)
+    found: np.ndarray = distances.mean(axis=1)
+    return found
+
+
+def principal_components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first two principal components of positions [T, N, K].
+
+    Returns:
+        The share of the variance that each explains [2], axes [2, K] of length 1 whose largest
+        entry is positive, and the coordinates [T, N, 2].
+    """
+    rows = positions.reshape(-1, positions.shape[2])
+    rows = rows - rows.mean(axis=0)
+    _, values, axes = np.linalg.svd(rows, full_matrices=False)
+    signs = np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])
+    axes = (axes * signs[:, None])[:2]
+    total = float((values**2).sum()) or 1.0
+    return values[:2] ** 2 / total, axes, (rows @ axes.T).reshape(*positions.shape[:2], 2)
+
+
+def _list_bests(run: RunFolder) -> list[dict[str, Any]]:
+    """Each new best: iteration, utility, coefficients and how far it lies from the experts' hull.
+
+    `negative` is the sum of the negative coefficients, 0 for a mixture; `absolute` the sum of
+    all without their signs, 1 for a mixture.
+    """
+    found: list[dict[str, Any]] = []
+    for number, utilities in enumerate(run.utilities):
+        known = np.where(np.isnan(utilities), -np.inf, utilities)
+        particle = int(known.argmax())
+        if np.isfinite(known[particle]) and (not found or known[particle] > found[-1]["utility"]):
+            position = run.means[number, particle]
+            found.append(
+                {
+                    "iteration": number,
+                    "particle": particle,
+                    "utility": float(known[particle]),
+                    "position": position,
+                    "negative": float(np.minimum(position, 0).sum()),
+                    "absolute": float(np.abs(position).sum()),
+                }
+            )
+    return found
+
+
+def format_trajectory(found: dict[str, Any]) -> list[str]:
+    """The numbers of `trajectory` as text."""
+    diversity, outside = found["diversity"], found["outside"]
+    names = [name[:NAME_WIDTH] for name in found["experts"]]
+    return [
+        "Coefficients of each new best of the swarm, by iteration; their absolute values",
+        "sum to 1 inside the experts' hull and to more beyond it",
+        "",
+        *_best_table(found["best"], names),
+        "",
+        f"best so far     {format_sparkline(found['utility'])}  "
+        f"{found['utility'][0]:.3f} to {found['utility'][-1]:.3f}",
+        f"swarm diversity {format_sparkline(diversity)}  {diversity[0]:.3f} to {diversity[-1]:.3f}",
+        f"outside hull    {format_sparkline(outside)}  {outside[0]:.0%} to {outside[-1]:.0%} of "
+        "particles",
+        "",
+        "Principal components of all positions, and each expert's entry in them",
+        "",
+        *format_table(
+            ("axis", *(f"{share:.0%} of variance" for share in found["explained"])),
+            [
+                [name, *(f"{axis[k]:+.2f}" for axis in found["axes"])]
+                for k, name in enumerate(names)
+            ],
+        ),
+    ]
+
+
+def _best_table(bests: list[dict[str, Any]], names: list[str]) -> list[str]:
+    """A column each for the first and the last few bests."""
+    shown = bests if len(bests) <= MAX_COLUMNS else [bests[0], *bests[1 - MAX_COLUMNS :]]
+    rows = [["dev", *(f"{one['utility']:.3f}" for one in shown)]]
+    rows += [
+        [name, *(f"{one['position'][k]:+.2f}" for one in shown)] for k, name in enumerate(names)
+    ]
+    rows.append(["absolute", *(f"{one['absolute']:.2f}" for one in shown)])
+    left_out = f" ({len(bests) - len(shown)} left out)" * (len(shown) < len(bests))
+    return format_table((f"iteration{left_out}", *(str(one["iteration"]) for one in shown)), rows)

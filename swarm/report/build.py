@@ -1,0 +1,96 @@
+"""The report of a run folder, put together and written: report.html, report.md and report/*.png."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from swarm._util.files import write_atomic
+from swarm.report import charts as png
+from swarm.report import sections
+from swarm.report.analyses.convergence import (
+    coefficient_section,
+    diversity_section,
+    progress_section,
+)
+from swarm.report.document import Chart, ChartChoice, Report, ReportBlock
+from swarm.report.html import render_page
+from swarm.report.markdown import render_markdown
+from swarm.report.pareto_front import front_section
+from swarm.report.sections import configuration_section, cost_section
+from swarm.report.test_comparison import TestComparison, changed_items_section
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import format_count, pluralize
+
+SECTIONS = (
+    sections.start_end_section,
+    front_section,
+    progress_section,
+    coefficient_section,
+    diversity_section,
+    changed_items_section,
+    sections.statistics_section,
+    cost_section,
+    configuration_section,
+)
+
+
+def build_report(folder: str | Path) -> Report:
+    """What a run came to, as far as it is.
+
+    Raises:
+        UserError: The folder holds no search, or one without an iteration.
+    """
+    run = RunFolder(folder)
+    models = TestComparison(run)
+    kind, verdict, told = sections.summarize_verdict(models)
+    return Report(
+        run.path.resolve().name,
+        _describe_run(run),
+        kind,
+        verdict,
+        told,
+        sections.headline_figures(models),
+        [made for section in SECTIONS if (made := section(models)) is not None],
+    )
+
+
+def _describe_run(run: RunFolder) -> str:
+    task = run.identity.get("task.name")
+    said = [f"task {task}"] if task else []
+    said += [f"{len(run.experts)} experts", f"{run.particles} particles"]
+    done = pluralize(len(run.rounds) - 1, "iteration")
+    said.append(done)
+    if run.finished != f"{done} done":
+        said.append(run.finished or "still running")
+    if "seed" in run.identity:
+        said.append(f"seed {format_count(run.identity['seed'])}")
+    return ", ".join(said)
+
+
+def write_report(folder: str | Path) -> list[Path]:
+    """Write the report into its run folder; without matplotlib there are no PNGs.
+
+    Raises:
+        UserError: As `report`, or the folder cannot be written.
+    """
+    found, home = build_report(folder), Path(folder)
+    charts = list(_iterate_charts([block for one in found.sections for block in one.blocks]))
+    pictures = (
+        [home / "report" / f"{chart.key}.png" for chart in charts] if png.is_available() else []
+    )
+    for chart, path in zip(charts, pictures, strict=bool(pictures)):
+        png.write_png(chart, path)
+    texts = {
+        home / "report.html": render_page(found),
+        home / "report.md": render_markdown(found, {path.stem for path in pictures}),
+    }
+    for path, text in texts.items():
+        write_atomic(path, text.encode("utf-8", "replace"))
+    return [*texts, *pictures]
+
+
+def _iterate_charts(blocks: Sequence[ReportBlock]) -> Iterator[Chart]:
+    for block in blocks:
+        if isinstance(block, Chart):
+            yield block
+        elif isinstance(block, ChartChoice):
+            yield from block.charts.values()

@@ -1,0 +1,366 @@
+"""Charts as SVG, written by hand: for the page, which colours them, or as files of their own."""
+
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from swarm._util.files import write_atomic
+from swarm.report.document import (
+    COLOURS,
+    GREY,
+    INVALID_CHARACTERS,
+    MARKER_SHAPES,
+    MAX_MARKERS,
+    Chart,
+    Series,
+    axis_ticks,
+    escape_text,
+    style_of_series,
+    tick_label,
+)
+
+LETTER_WIDTH = 6.4
+"""The width of a letter of the small print, about."""
+
+STANDALONE_STYLE = (
+    "text{fill:#222;font:12px sans-serif}.title{font-size:14px}.grid{stroke:#e2e5e9}"
+    f".axis{{stroke:#777}}.faint{{stroke:{GREY};color:{GREY}}}.mark{{stroke:#555}}"
+    "path{fill:none;stroke:currentColor}.dot{fill:currentColor}"
+    + "".join(f".c{n}{{color:{colour}}}" for n, colour in enumerate(COLOURS))
+)
+"""The style of a file of its own, which is read on white."""
+
+
+class ChartSize(NamedTuple):
+    """Of a chart, in the units of its text, which is 12 high."""
+
+    width: int
+    height: int
+
+
+ROW_HEIGHT = 70
+"""The height of a row, where a chart has rows."""
+
+WIDE_SIZE, NARROW_SIZE = ChartSize(500, 310), ChartSize(350, 280)
+"""For a page, and for a telephone."""
+
+
+class LinearScale:
+    """Maps values to places; both are given by their ends."""
+
+    def __init__(self, values: tuple[float, float], places: tuple[float, float]) -> None:
+        self.values, self.places = values, places
+
+    def __call__(self, value: float) -> float:
+        low, high = self.values
+        start, end = self.places
+        return round(start + (value - low) / (high - low) * (end - start), 1)
+
+
+class LogScale(LinearScale):
+    """Maps values above 0 to places by their logarithm."""
+
+    def __call__(self, value: float) -> float:
+        low, high = map(math.log, self.values)
+        start, end = self.places
+        return round(start + (math.log(value) - low) / (high - low) * (end - start), 1)
+
+
+class ChartFrame:
+    """Where a chart's axes are.
+
+    Attributes:
+        x, y: Their scales.
+        x_ticks, y_ticks: Their ticks, as value and words.
+    """
+
+    def __init__(self, chart: Chart, size: ChartSize) -> None:
+        if chart.rows:
+            size = ChartSize(size.width, 66 + ROW_HEIGHT * len(chart.rows))
+        self.size, self.top, self.bottom = size, 12, size.height - 46
+        self.y_ticks = _row_ticks(chart, size) if chart.rows else _number_ticks(*chart.y_range())
+        widest = max(len(words) for _, words in self.y_ticks)
+        self.left = 30 + LETTER_WIDTH * widest
+        low, high = chart.x_range()
+        most = 7 if size.width > 400 else 5
+        marks = _number_ticks(low, high, most, chart.whole)
+        if chart.log:
+            marks = [(x, f"{x:g}") for x in sorted({float(x) for s in chart.series for x in s.x})]
+        # Time starts and ends where it does; other axes end at a tick.
+        ends = (low, high) if chart.whole else (marks[0][0], marks[-1][0])
+        self.right = size.width - max(14, 2 + LETTER_WIDTH / 2 * len(marks[-1][1]))
+        self.x_ticks = [one for one in marks if ends[0] <= one[0] <= ends[1]]
+        pad = 8 if chart.whole else 0
+        scale = LogScale if chart.log and ends[0] < ends[1] else LinearScale
+        self.x = scale(ends, (self.left + pad, self.right - pad))
+        y_ends = (self.y_ticks[0][0], self.y_ticks[-1][0])
+        if chart.rows:
+            y_ends = (len(chart.rows) - 0.5, -0.5)
+        self.y = LinearScale(y_ends, (self.bottom, self.top))
+
+
+def _number_ticks(
+    low: float, high: float, most: int = 6, whole: bool = False
+) -> list[tuple[float, str]]:
+    found = axis_ticks(low, high, most, whole)
+    return [(value, tick_label(value, found)) for value in found]
+
+
+def _row_ticks(chart: Chart, size: ChartSize) -> list[tuple[float, str]]:
+    most = 30 if size.width > 400 else 17
+    return [(float(n), shorten_text(name, most)) for n, name in enumerate(chart.rows)]
+
+
+def shorten_text(words: str, most: int) -> str:
+    """Words that have at most so many letters."""
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+def render_svg(chart: Chart, size: ChartSize = WIDE_SIZE) -> str:
+    """A chart for a page, whose style sheet colours the classes c0, c1, ...; without a legend."""
+    frame = ChartFrame(chart, size)
+    head = (
+        f'<svg class="{"wide" if size == WIDE_SIZE else "narrow"}" viewBox="0 0 {size.width} '
+        f'{frame.size.height}" role="img" '
+        f'aria-label="{escape_text(f"{chart.title}. {chart.told}")}" '
+        f'data-x="{_format_scale(frame.x)}" data-y="{_format_scale(frame.y)}">'
+    )
+    return "\n".join([head, *_render_content(chart, frame), "</svg>"])
+
+
+def _render_content(chart: Chart, frame: ChartFrame) -> list[str]:
+    return [*render_axes(chart, frame), *_render_marks(chart, frame), *_render_series(chart, frame)]
+
+
+def render_standalone(chart: Chart) -> str:
+    """A chart as a file of its own, on white, with title and legend."""
+    named = [n for n in range(len(chart.series)) if chart.series_style(n) is not None]
+    frame = ChartFrame(chart, WIDE_SIZE)
+    width, bottom = frame.size
+    height = bottom + 40 + 18 * math.ceil(len(named) / 2)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -30 {width} {height}">',
+        f'<style>{STANDALONE_STYLE}</style><rect y="-30" width="{width}" height="{height}" '
+        'fill="#fff"/>',
+        f'<text class="title" x="14" y="-10">{escape_text(chart.title)}</text>',
+        *_render_content(chart, frame),
+    ]
+    for place, number in enumerate(named):
+        x, y = 14 + place % 2 * 240, bottom + 12 + place // 2 * 18
+        parts.append(
+            f'<g class="{series_classes(chart, number)}" transform="translate({x} {y})">'
+            f"{legend_key(chart, number)}</g>"
+        )
+        name = escape_text(shorten_text(chart.series[number].name, 26))
+        parts.append(f'<text x="{x + 30}" y="{y + 4}">{name}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def legend_key(chart: Chart, number: int) -> str:
+    """What stands for a series in a legend: 24 wide, around y = 0."""
+    style = chart.series_style(number)
+    line = "" if chart.series[number].kind == "points" else _line_path("M0 0H24", style)
+    return line + f'<path class="dot" d="{_marker_outline(style or 0, 12, 0)}"/>'
+
+
+def series_classes(chart: Chart, number: int) -> str:
+    """The classes of a series."""
+    style = chart.series_style(number)
+    colour = "faint" if style is None else f"c{style_of_series(style)[0]}"
+    return f"{colour} {chart.series[number].weight}"
+
+
+def _line_path(line: str, style: int | None) -> str:
+    dashes = style_of_series(style)[1] if style is not None else ""
+    drawn = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<path class="line"{drawn} d="{line}"/>'
+
+
+def _format_scale(scale: LinearScale) -> str:
+    return " ".join(f"{end:.6g}" for end in (*scale.values, *scale.places))
+
+
+def render_axes(chart: Chart, frame: ChartFrame) -> list[str]:
+    """Both axes with their ticks and names."""
+    left, right, bottom = round(frame.left, 1), frame.right, frame.bottom
+    parts = []
+    for value, words in frame.y_ticks:
+        parts.append(f'<path class="grid" d="M{left} {frame.y(value)}H{right}"/>')
+        parts.append(_text_element(left - 8, frame.y(value) + 4, words, "end"))
+    for value, words in frame.x_ticks:
+        parts.append(f'<path class="axis" d="M{frame.x(value)} {bottom}v5"/>')
+        parts.append(_text_element(frame.x(value), bottom + 19, words, "middle"))
+    parts.append(f'<path class="axis" d="M{left} {frame.top}V{bottom}H{right}"/>')
+    parts.append(_text_element((left + right) / 2, frame.size.height - 8, chart.x_name, "middle"))
+    if chart.y_name:
+        middle = (frame.top + bottom) / 2
+        parts.append(
+            f'<g transform="rotate(-90 12 {middle})">'
+            f"{_text_element(12, middle, chart.y_name, 'middle')}</g>"
+        )
+    return parts
+
+
+def _render_marks(chart: Chart, frame: ChartFrame) -> list[str]:
+    parts = []
+    for name, value in chart.marks:
+        y = frame.y(value)
+        parts.append(
+            f'<path class="mark" stroke-dasharray="5 4" d="M{frame.left:.1f} {y}H{frame.right}"/>'
+        )
+        parts.append(_text_element(frame.right, y - 5, name, "end"))
+    return parts
+
+
+def _render_series(chart: Chart, frame: ChartFrame) -> list[str]:
+    """Every series as a group; the faint ones first, the strong ones on top."""
+    order = {"faint": 0, "normal": 1, "strong": 2}
+    places = sorted(range(len(chart.series)), key=lambda n: order[chart.series[n].weight])
+    parts = []
+    for number in places:
+        one, style = chart.series[number], chart.series_style(number)
+        parts.append(
+            f'<g class="{series_classes(chart, number)}" data-n="{number}">'
+            + _series_path(one, frame, style)
+            + _render_dots(one, frame, style)
+            + "</g>"
+        )
+    return parts
+
+
+def _series_path(one: Series, frame: ChartFrame, style: int | None) -> str:
+    parts = [
+        f"M{frame.x(low)} {frame.y(y)}H{frame.x(high)}"
+        for (low, high), y in zip(one.spans, one.y, strict=False)
+    ]
+    pen = "M"
+    for x, y in [] if one.kind == "points" else _finite_points(one):
+        corner = f"H{frame.x(x)}V" if pen == "L" and one.kind == "steps" else f"{pen}{frame.x(x)} "
+        parts.append(f"{corner}{frame.y(y)}")
+        pen = "L"
+    return _line_path("".join(parts), style) if parts else ""
+
+
+def _finite_points(one: Series) -> list[tuple[float, float]]:
+    points = [(float(x), float(y)) for x, y in zip(one.x, one.y, strict=True)]
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def _render_dots(one: Series, frame: ChartFrame, style: int | None) -> str:
+    points = _finite_points(one)
+    if one.kind != "points":
+        lone = len(points) == 1
+        every = max(1, math.ceil(len(points) / MAX_MARKERS))
+        points = points[::every] if style is not None or lone else []
+    drawn = "".join(
+        _marker_outline(style or 0, frame.x(x), frame.y(y), 2 if style is None else 4)
+        for x, y in points
+    )
+    return f'<path class="dot" d="{drawn}"/>' if drawn else ""
+
+
+def _marker_outline(style: int, x: float, y: float, r: float = 4) -> str:
+    """The outline of the marker that goes with a colour, around a point."""
+    x, y = round(x, 1), round(y, 1)
+    h, w = round(r * 0.8, 1), round(r * 1.2, 1)
+    shapes: Sequence[str] = (
+        f"M{x - r:g} {y:g}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
+        f"M{x - h:g} {y - h:g}h{2 * h:g}v{2 * h:g}h{-2 * h:g}z",
+        f"M{x:g} {y - w:g}l{w} {2 * h:g}h{-2 * w:g}z",
+        f"M{x:g} {y - w:g}l{w} {w}l{-w} {w}l{-w} {-w}z",
+        f"M{x:g} {y + w:g}l{w} {-2 * h:g}h{-2 * w:g}z",
+        f"M{x - r:g} {y - 1.5:g}h{r - 1.5:g}v{1.5 - r:g}h3v{r - 1.5:g}h{r - 1.5:g}v3h{1.5 - r:g}"
+        f"v{r - 1.5:g}h-3v{1.5 - r:g}h{1.5 - r:g}z",
+        f"M{x - r:g} {y - r:g}h3l{r - 3:g} {r - 2:g}l{r - 3:g} {2 - r:g}h3l{-r + 1:g} {r}"
+        f"l{r - 1:g} {r}h-3l{3 - r:g} {2 - r:g}l{3 - r:g} {r - 2:g}h-3l{r - 1:g} {-r}z",
+    )
+    return shapes[style_of_series(style)[0]]
+
+
+def _text_element(x: float, y: float, words: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape_text(words)}</text>'
+
+
+# Charts as PNG, by matplotlib, for a text that cannot hold SVG.
+
+
+def is_available() -> bool:
+    """Whether matplotlib is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def write_png(chart: Chart, path: Path) -> None:
+    """Draw a chart and write it, 1,280 pixels wide.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8, 4.5), dpi=160, layout="constrained")
+    axes = figure.add_subplot()
+    for number in range(len(chart.series)):
+        _draw_series(axes, chart, number)
+    for name, value in chart.marks:
+        axes.axhline(value, color="#555", linestyle="--", linewidth=1, label=_escape_text(name))
+    axes.set_title(_escape_text(chart.title), loc="left")
+    axes.set_xlabel(_escape_text(chart.x_name))
+    axes.set_ylabel(_escape_text(chart.y_name))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e2e5e9")
+    axes.set_axisbelow(True)
+    if chart.whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if chart.rows:
+        names = [_escape_text(shorten_text(name, 32)) for name in chart.rows]
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+    if axes.get_legend_handles_labels()[1]:
+        figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    drawn = io.BytesIO()
+    with warnings.catch_warnings():
+        # A script that the font does not have becomes boxes; the page has the names.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(drawn, format="png", metadata={"Software": None})
+    write_atomic(path, drawn.getvalue())
+
+
+def _draw_series(axes: object, chart: Chart, number: int) -> None:
+    one, style = chart.series[number], chart.series_style(number)
+    x, y = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float)
+    known = np.isfinite(x) & np.isfinite(y)
+    faint = style is None
+    colour, marker, dashes = GREY, ".", ""
+    if style is not None:
+        place, dashes = style_of_series(style)
+        colour, marker = COLOURS[place], MARKER_SHAPES[place]
+    line: object = (0, [float(n) for n in dashes.split()]) if dashes else "-"
+    axes.plot(  # type: ignore[attr-defined]
+        x[known],
+        y[known],
+        color=colour,
+        linestyle="none" if one.kind == "points" else line,
+        linewidth=2.4 if one.weight == "strong" else 0.8 if faint else 1.6,
+        marker=marker if one.kind == "points" or not faint else None,
+        markersize=3 if faint else 6,
+        markevery=max(1, known.sum() // MAX_MARKERS) if one.kind != "points" else None,
+        drawstyle="steps-post" if one.kind == "steps" else "default",
+        label=None if faint else _escape_text(shorten_text(one.name, 32)),
+        zorder=1 if faint else 3,
+    )
+    for (low, high), level in zip(one.spans, one.y, strict=False):
+        axes.plot([low, high], [level, level], color=colour)  # type: ignore[attr-defined]
+
+
+def _escape_text(words: str) -> str:
+    """Words that matplotlib does not take for a formula or, with a low line, for nothing."""
+    words = INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", words).replace("$", r"\$")
+    return f" {words}" if words.startswith("_") else words

@@ -1,0 +1,614 @@
+"""The result of a run: in a sentence, in a table, and what supports it."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from swarm._util.secrets import clean
+from swarm.errors import UserError
+from swarm.report.analyses.convergence import objective_label, signal_suffix
+from swarm.report.analyses.prompt_efficiency import measure_economy
+from swarm.report.document import (
+    Chart,
+    ReportBlock,
+    ReportSection,
+    Series,
+    Sparkline,
+    TableBlock,
+    TextBlock,
+)
+from swarm.report.test_comparison import (
+    SplitResult,
+    TestComparison,
+    answer_values,
+    is_binary,
+    test_name,
+)
+from swarm.runs.describe import (
+    compare_with_baselines,
+    describe_constant_answers,
+    describe_position,
+    domain_table,
+    list_caveats,
+    one_answer_warnings,
+    test_conclusion,
+)
+from swarm.runs.manifest import verify_run_file
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import (
+    format_count,
+    format_duration,
+    format_interval,
+    format_number,
+    format_p_value,
+    format_percent,
+    format_signed,
+    pluralize,
+)
+
+SPLIT_NAMES = {"dev": "dev", "confirm": "kept part of dev", "test": "test"}
+
+
+def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
+    """The result: its kind, two or three words, and one plain sentence."""
+    run, found = models.run, models.metrics
+    start, end = models.split_result("starting", "dev"), models.split_result("ending", "dev")
+    if start is None or end is None:
+        return "open", "Nothing measured yet", "No particle has been asked all dev items yet."
+    if not found and (signal := run.identity.get("task.signal", "accuracy")) != "accuracy":
+        return (
+            "open",
+            "Not judged yet",
+            (
+                f"By its signal ({signal}) the search stands at {format_number(end.utility)}; the "
+                "best are "
+                "chosen by the task's own measure when it ends."
+            ),
+        )
+    rise = (
+        f"the best found reaches {format_number(end.utility)} and the best initial expert, "
+        f"{models.expert}, {format_number(start.utility)}"
+    )
+    if run.finished is None:
+        after = f"after {pluralize(len(run.rounds) - 1, 'iteration')}"
+        return "open", "Still running", f"On {end.items} dev items {after}, {rise}."
+    if not models.is_tested:
+        flatters = "which flatters the one that was chosen there as the highest of many"
+        return "open", "Not tested", f"On the {end.items} dev items, {flatters}, {rise}."
+    items = format_count(found["ending_best_single_test_items"])
+    told = " ".join(
+        [test_conclusion(found), *compare_with_baselines(found), *one_answer_warnings(found)]
+    )
+    if end.utility > start.utility and _is_zero_width(found["test_gain_interval"]):
+        told = f"No item differs: each of the {items} test items is worth the same to both."
+    better = found["test_gain"] > 0
+    if found["test_gain_p_value"] >= 0.05 or end.utility <= start.utility:
+        loss = found["test_gain"] < 0 and found["test_gain_p_value"] >= 0.05
+        return "unclear", "No gain shown" + ": a loss that may be chance" * loss, told
+    if better and (short := _constants_warning(found)):
+        return "unclear", short, told
+    return ("better", "Better on test", told) if better else ("worse", "Worse on test", told)
+
+
+def _constants_warning(metrics: dict[str, Any]) -> str:
+    """That a gain on the best initial expert is none on constant answers; empty where it is."""
+    constant = metrics.get("constant_answers") or {}
+    if "gain" not in constant or (constant["gain"] > 0 and constant["p_value"] < 0.05):
+        return ""
+    return "Better on test than the best initial expert, not than constant answers"
+
+
+def headline_figures(models: TestComparison) -> list[tuple[str, str]]:
+    """Short facts for the head of the page."""
+    found = []
+    for split in ("dev", "test"):
+        start, end = models.split_result("starting", split), models.split_result("ending", split)
+        if start and end:
+            found.append(
+                (
+                    f"{split}, n = {format_count(end.items)}",
+                    f"{format_number(start.utility)} → {format_number(end.utility)}",
+                )
+            )
+    if models.is_tested:
+        metrics = models.metrics
+        gain, ends_ = (
+            format_signed(metrics["test_gain"]),
+            _format_gain_interval(metrics["test_gain_interval"]),
+        )
+        found.append(("gain on test, 95 %", f"{gain} {ends_}"))
+        found.append(("paired p", format_p_value(metrics["test_gain_p_value"])))
+    return found
+
+
+def start_end_section(models: TestComparison) -> ReportSection:
+    """Start and end side by side."""
+    run = models.run
+    position = run.positions[models.places["ending"]]
+    blocks: list[Any] = [
+        TextBlock([f"Best found: {describe_position(run.experts, position, run.groups)}."]),
+        _result_table(models),
+        _result_chart(models),
+    ]
+    if parts := _subtask_table(models):
+        blocks.append(parts)
+    blocks += _domain_tables(models)
+    if by_size := models.metrics.get("ensemble_dev_by_size"):
+        size = models.metrics["ensemble_size"]
+        told = ", ".join(f"{n}: {format_number(value)}" for n, value in enumerate(by_size, 1))
+        blocks.append(
+            TextBlock([f"The vote on dev by number of voters: {told}; {size} was chosen."])
+        )
+    return ReportSection(
+        "ends",
+        "Start and end",
+        "Brackets are 95 % intervals of a model's own number. The dev number of the best found is "
+        "the highest of many and flatters it; the test items were never searched on.",
+        blocks,
+    )
+
+
+def _result_lines(models: TestComparison) -> Iterator[tuple[str, dict[str, SplitResult | None]]]:
+    """Each model with its numbers by split, and the best constant answers."""
+    if constant := models.metrics.get("constant_answers"):
+        each = " of each domain" * (len(constant["by_domain"]["answers"]) > 1)
+        name = f"best constant answer{each} ({describe_constant_answers(constant)})"
+        yield name, {split: models.constant_result(split) for split in SPLIT_NAMES}
+    yield from models.baseline_results().items()
+    for who, name in models.model_labels.items():
+        yield name, {split: models.split_result(who, split) for split in SPLIT_NAMES}
+    vote = {split: models.vote_result(split) for split in SPLIT_NAMES}
+    if any(vote.values()):
+        size = len(models.metrics.get("ensemble_members", ())) or models.metrics["ensemble_size"]
+        yield f"vote of the top {size}", vote
+
+
+def _result_table(models: TestComparison) -> TableBlock:
+    lines = list(_result_lines(models))
+    shown = [split for split in SPLIT_NAMES if any(one[split] for _, one in lines)]
+    header = ["model"]
+    for split in shown:
+        items = next(one[split].items for _, one in lines if one[split])  # type: ignore[union-attr]
+        header.append(f"{SPLIT_NAMES[split]}, n = {format_count(items)}")
+    told = [split for split in shown if split != "confirm"]
+    header += [f"unread on {split}" for split in told]
+    rows: list[list[str | Sparkline]] = []
+    for name, one in lines:
+        row: list[str | Sparkline] = [name]
+        row += [format_interval(m.utility, m.ends) if (m := one[split]) else "–" for split in shown]
+        row += [format_percent(m.unparsed) if (m := one[split]) else "–" for split in told]
+        rows.append(row)
+    return TableBlock(
+        "Utilities with 95 % intervals, and the share of answers that could not be read",
+        header,
+        rows,
+    )
+
+
+def _result_chart(models: TestComparison) -> Chart:
+    """One row a split; the models of a split stand a little apart."""
+    lines = list(_result_lines(models))
+    splits = [split for split in SPLIT_NAMES if any(one[split] for _, one in lines)]
+    series = []
+    for place, (name, one) in enumerate(lines):
+        known = [(n, m) for n, split in enumerate(splits) if (m := one[split])]
+        series.append(
+            Series(
+                name,
+                [m.utility for _, m in known],
+                [n + 0.2 * (place - (len(lines) - 1) / 2) for n, _ in known],
+                "points",
+                labels=[
+                    f"{SPLIT_NAMES[splits[n]]}, {format_interval(m.utility, m.ends)}"
+                    for n, m in known
+                ],
+                spans=[m.ends or (m.utility, m.utility) for _, m in known],
+            )
+        )
+    told = "; ".join(f"{one.name}: {', '.join(one.labels)}" for one in series)
+    return Chart(
+        "ends",
+        "Utilities and their 95 % intervals",
+        "utility",
+        "",
+        series,
+        told,
+        rows=[SPLIT_NAMES[split] for split in splits],
+    )
+
+
+def _subtask_table(models: TestComparison) -> TableBlock | None:
+    """What each part of a mixture came to."""
+    rows: list[list[str]] = []
+    for split in ("dev", "test"):
+        start, end = models.split_result("starting", split), models.split_result("ending", split)
+        if start and end:
+            rows += [
+                [
+                    part,
+                    split,
+                    format_number(start.parts[part]),
+                    format_number(value),
+                    format_signed(value - start.parts[part]),
+                ]
+                for part, value in end.parts.items()
+            ]
+    header = ["part", "split", models.expert, "best found", "change"]
+    return TableBlock("The parts of the mixture", header, rows) if rows else None
+
+
+def _domain_tables(models: TestComparison) -> list[TableBlock]:
+    """Utilities by domain on dev and test, where there are 2 to 12 domains."""
+    found = []
+    for split in ("dev", "test"):
+        if one := domain_table(models.metrics, split):
+            caption = f"Utilities by domain on {split}; (!): one answer throughout"
+            found.append(TableBlock(caption, *one))
+    return found
+
+
+def statistics_section(models: TestComparison) -> ReportSection:
+    """What may and may not be concluded."""
+    rows = [_gain_row(name, one) for name, one in _measured_gains(models)]
+    blocks: list[Any] = []
+    if rows:
+        header = ["on", "gain", "95 % interval", "p", "items"]
+        blocks.append(TableBlock("Best found less best initial expert, item by item", header, rows))
+    if (answers := models.paired_answers()) and is_binary(answers[1]) and is_binary(answers[2]):
+        blocks.append(_fourfold_table(models, *answers))
+    blocks.append(
+        TextBlock([*list_caveats(models.metrics), *_describe_method(models)], listed=True)
+    )
+    return ReportSection(
+        "statistics",
+        "How sure this is",
+        "The paired test looks only at items on which the two differ; p is the chance of a "
+        "difference this large if neither were better. Below 0.05 it is called a gain here.",
+        blocks,
+    )
+
+
+def _measured_gains(
+    models: TestComparison,
+) -> Iterator[tuple[str, tuple[float, list[float], float, int]]]:
+    found = models.metrics
+    if one := found.get("confirm"):
+        yield (
+            SPLIT_NAMES["confirm"],
+            (one["gain"], one["gain_interval"], one["p_value"], one["items"]),
+        )
+    if models.is_tested:
+        yield (
+            SPLIT_NAMES["test"],
+            (
+                found["test_gain"],
+                found["test_gain_interval"],
+                found["test_gain_p_value"],
+                found["ending_best_single_test_items"],
+            ),
+        )
+
+
+def _gain_row(name: str, one: tuple[float, list[float], float, int]) -> list[str]:
+    gain, (low, high), p, items = one
+    return [
+        name,
+        format_signed(gain),
+        _format_gain_interval((low, high)),
+        format_p_value(p),
+        format_count(items),
+    ]
+
+
+def _is_zero_width(interval_: Sequence[float]) -> bool:
+    """Whether a difference has an interval of no width: resampling items that do not differ."""
+    return tuple(interval_) == (0.0, 0.0)
+
+
+def _format_gain_interval(interval_: Sequence[float]) -> str:
+    """The 95 % interval of a difference."""
+    if _is_zero_width(interval_):
+        return "(no item differs)"
+    low, high = interval_
+    return f"[{format_signed(low)}, {format_signed(high)}]"
+
+
+def _fourfold_table(models: TestComparison, split: str, before: Any, after: Any) -> TableBlock:
+    start, end = answer_values(before) == 1, answer_values(after) == 1
+    cells = [
+        (both.sum(), lone.sum())
+        for both, lone in ((start & end, start & ~end), (~start & end, ~start & ~end))
+    ]
+    rows = [
+        [f"{models.expert} {word}", str(a), str(b)]
+        for word, (a, b) in zip(("right", "wrong"), cells, strict=True)
+    ]
+    return TableBlock(
+        f"Items of {split}, counted", ["", "best found right", "best found wrong"], rows
+    )
+
+
+def _describe_method(models: TestComparison) -> list[str]:
+    found, answers = models.metrics, models.paired_answers()
+    told = []
+    if answers and answers[0] == "test":
+        told.append(f"The paired test on test is {test_name(*answers[1:])}.")
+    told.append(
+        "Intervals of right-or-wrong answers are Wilson's, those of other utilities are "
+        "bootstrapped over items, and that of a difference inverts its test; they cover the draw "
+        "of the items, not that of the seed: another seed is another search."
+    )
+    evaluated = int((~np.isnan(models.run.utilities)).sum())
+    told.append(f"The best found is the highest of {format_count(evaluated)} evaluations on dev.")
+    if "confirm" not in found:
+        told.append(
+            "No part of dev was kept from the search (confirm=0.3 keeps some), so that "
+            "the dev number of the best found has no check but test."
+        )
+    if "signal" in found:
+        told.append(
+            f"The search climbed the signal {found['signal']}; the numbers above are by "
+            "the task's own measure, which also chose among the bests."
+        )
+    return told
+
+
+# The starts of a search, as its log tells them: how long each worked, and on what.
+
+LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ (.*)")
+VERSIONS_LINE = re.compile(r"versions: (.*)")
+SEARCH_START_LINE = re.compile(r"search (begins|goes on)")
+TOKENS_LINE = re.compile(r"iteration (\d+): .*, tokens (\d+)")
+METRICS_LINE = re.compile(r"ending_best_validation_utility: ")
+
+
+@dataclass(slots=True)
+class RunStart:
+    """From one start of the search to the last line before the next.
+
+    Attributes:
+        versions: Of Python and the packages; empty where the log does not tell them.
+        searching: Whether it came so far as to say that the search begins or goes on.
+        measured: Whether it came to the metrics.
+        tokens: Read and written on dev, by iteration.
+    """
+
+    began: datetime
+    ended: datetime
+    versions: str = ""
+    searching: bool = False
+    measured: bool = False
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.ended - self.began).total_seconds()
+
+
+def read_starts(run: RunFolder) -> list[RunStart]:
+    """Every start that worked on the search; one that only showed a finished one again did not."""
+    try:
+        text = (run.path / "log.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    found: list[RunStart] = []
+    for line in text.split("\n"):
+        if told := LOG_LINE.match(line):
+            _add_log_line(found, datetime.fromisoformat(told[1]), told[2])
+    over = next((n for n, one in enumerate(found) if one.measured), len(found))
+    return [one for n, one in enumerate(found) if n <= over or one.measured]
+
+
+def _add_log_line(found: list[RunStart], now: datetime, words: str) -> None:
+    """Put a line of the log to the start that it belongs to."""
+    versions, begins = VERSIONS_LINE.match(words), SEARCH_START_LINE.match(words)
+    # Logs of older versions have no line of versions, so that `search begins` is their first.
+    if versions or (begins and (not found or found[-1].searching)):
+        found.append(RunStart(now, now, versions[1] if versions else ""))
+    if not found:
+        return
+    last = found[-1]
+    last.ended = now
+    last.searching |= bool(begins)
+    last.measured |= bool(METRICS_LINE.match(words))
+    if tokens := TOKENS_LINE.match(words):
+        last.tokens[tokens[1]] = int(tokens[2])
+
+
+# What a search cost, and what it did not have to ask.
+
+FINAL_STAGES = {
+    "test": "on test, at the end",
+    "judged": "on dev by the task's own measure, at the end",
+    "confirm": "on the kept part of dev, at the end",
+    "again": "on dev once more, for the noise floor",
+}
+"""What answers/KIND_*.json.gz was asked for."""
+
+
+def cost_section(models: TestComparison) -> ReportSection:
+    """Prompts, time and tokens; what racing, positions met before and other searches saved."""
+    run = models.run
+    spent = measure_economy(run)
+    asked = int(spent["prompts"][-1])
+    rows = [["on dev, by the search", format_count(asked)], *_final_rows(run)]
+    blocks: list[Any] = [
+        _economy_chart(run, spent),
+        TableBlock("Prompts that were asked", ["prompts", "how many"], rows),
+        TableBlock(
+            "Prompts that were not asked", ["prompts", "how many"], _saved_rows(run, spent, asked)
+        ),
+    ]
+    if timed := _time_rows(run, asked):
+        blocks.append(TableBlock("Time and tokens", ["what", "how much"], timed))
+    if taken := run.metrics.get("spent"):
+        blocks.append(
+            TableBlock(
+                "What scoring took",
+                ["measure", "texts met for the first time", "met again"],
+                [
+                    [name, format_number(n["first"]), format_number(n["again"])]
+                    for name, n in taken.items()
+                ],
+            )
+        )
+    better = spent["improvements"]
+    each = spent["prompts_per_improvement"]
+    if each is not None:
+        blocks.append(
+            TextBlock(
+                [
+                    f"The best rose {pluralize(better, 'time')} after the start, "
+                    f"once every {format_count(each)} prompts."
+                ]
+            )
+        )
+    return ReportSection(
+        "cost",
+        "What it cost",
+        "A prompt is one item put to one position. The curve's first point is the price of asking "
+        "every starting particle; where it is flat, prompts bought nothing.",
+        blocks,
+    )
+
+
+def _economy_chart(run: RunFolder, spent: dict[str, Any]) -> Chart:
+    """The best so far against prompts."""
+    prompts, best = spent["prompts"], spent["best"]
+    labels = [f"iteration {n}" for n in range(len(best))]
+    return Chart(
+        "budget",
+        "What prompts bought",
+        "prompts on dev",
+        objective_label(run),
+        [Series("best so far", prompts, best, "steps", "strong", labels)],
+        f"{format_count(prompts[-1])} prompts took the best from {format_number(best[0])} to "
+        f"{format_number(best[-1])}"
+        f"{signal_suffix(run)}",
+    )
+
+
+def _final_rows(run: RunFolder) -> list[list[str]]:
+    rows: list[list[str]] = []
+    # One that is gone is not found by its name.
+    verify_run_file(run.path / "answers")
+    for kind, name in FINAL_STAGES.items():
+        paths = list((run.path / "answers").glob(f"{kind}_*.json.gz"))
+        if asked := sum(len(run.load_packed(path)) for path in paths):
+            rows.append([name, format_count(asked)])
+    return rows
+
+
+def _saved_rows(run: RunFolder, spent: dict[str, Any], asked: int) -> list[list[str]]:
+    """Prompts saved on dev, by what saved them."""
+    scored = sum(n or 0 for entry in run.rounds for n in entry.get("items_scored", ()))
+    shared = sum(entry.get("prompts_shared", 0) for entry in run.rounds)
+    rows = [
+        ["racing: stopped, could not win any more", spent["raced"]],
+        ["cache: the same position was met before", max(0, scored - asked)],
+        ["dropping: moved without being asked", spent["dropped"]],
+    ]
+    if spent["beyond_budget"]:
+        rows.append(["budget: nothing was left for them", spent["beyond_budget"]])
+    if shared:
+        rows.append(["shared: another search had asked (counted as asked above)", shared])
+    return [[name, format_count(saved)] for name, saved in rows]
+
+
+def _time_rows(run: RunFolder, asked: int) -> list[list[str]]:
+    """Rows on time and tokens, from the log; none without one."""
+    seconds, times, tokens = read_log(run)
+    if not times:
+        return []
+    rows = [["time from start to end, waiting between starts left out", format_duration(seconds)]]
+    if times > 1:
+        rows.append(["times it was started", str(times)])
+    if seconds > 0:
+        rows.append(
+            ["prompts on dev a second, everything included", format_number(asked / seconds, 1)]
+        )
+    if tokens:
+        rows.append(["tokens read and written on dev", format_count(tokens)])
+    return rows
+
+
+def read_log(run: RunFolder) -> tuple[float, int, int]:
+    """Seconds at work, how often the search was started, and tokens on dev; 0 where unknown."""
+    found = read_starts(run)
+    tokens = {number: n for one in found for number, n in one.tokens.items()}
+    return sum(one.seconds for one in found), len(found), sum(tokens.values())
+
+
+# What a search was: its configuration, experts and versions.
+
+MAX_EXPERTS_NAMED = 12
+"""Groups of modules that are listed by name; of more, the first and the last."""
+
+
+def configuration_section(models: TestComparison) -> ReportSection:
+    """The settings, and the digests that make the search the one it is."""
+    run = models.run
+    own, made = run.experts[: run.own], run.experts[run.own :]
+    blocks: list[ReportBlock] = [TextBlock([f"{len(own)} experts: {', '.join(own)}."])]
+    if made:
+        rows_made = f"{pluralize(len(made), 'more row')}, made by the pool: {', '.join(made)}."
+        blocks.append(TextBlock([rows_made]))
+    if len(run.groups) > 1:
+        named = [*run.groups]
+        if len(named) > MAX_EXPERTS_NAMED:
+            named = [*named[: MAX_EXPERTS_NAMED - 2], "...", named[-1]]
+        blocks.append(
+            TextBlock(
+                [
+                    f"{len(run.groups)} groups of modules with coefficients of their own: "
+                    f"{', '.join(named)}."
+                ]
+            )
+        )
+    names = ("seed", "base weights", "pool weights", "task items")
+    rows = [[name, str(run.identity[name])] for name in names if name in run.identity]
+    rows += [["versions", told] for told in _list_versions(run)]
+    blocks.append(
+        TableBlock("What it ran on", ["what", "which (weights and items as digests)"], rows)
+    )
+    try:
+        config = clean(run.config)
+    except UserError:
+        config = run.identity
+    keys = [[key, _format_value(value)] for key, value in flatten_keys(config)]
+    table = TableBlock("Configuration", ["key", "value"], keys)
+    return ReportSection(
+        "setup",
+        "Configuration",
+        "The same keys, seed, weights and items give the same search; python -m swarm.search takes "
+        "the keys as they stand here.",
+        blocks,
+        {f"All {len(keys)} keys": [table]},
+    )
+
+
+def flatten_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a configuration, dotted."""
+    for name, value in tree.items():
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping) and value:
+            yield from flatten_keys(value, here)
+        else:
+            yield here, value
+
+
+def _format_value(value: object) -> str:
+    """A value as a command line takes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _list_versions(run: RunFolder) -> list[str]:
+    """The packages' versions, each different set once; from the log."""
+    return list(dict.fromkeys(one.versions for one in read_starts(run) if one.versions))

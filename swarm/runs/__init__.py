@@ -1,0 +1,1 @@
+"""The run folder: what a search writes, and how it is read back."""

@@ -1,0 +1,329 @@
+"""What may be said of a search, in sentences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MAX_DOMAINS = 12
+"""Domains that a table shows; of more, the metrics alone have the numbers."""
+
+MAX_LISTED = 5
+"""Domains that a sentence names."""
+
+MODEL_LABELS = ("best initial expert", "best found")
+
+
+def describe_position(
+    experts: Sequence[str], position: Sequence[float], groups: Sequence[str] = ("all",)
+) -> str:
+    """A position in words, the largest share first: "0.41 cot + 0.33 lima - 0.08 sharegpt".
+
+    Args:
+        experts: The K names.
+        position: [G * K], group by group.
+        groups: The G names; up to three are told one by one, more as their mean.
+    """
+    rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), len(experts)))
+    if len(rows) == 1 or len({tuple(row) for row in rows}) == 1:
+        return _describe_coefficients(experts, rows[0])
+    if len(rows) <= 3:
+        return "; ".join(
+            f"{name}: {_describe_coefficients(experts, row)}"
+            for name, row in zip(groups, rows, strict=True)
+        )
+    return f"{_describe_coefficients(experts, rows.mean(axis=0))} (mean of {len(rows)} groups)"
+
+
+def _describe_coefficients(experts: Sequence[str], row: np.ndarray) -> str:
+    shares = sorted(zip(row.tolist(), experts, strict=True), key=lambda pair: -abs(pair[0]))
+    words = ""
+    for share, name in shares:
+        if abs(share) >= 0.005:
+            sign = ("- " if share < 0 else "") if not words else (" - " if share < 0 else " + ")
+            words += f"{sign}{abs(share):.2f} {name}"
+    return words or "nothing of any expert"
+
+
+def test_conclusion(metrics: dict[str, Any]) -> str:
+    """What may be said of the test result, in one sentence.
+
+    Args:
+        metrics: As `swarm.loop.final_metrics.final_metrics` makes them, with a test.
+    """
+    start = metrics["starting_best_validation_utility"]
+    if metrics["ending_best_validation_utility"] <= start:
+        nothing = "The search found nothing better on dev than the best initial expert"
+        words = (
+            f"{nothing}: {_describe_test_gain(metrics)}" if metrics["test_gain"] else f"{nothing}."
+        )
+    else:
+        words = _describe_test_gain(metrics)
+    return " ".join([words, *compare_with_constants(metrics)])
+
+
+def _describe_test_gain(metrics: dict[str, Any]) -> str:
+    return describe_difference(
+        metrics["test_gain"],
+        metrics["test_gain_interval"],
+        metrics["test_gain_p_value"],
+        metrics["ending_best_single_test_items"],
+        "test items",
+        metrics.get("in_points", False),
+    )
+
+
+def describe_difference(
+    gain: float, interval: Sequence[float], p: float, items: int, of: str, points: bool
+) -> str:
+    """Whether a difference may be chance, in one sentence.
+
+    Args:
+        gain, interval, p, items: As `swarm.stats.tests.PairedTest` has them.
+        of: What the items are.
+        points: Utilities are shares, and a hundredth is a point.
+    """
+    scale, unit = (100.0, " points") if points else (1.0, "")
+    low, high = (f"{scale * end:+.3g}" for end in interval)
+    if not gain and not any(interval):
+        return f"No difference: none of {items} {of} differs."
+    kind = "gain" if gain >= 0 else "loss"
+    chance = "is" if p < 0.05 else "is not"
+    return (
+        f"The {kind} of {scale * abs(gain):.3g}{unit} on {items} {of} {chance} distinguishable "
+        f"from chance (p = {p:.3g}; 95 % interval {low} to {high})."
+    )
+
+
+def describe_constant_answers(found: Mapping[str, Any]) -> str:
+    """The best constant answers by domain: "connectivity: No, shortest_path: 1".
+
+    Args:
+        found: As `swarm.tasks.metrics.ConstantAnswers.summarize_splits` returns it.
+    """
+    answers = found["by_domain"]["answers"]
+    different = set(answers.values())
+    if len(different) == 1:
+        return quote_answer(different.pop())
+    told = [f"{shorten_text(domain)}: {quote_answer(one)}" for domain, one in answers.items()]
+    more = len(told) - MAX_LISTED
+    return ", ".join(told[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def compare_with_constants(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
+    """How a model compares with the best constant answers on test: a sentence, or none."""
+    found = metrics.get("constant_answers")
+    if not found or "gain" not in found:
+        return []
+    each = "of each domain " if len(found["by_domain"]["answers"]) > 1 else ""
+    label = f"best constant answer {each}({describe_constant_answers(found)}; chosen on dev)"
+    utility = found["by_domain"]["test"]["utility"]
+    return [_compare_with_baseline(label, utility, found, metrics, name)]
+
+
+def compare_with_baselines(metrics: Mapping[str, Any], name: str = MODEL_LABELS[1]) -> list[str]:
+    """How a model compares with each baseline on test, a sentence each."""
+    return [
+        _compare_with_baseline(one["label"], one["test"]["utility"], one, metrics, name)
+        for one in metrics.get("baselines", ())
+    ]
+
+
+def _compare_with_baseline(
+    label: str, utility: float, found: Mapping[str, Any], metrics: Mapping[str, Any], name: str
+) -> str:
+    """A baseline's test utility, and the difference of the model `name` to it, in a sentence."""
+    scale, unit = (100.0, " points") if metrics.get("in_points", False) else (1.0, "")
+    low, high = (f"{scale * end:+.3g}" for end in found["gain_interval"])
+    side = "above" if found["gain"] >= 0 else "below"
+    sure = "" if found["p_value"] < 0.05 else "not "
+    return (
+        f"The {label} has {utility:.3f} on test: the {name} is {scale * abs(found['gain']):.3g}"
+        f"{unit} {side} it, {sure}distinguishable from chance (p = {found['p_value']:.3g}; "
+        f"95 % interval {low} to {high})."
+    )
+
+
+def one_answer_warnings(
+    metrics: Mapping[str, Any],
+    names: tuple[str, str] = (f"the {MODEL_LABELS[0]}", f"the {MODEL_LABELS[1]}"),
+) -> list[str]:
+    """Where a model gives one answer throughout, on test or, without a test, on dev.
+
+    Args:
+        metrics: As `swarm.loop.final_metrics.final_metrics` makes them; older ones have no such
+            key.
+        names: Of the model that was started from, and of the one that was found.
+    """
+    split, key = ("test", "single_test") if "test_gain" in metrics else ("dev", "validation")
+    return [
+        words
+        for side, name in zip(("starting", "ending"), names, strict=True)
+        for words in format_one_answer_warnings(
+            metrics.get(f"{side}_best_{key}_one_answer", ()), name, split
+        )
+    ]
+
+
+def format_one_answer_warnings(
+    found: Sequence[Mapping[str, Any]], name: str, split: str
+) -> list[str]:
+    """The warnings of one model on one split.
+
+    Args:
+        found: As `swarm.tasks.metrics.find_one_answer_domains` returns it.
+    """
+    told = []
+    for one in found[:MAX_LISTED]:
+        where = (
+            "all domains" if one["domain"] is None else f"the domain {shorten_text(one['domain'])}"
+        )
+        told.append(
+            f"Warning: in {where} of {split}, {name} gives one answer: "
+            f"{quote_answer(one['answer'])} is "
+            f"{100 * one['share']:.3g} % of the {one['answers']} answers that were read, and right "
+            f"for {100 * one['right']:.3g} % of the items."
+        )
+    if more := len(found) - MAX_LISTED:
+        told += [f"Warning: so it is in {more} more domains of {split}."] * (more > 0)
+    return told
+
+
+def domain_table(
+    metrics: Mapping[str, Any], split: str, names: tuple[str, str] = MODEL_LABELS
+) -> tuple[list[str], list[list[str]]] | None:
+    """Utilities by domain as the header and rows of a table; `None` unless of 2 to 12 domains.
+
+    Intervals and constant answers are left out beside baselines, for want of room.
+
+    Args:
+        split: "dev" or "test".
+        names: Of the model that was started from, and of the one that was found.
+    """
+    key = "single_test" if split == "test" else "validation"
+    start, end = (metrics.get(f"{side}_best_{key}_domains") for side in ("starting", "ending"))
+    if not start or not end or not 2 <= len(end) <= MAX_DOMAINS:
+        return None
+    constant = ((metrics.get("constant_answers") or {}).get("by_domain") or {}).get(split)
+    warned = {one["domain"] for one in metrics.get(f"ending_best_{key}_one_answer", ())}
+    others = [one for one in metrics.get("baselines", ()) if "domains" in one.get(split, {})]
+    # The kind of a baseline, without what was chosen: the table is wide enough.
+    header = [f"domain of {split}", "n", *(one["label"].split(" (")[0] for one in others), *names]
+    header += ["best constant answer"] * bool(constant) + [f"answers of the {names[1]}"]
+    rows = []
+    for domain, mine in end.items():
+        row = [shorten_text(domain), f"{mine['items']}"]
+        row += [f"{one[split]['domains'][domain]['utility']:.3f}" for one in others]
+        row += [
+            f"{one['utility']:.3f}" if others else _format_utility(one)
+            for one in (start[domain], mine)
+        ]
+        if constant:
+            own = constant["domains"][domain]
+            answer = "" if others else f" ({quote_answer(own['commonest'])})"
+            row.append(f"{own['utility']:.3f}{answer}")
+        rows.append([*row, format_most_common_answer(mine, bool(warned & {domain, None}))])
+    return header, rows
+
+
+def format_most_common_answer(found: Mapping[str, Any], warned: bool) -> str:
+    """The commonest answer in a domain: "No: 94 % (!)", and how many could not be read.
+
+    Args:
+        found: One of `swarm.tasks.metrics.summarize_domains`.
+    """
+    told = []
+    if found.get("commonest") is not None:
+        told.append(
+            f"{quote_answer(found['commonest'])}: {100 * found['share']:.0f} %" + " (!)" * warned
+        )
+    if found.get("unparsed_rate"):
+        told.append(f"{100 * found['unparsed_rate']:.0f} % not read")
+    return ", ".join(told) or "–"
+
+
+def _format_utility(found: Mapping[str, Any]) -> str:
+    low, high = found["interval"]
+    return f"{found['utility']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def shorten_text(text: str, most: int = 40) -> str:
+    """A name or an answer in one short line of printable characters."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def quote_answer(answer: str) -> str:
+    """An answer, short, in quotation marks."""
+    return f'"{shorten_text(answer)}"'
+
+
+def position_label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None:
+    """What an optimizer calls a position, such as "uniform soup"; `None`: it has no names.
+
+    Args:
+        optimizer: Its state.
+    """
+    named = zip(optimizer.get("rows", []), optimizer.get("labels", []), strict=False)
+    return next((words for row, words in named if row == list(position)), None)
+
+
+def describe_constraint(part: str, one: Mapping[str, Any]) -> str:
+    """Whether the best found meets a constraint, in one sentence.
+
+    Args:
+        one: As `swarm.loop.final_metrics.final_metrics` has it for a part.
+    """
+    whose = "the base model's" if one["base"] else "given"
+    met = "met" if one["met"] else "NOT met by any position, this one misses it by the least"
+    line = f"Constraint: {part} at least {one['at_least']:.3f} ({whose}) on dev: "
+    line += f"{one['dev']:.3f}, {met}"
+    if "test" not in one:
+        return f"{line}."
+    line += f"; on test {one['test']['utility']:.3f} (n = {one['test']['items']})"
+    if "test_base" in one:
+        low, high = one["test_gain_interval"]
+        line += (
+            f" against the base model's {one['test_base']:.3f}, difference "
+            f"{one['test_gain']:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
+        )
+    return f"{line}."
+
+
+def list_caveats(metrics: dict[str, Any]) -> list[str]:
+    """What else bears on the numbers: one answer throughout, the kept part of dev, and noise."""
+    lines = one_answer_warnings(metrics)
+    points = metrics.get("in_points", False)
+    if found := metrics.get("confirm"):
+        bias = found["ending_searched"] - found["ending"]
+        chose = " These items chose it among the finalists." * found.get("chose", False)
+        lines.append(
+            f"Of the {found['ending_searched']:.3f} that the search saw, the {found['items']} dev "
+            f"items kept from it confirm {found['ending']:.3f} (difference {bias:+.3f}; a maximum "
+            f"of many flatters itself).{chose}"
+        )
+        lines.append(
+            describe_difference(
+                found["gain"],
+                found["gain_interval"],
+                found["p_value"],
+                found["items"],
+                "kept dev items",
+                points,
+            )
+        )
+    for part, one in (metrics.get("constraints") or {}).items():
+        lines.append(describe_constraint(part, one))
+    if error := metrics.get("reconstruction_error"):
+        lines.append(
+            f"The saved adapter is cut to pool.export_rank and off by {error:.2g} of the update's "
+            "norm: all numbers are of the position before that; python -m swarm.evaluate "
+            "measures the adapter."
+        )
+    if found := metrics.get("noise_floor"):
+        lines.append(
+            f"Noise floor: asked again in other batches, {found['changed_answers']} of "
+            f"{found['items']} dev answers of the best found change, and its utility by "
+            f"{found['difference']:+.4f}."
+        )
+    return lines

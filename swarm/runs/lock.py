@@ -1,0 +1,170 @@
+"""A run folder in use: one process holds it, and says in it how far its search is."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from swarm._util.files import make_folder, write_json
+from swarm._util.secrets import clean_words
+from swarm.errors import UserError
+
+STATUS_FILE = "running.json"
+COMMAND_FILE = "command.json"
+
+UPDATE_INTERVAL_S = 1.0
+"""Seconds between two writings of the note."""
+
+LOCK_TIMEOUT_S = 1.0
+"""How long a folder may stay held before it counts as held: who only looks holds it an instant."""
+
+
+class RunLock:
+    """A run folder held by this process, with a note of what it does there.
+
+    The lock is the kernel's (flock on the folder itself): it ends with the process, however that
+    ends, and leaves no file behind. `close` ends it before.
+
+    Args:
+        folder: The run's; made if it is not there.
+
+    Raises:
+        UserError: Another process holds it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STATUS_FILE
+        self._descriptor = _acquire_lock(folder)
+        self._said: dict[str, Any] = {"what": "begins"}
+        self._began = _current_time()
+        self._changed, self._over = False, threading.Event()
+        try:
+            self._write_status()
+        except UserError:
+            os.close(self._descriptor)
+            raise
+        self._thread = threading.Thread(target=self._write_periodically, daemon=True)
+        self._thread.start()
+
+    def update_status(self, facts: Mapping[str, Any]) -> None:
+        """What the search does now; it is in the folder within a second.
+
+        Args:
+            facts: `what` (in words), `iteration`, `most`, `done` and `total` (items of the
+                evaluation at hand), `prompts_per_second`, `seconds_left`, `best`.
+        """
+        self._said, self._changed = dict(facts), True
+
+    def close(self) -> None:
+        """Remove the note and let the folder go."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def _write_periodically(self) -> None:
+        while not self._over.wait(UPDATE_INTERVAL_S):
+            if self._changed:
+                self._changed = False
+                # A full disk is for the search to tell of, which keeps more than this.
+                with contextlib.suppress(UserError):
+                    self._write_status()
+
+    def _write_status(self) -> None:
+        who = {"pid": os.getpid(), "host": socket.gethostname()}
+        write_json(
+            self._path, {**who, "began": self._began, "updated": _current_time(), **self._said}
+        )
+
+
+def running_info(folder: Path) -> dict[str, Any] | None:
+    """What the process that holds a run folder says of itself; `None` if none does.
+
+    Returns:
+        The note: `pid`, `host`, `began` and `updated` (ISO times), `what`, and what `Hold.say`
+        was given besides. A note that a killed process left is none.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        # Shared: two that look at once do not take each other for a search.
+        if _try_lock(descriptor, fcntl.LOCK_SH):
+            return None
+    finally:
+        os.close(descriptor)
+    return _read_status(folder) or {"what": "begins"}
+
+
+def save_command(folder: Path, arguments: Sequence[str]) -> None:
+    """Write the arguments of a search beside its state, so that it can be started again.
+
+    Args:
+        arguments: Of `python -m swarm.search`, its name among them; secrets are taken out.
+    """
+    words = clean_words(arguments)
+    write_json(folder / COMMAND_FILE, {"arguments": words, "directory": os.getcwd()})
+
+
+def load_command(folder: Path) -> dict[str, Any] | None:
+    """`arguments` and `directory` of the search in a folder; `None` where none were kept."""
+    try:
+        found = json.loads((folder / COMMAND_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("arguments"), list) else None
+
+
+def _acquire_lock(folder: Path) -> int:
+    """The descriptor that keeps the lock of a folder."""
+    try:
+        make_folder(folder, private=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while not _try_lock(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            os.close(descriptor)
+            pid = (_read_status(folder) or {}).get("pid", "unknown")
+            raise UserError(
+                f"{folder}: another search is at work there (process {pid}); wait for it, end it "
+                f"(kill {pid}), or choose another name="
+            )
+        time.sleep(0.05)
+    return descriptor
+
+
+def _try_lock(descriptor: int, how: int) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # Some network file systems have no locks; one has to do without there.
+        return True
+    return True
+
+
+def _read_status(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _current_time() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

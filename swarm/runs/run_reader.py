@@ -1,0 +1,208 @@
+"""A run folder as an analysis sees it: positions, utilities and answers; nothing is written."""
+
+import hashlib
+import json
+import zlib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm._util.files import as_path, read_gzip_json
+from swarm._util.secrets import clean, read_config
+from swarm.errors import UserError
+from swarm.runs.describe import position_label
+from swarm.runs.manifest import REPAIR_HINT, read_state, verify_run_file
+from swarm.runs.pareto_front import ParetoFront
+
+PositionIndex = tuple[int, int]
+"""(iteration, particle)."""
+
+RUNS_FOLDER = "search"
+"""Where runs lie if nobody says otherwise (conf/search.yaml)."""
+
+MAX_RUNS_SHOWN = 4
+"""Runs that an error names."""
+
+
+class RunFolder:
+    """A finished or running search, as far as it is.
+
+    Attributes:
+        path: Where it is.
+        experts: The pool's K names.
+        own: How many of them, the first ones, are experts and not rows made by the pool.
+        groups: The names of the G groups of modules that have coefficients of their own.
+        rounds: What the state keeps of each iteration; 0 is the start.
+        positions: [T, N, G * K] mixing coefficients.
+        utilities: [T, N] on dev, NaN where none was measured.
+        finished: Why the search ended; `None` while it runs.
+        metrics: What it came to; empty while it runs.
+        optimizer: Its state after the last iteration.
+        identity: The settings and digests that make it the search it is.
+        chosen: Best expert ("starting") and best found ("ending"), where the task's own measure
+            chose them and not the signal that was searched on.
+        scale: Of a task that measures one on the experts; else `None`.
+        front: The Pareto front of a task of several parts; else `None`.
+
+    Raises:
+        UserError: The folder is no run's, or no iteration is done.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = as_path(path)
+        self._verified: set[Path] = set()
+        state = _load_state(self.path)
+        verify_run_file(self.path / "config.json")
+        self.experts: list[str] = state["experts"]
+        self.own: int = state.get("own", len(self.experts))
+        self.groups: list[str] = state.get("groups", ["all"])
+        self.chosen: dict[str, list[int]] = state.get("chosen", {})
+        self.rounds: list[dict[str, Any]] = state["rounds"]
+        self.finished: str | None = state["finished"]
+        self.metrics: dict[str, Any] = state["metrics"] or {}
+        self.identity: dict[str, Any] = clean(state["identity"])
+        self.scale: dict[str, Any] | None = state.get("scale")
+        self.optimizer: dict[str, Any] = state.get("optimizer") or {}
+        self.front = ParetoFront.from_state(state)
+        if not self.rounds:
+            raise UserError(f"{self.path}: no iteration is done yet; wait for the first")
+        try:
+            self.positions = np.array([entry["positions"] for entry in self.rounds], dtype=float)
+            self.utilities = np.array([entry["utilities"] for entry in self.rounds], dtype=float)
+        except (TypeError, KeyError, ValueError):
+            raise UserError(f"{self.path}/state.json is not the state of a search") from None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration it was begun with, what it takes from the environment resolved.
+
+        Raises:
+            UserError: The folder keeps none (a run made in Python).
+        """
+        path = self.path / "config.json"
+        if not path.is_file():
+            raise UserError(f"{path} is missing: this run was not begun by python -m swarm.search")
+        verify_run_file(path)
+        try:
+            config: Any = json.loads(path.read_text())
+        except (OSError, ValueError):
+            config = None
+        if not isinstance(config, dict):
+            raise UserError(f"{path} is not the configuration of a search")
+        found: dict[str, Any] = read_config(config)
+        return found
+
+    @property
+    def means(self) -> np.ndarray:
+        """[T, N, K] each expert's coefficient, the mean over the groups of modules."""
+        shape = (*self.positions.shape[:2], len(self.groups), len(self.experts))
+        found: np.ndarray = self.positions.reshape(shape).mean(axis=2)
+        return found
+
+    def position_label(self, place: PositionIndex) -> str | None:
+        """What the optimizer calls a position, such as "uniform soup"; `None`: it has no names."""
+        return position_label(self.optimizer, self.positions[place].tolist())
+
+    @property
+    def particles(self) -> int:
+        """N, the number of particles."""
+        return int(self.positions.shape[1])
+
+    def find_best(self, particle: int | None = None) -> PositionIndex:
+        """The first highest utility, of one particle or of all; of all, as `chosen`."""
+        if particle is None and self.chosen:
+            return self.chosen["ending"][0], self.chosen["ending"][1]
+        known = np.where(np.isnan(self.utilities), -np.inf, self.utilities)
+        if particle is not None:
+            return int(known[:, particle].argmax()), particle
+        number, found = np.unravel_index(known.argmax(), known.shape)
+        return int(number), int(found)
+
+    def best_expert(self) -> PositionIndex:
+        """The first best of the experts, which are the first K particles of the start."""
+        if self.chosen:
+            return self.chosen["starting"][0], self.chosen["starting"][1]
+        start = self.utilities[0, : self.own]
+        return 0, int(np.where(np.isnan(start), -np.inf, start).argmax())
+
+    def best_so_far(self) -> np.ndarray:
+        """[T] highest utility up to each iteration, NaN before the first."""
+        highest = np.where(np.isnan(self.utilities), -np.inf, self.utilities).max(axis=1)
+        found: np.ndarray = np.maximum.accumulate(highest)
+        return np.where(np.isinf(found), np.nan, found)
+
+    def load_answers(self, place: PositionIndex) -> list[dict[str, Any]]:
+        """What a particle answered in an iteration to the dev items it was asked."""
+        path = self.path / "answers" / f"iteration_{place[0]:04d}.json.gz"
+        try:
+            found: list[dict[str, Any]] = self.load_packed(path)[str(place[1])]
+        except (KeyError, TypeError):
+            raise UserError(f"{path} has no answers of particle {place[1]}") from None
+        return found
+
+    def load_packed(self, path: Path) -> Any:
+        """The content of a file of answers.
+
+        Raises:
+            UserError: It is damaged or missing.
+        """
+        if path not in self._verified:
+            verify_run_file(path)
+            self._verified.add(path)
+        try:
+            return read_gzip_json(path)
+        except (OSError, ValueError, EOFError, zlib.error):
+            raise UserError(f"{path} is damaged or missing; {REPAIR_HINT}") from None
+
+    def load_answer_values(self, place: PositionIndex) -> np.ndarray:
+        """[items] what those answers were worth."""
+        return np.array([row["value"] for row in self.load_answers(place)], dtype=float)
+
+    def load_test_answers(self, place: PositionIndex) -> list[dict[str, Any]] | None:
+        """What a position answered to the test items; `None` if it was not asked them."""
+        items = self.metrics.get("asked", {}).get("test_items")
+        position = " ".join(float(c).hex() for c in self.positions[place])
+        name = hashlib.sha256(f"{items} {position}".encode()).hexdigest()[:16]
+        path = self.path / "answers" / f"test_{name}.json.gz"
+        if items:
+            verify_run_file(path)
+        return self.load_packed(path) if items and path.is_file() else None
+
+
+def _load_state(folder: Path) -> dict[str, Any]:
+    state = read_state(folder)
+    if state is None or not {"experts", "rounds", "finished"} <= set(state):
+        raise UserError(f"{folder} {_describe_folder(folder)}")
+    return state
+
+
+def _describe_folder(folder: Path) -> str:
+    """Of a folder that is no run's: what it is instead, and what to do."""
+    if (folder / "tuning.json").is_file():
+        adapter = f", its adapter is {folder}/tuned" if (folder / "tuned").is_dir() else ""
+        return (
+            f"holds no search, but a fine-tuning: its numbers are in {folder}/tuning.json{adapter}"
+        )
+    if runs := _find_runs(folder):
+        kind = "is a comparison" if (folder / "methods.json").is_file() else "holds no search"
+        more = ", ..." * (len(runs) > MAX_RUNS_SHOWN)
+        return f"{kind}: its runs are {', '.join(map(str, runs[:MAX_RUNS_SHOWN]))}{more}; name one of them"
+    if (folder / "state.json").is_file():
+        return (
+            "has a state.json that is not the state of a search, or is damaged; name another folder"
+        )
+    if (folder.parent / "state.json").is_file():
+        return f"holds no search; did you mean {folder.parent}?"
+    near = {
+        run.name: run for home in (Path(RUNS_FOLDER), folder.parent) for run in _find_runs(home)
+    }
+    if found := get_close_matches(folder.name, near, 1):
+        return f"holds no search; did you mean {near[found[0]]}?"
+    return f"holds no search; allowed: a folder of {RUNS_FOLDER}/ with a state.json"
+
+
+def _find_runs(folder: Path) -> list[Path]:
+    """The run folders in a folder."""
+    return sorted(path.parent for path in folder.glob("*/state.json"))

@@ -1,0 +1,171 @@
+"""A scorer that runs the code a model wrote against the item's test, in sandboxes."""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from textwrap import dedent
+
+from swarm._util import validation
+from swarm.errors import UserError
+from swarm.scorers import sandbox
+from swarm.tasks.base import Item, Score
+from swarm.tasks.dataset import text_field_error
+
+ALLOWED = ("auto", *sandbox.KINDS, "none")
+
+log = logging.getLogger(__name__)
+
+CODE_FENCE = re.compile(
+    r"^[ \t]*```[ \t]*(?P<language>[^\n`]*)\n(?P<code>.*?)(?P<close>^[ \t]*```[ \t]*(?:\n|\Z)|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+PYTHON_LANGUAGES = ("", "python", "python3", "py")
+UNINDENTED_LINE = re.compile(r"\n(?=[^\s)\]}])")
+"""Where a continued function's body ends: the next line that is not indented."""
+
+CODE_START = re.compile(r"[ \t]*(?:(?:def|class|import|from|async)[ \t]|@|\w+[ \t]*=(?!=))")
+"""A line with which code amid words may begin."""
+
+MAX_LINES, MAX_STARTS, MAX_RUNS = 1000, 30, 300
+"""The most lines, beginnings and runs of lines that are looked at where a text is not all code."""
+
+
+class CodeScorer:
+    """1 if the model's code passes the item's Python "test", else 0.
+
+    The code is the first fenced block of Python (or of no language) in the text. Without one it is
+    the first of these that is Python: the item's "prompt" and the text after it; the same up to
+    the first line that is not indented, where a continued function ends; the text alone; the
+    longest run of its lines that begins as code does. The test is run after the code, in its
+    namespace, and passes if nothing is raised: a row of `assert`s. A text in which nothing is
+    Python is unparsed.
+
+    The test runs in one process and the code in another, each in a sandbox of its own
+    (`swarm.scorers.sandbox`): bubblewrap, or else namespaces made here, without network, with an
+    environment of a few fixed variables, read-only system folders, and processes that all end
+    with the first. The test calls what the code defines, and gets values of built-in types as
+    they are and any other object as one that stays where it was made. The verdict is the test's
+    process's, which the code cannot reach. What follows from this: Python's builtins and the
+    modules that the test names are the test's own; an object of the code's own class equals none
+    of the test's values, and no operator takes both; the test cannot derive classes from the
+    code's, or await its coroutines.
+
+    Args:
+        seconds: Of CPU time for the code and for the test; ten times as many may pass on the
+            clock.
+        memory: The most memory, in MiB, that one process may map and all may hold together.
+        processes: The most processes of the code at a time.
+        sandbox: "auto" takes the first that works of "bubblewrap" and "namespaces"; "none" runs
+            the code with the rights of the user, within the limits of a process.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    highest: float | None = 1.0
+    votes = False
+
+    def __init__(
+        self, seconds: int = 5, memory: int = 1024, processes: int = 32, sandbox: str = "auto"
+    ) -> None:
+        self.seconds = validation.check_positive_int("scorer.seconds", seconds)
+        self.memory = validation.check_positive_int("scorer.memory", memory)
+        self.processes = validation.check_positive_int("scorer.processes", processes)
+        if sandbox not in ALLOWED:
+            raise UserError(f"task.scorer.sandbox={sandbox}: must be one of {', '.join(ALLOWED)}")
+        self.sandbox = sandbox
+
+    def check(self) -> None:
+        """See `Prepared.check`.
+
+        Raises:
+            UserError: There is no sandbox, or not even an empty program can be run within the
+                limits.
+        """
+        kind = sandbox.choose(self.sandbox, self.memory, self.processes)
+        if kind == "none":
+            log.warning("task.scorer.sandbox=none: code of a model runs with your rights")
+        try:
+            passed = self._run_programs(["pass"], "", "assert True")
+        except sandbox.NoSandbox:
+            passed = False
+        if not passed:
+            raise UserError(
+                f"task.scorer.memory={self.memory}, task.scorer.seconds={self.seconds}: not even an"
+                " empty program can be run within these limits here; raise them (the limits need"
+                " Linux)."
+            )
+
+    def open(self, device: str) -> None:
+        """See `Prepared.open`; there is nothing to load."""
+
+    def item_error(self, item: Item) -> str | None:
+        """An item has a "prompt" and a "test" that is Python."""
+        for field in ("prompt", "test"):
+            if (wrong := text_field_error(item, field)) is not None:
+                return wrong
+        try:
+            compile(item["test"], "test", "exec")
+        except (SyntaxError, ValueError) as error:
+            return f'its "test" is not Python: {error}'
+        return None
+
+    def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
+        """See `swarm.tasks.free_text.Scorer`."""
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            return list(threads.map(self._score_text, items, texts))
+
+    def build_stop_check(self, item: Item) -> Callable[[str], bool]:
+        """See `swarm.tasks.free_text.SupportsEarlyStop`: the first block of Python is closed."""
+        return is_block_closed
+
+    def _score_text(self, item: Item, text: str) -> Score:
+        if not text.strip():
+            return Score(0.0, None, text)
+        passed = self._run_programs(
+            candidate_programs(item["prompt"], text), item["prompt"], item["test"]
+        )
+        return Score(float(passed or False), None if passed is None else text, text)
+
+    def _run_programs(self, programs: Sequence[str], prompt: str, test: str) -> bool | None:
+        """Whether the first of the programs that is Python passes; `None` if none is Python."""
+        kind = sandbox.choose(self.sandbox, self.memory, self.processes)
+        return sandbox.Sandbox(kind, self.seconds, self.memory, self.processes).run(
+            programs, prompt, test
+        )
+
+
+def candidate_programs(prompt: str, text: str) -> list[str]:
+    """What a text may mean as a program, the likeliest first."""
+    block = _find_code_block(text)
+    if block is not None:
+        return [dedent(block["code"]), prompt + block["code"]]
+    body = UNINDENTED_LINE.split(text, maxsplit=1)[0]
+    return [prompt + text, *([prompt + body] if body.strip() else []), text, *find_code_runs(text)]
+
+
+def find_code_runs(text: str) -> list[str]:
+    """Runs of lines that may be code amid words, the longest first.
+
+    One begins with a line as code does, and ends where the text does or before a line that is not
+    indented.
+    """
+    lines = text.split("\n")[:MAX_LINES]
+    begins = [i for i, line in enumerate(lines) if CODE_START.match(line)][:MAX_STARTS]
+    ends = [*(i for i, line in enumerate(lines) if line[:1].strip()), len(lines)][-MAX_RUNS:]
+    found = [(begin, end) for begin in begins for end in ends if begin < end]
+    found.sort(key=lambda run: run[0] - run[1])
+    return [dedent("\n".join(lines[begin:end])) for begin, end in found[:MAX_RUNS]]
+
+
+def is_block_closed(text: str) -> bool:
+    """Whether the first fenced block of Python is closed, after which nothing counts."""
+    block = _find_code_block(text)
+    return block is not None and block["close"].endswith("\n")
+
+
+def _find_code_block(text: str) -> re.Match[str] | None:
+    blocks = CODE_FENCE.finditer(text)
+    return next((b for b in blocks if b["language"].strip().lower() in PYTHON_LANGUAGES), None)

@@ -1,0 +1,318 @@
+"""A model that reads texts on this machine: where its files are, how it is opened and asked."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from swarm._util import files, validation
+from swarm.engine.base_model import (
+    DTYPES,
+    check_model_folder,
+    download_from_hub,
+    find_in_hub_cache,
+    first_line,
+    folder_hash,
+    hub_unreachable_reason,
+    is_hub_id,
+    quiet_transformers,
+    wrap_load_errors,
+)
+from swarm.engine.hf import BATCH_CPU, BATCH_GPU
+from swarm.errors import UserError
+
+# Batches of texts of like lengths, halved where the device has no memory for them.
+
+T = TypeVar("T")
+
+
+class TextBatcher:
+    """Puts texts through a model in batches of at most so many padded tokens.
+
+    Args:
+        budget: The most padded tokens in a batch; halved, and remembered, when the device runs out
+            of memory.
+        who: The model and its device, for the message when one text alone does not fit.
+    """
+
+    def __init__(self, budget: int, who: str) -> None:
+        self.budget = budget
+        self.who = who
+
+    def run(self, lengths: Sequence[int], answer: Callable[[list[int]], Sequence[T]]) -> list[T]:
+        """What `answer` gives for each text, in order.
+
+        The longest are asked first, so that a batch that does not fit shows at once.
+
+        Args:
+            lengths: Tokens of each text.
+            answer: Given places of texts, gives one result for each.
+
+        Raises:
+            UserError: The device has no memory for the longest text alone.
+        """
+        import torch
+
+        waiting = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+        found: dict[int, T] = {}
+        while waiting:
+            tokens = max(1, lengths[waiting[0]])
+            chosen = waiting[: max(1, self.budget // tokens)]
+            try:
+                found.update(zip(chosen, answer(chosen), strict=True))
+            except torch.OutOfMemoryError:
+                self._halve_budget(len(chosen), tokens)
+                continue
+            waiting = waiting[len(chosen) :]
+        return [found[i] for i in range(len(lengths))]
+
+    def _halve_budget(self, rows: int, tokens: int) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+        if rows == 1:
+            raise UserError(
+                f"out of memory: no room for {tokens} tokens of one text in {self.who}; give it a "
+                "device of its own with task.scorer.device"
+            )
+        self.budget = rows * tokens // 2
+
+
+TokenRow = Mapping[str, Sequence[int]]
+"""One text as a tokenizer gives it: "input_ids" and what else the model wants, equally long."""
+
+
+class ScoringModel:
+    """A transformers model for scoring; its weights are read from safetensors only.
+
+    Args:
+        path: A folder with a transformers model, or the id of one on the Hugging Face hub.
+        device: "cpu", "cuda" or "cuda:1"; `None` is where the worker's own model lives.
+        dtype: "auto" is float32 on a CPU and bfloat16 on a GPU.
+        trust_remote_code: Whether code that comes with the model may run.
+        max_tokens: The most padded tokens in one batch; `None` chooses 4,096 on a CPU and 65,536
+            on a GPU. Halved, and remembered, when the device runs out of memory.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        device: str | None = None,
+        dtype: str = "auto",
+        trust_remote_code: bool = False,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.path = validation.check_text("scorer.model", path)
+        self.device = validation.check_optional_text("scorer.device", device)
+        if self.device and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise UserError(f"task.scorer.device={device}: must be null, cpu, cuda or e.g. cuda:1")
+        self.dtype = validation.check_one_of("scorer.dtype", dtype, DTYPES)
+        self.trust_remote_code = validation.check_bool(
+            "scorer.trust_remote_code", trust_remote_code
+        )
+        self.max_tokens = validation.check_optional_int("scorer.max_tokens", max_tokens)
+
+    def load_config(self) -> Mapping[str, Any]:
+        """What the model's config.json says; nothing of a hub model that is not on disk yet.
+
+        Raises:
+            UserError: There is no such folder, or it holds no readable model; or the model is not
+                on disk and the hub does not answer.
+        """
+        if folder := self._local_folder() or find_in_hub_cache(self.path):
+            return read_config(folder)
+        from huggingface_hub import constants
+
+        off = "the hub is switched off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
+        if problem := off or hub_unreachable_reason(constants.ENDPOINT):
+            raise UserError(
+                f"task.scorer.model={self.path} is not in the hub's cache and {problem}; give a "
+                "folder with a transformers model"
+            )
+        return {}
+
+    def resolve_folder(self) -> Path:
+        """The folder of the model's files; downloads what is not there yet.
+
+        Raises:
+            UserError: There is no such folder or model, or nothing could be downloaded.
+        """
+        return self._local_folder() or check_model_folder(
+            Path(download_from_hub(self.path, self.trust_remote_code))
+        )
+
+    def source_digests(self) -> dict[str, str]:
+        """See `swarm.tasks.base.HasSources`: the model, by content; downloads what is not there
+        yet."""
+        return {"scorer.model weights": folder_hash(self.resolve_folder(), self.trust_remote_code)}
+
+    def _local_folder(self) -> Path | None:
+        folder = files.find_path(self.path)
+        if folder.is_dir():
+            return check_model_folder(folder)
+        if not is_hub_id(self.path):
+            raise UserError(f"task.scorer.model={self.path}: there is no such folder")
+        return None
+
+    def open(self, folder: Path, kind: str, worker: str) -> None:
+        """Load network and tokenizer.
+
+        Args:
+            folder: As `resolve` gives it.
+            kind: The class of transformers that opens it, "AutoModelForSequenceClassification".
+            worker: The device of the worker's own model.
+
+        Raises:
+            UserError: There is no such device, or the files do not make a whole model of this
+                kind.
+        """
+        import torch
+        import transformers
+
+        self.where = self._choose_device(worker)
+        dtype = self.dtype
+        if dtype == "auto":
+            dtype = "float32" if self.where == "cpu" else "bfloat16"
+        trust = {"trust_remote_code": self.trust_remote_code}
+        with (
+            quiet_transformers(),
+            wrap_load_errors(f"task.scorer.model={self.path} cannot be opened"),
+        ):
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
+            self.network, said = getattr(transformers, kind).from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                output_loading_info=True,
+                **trust,
+            )
+            self.network.eval().requires_grad_(False).to(self.where)
+        # transformers makes up what a file lacks; a score out of random weights is none.
+        if missing := sorted(said["missing_keys"]):
+            raise UserError(
+                f"task.scorer.model={self.path} was not trained to score texts: {missing[0]} is "
+                "missing from its weights"
+            )
+        budget = self.max_tokens or (BATCH_CPU if self.where == "cpu" else BATCH_GPU)
+        self.batches = TextBatcher(budget, f"{self.path} on {self.where}")
+        stated = getattr(self._text_config(), "pad_token_id", None)
+        self._padding: int | None = None if stated is None or stated < 0 else stated
+
+    def _choose_device(self, worker: str) -> str:
+        if self.device is None or self.device == "cpu":
+            return self.device or worker
+        import torch
+
+        count, number = torch.cuda.device_count(), int(self.device.partition(":")[2] or 0)
+        if number >= count:
+            there = f"cuda:0 to cuda:{count - 1}" if count else "none on this machine"
+            raise UserError(f"task.scorer.device={self.device}: no such GPU; allowed: {there}, cpu")
+        return self.device
+
+    def encode(
+        self, *texts: str, special: bool = True, limit: int | None = None
+    ) -> dict[str, list[int]]:
+        """A text, or two as a pair, as token ids.
+
+        Args:
+            texts: Half a surrogate pair in them, which no tokenizer takes, is read as "?".
+            special: Whether the tokenizer adds its special tokens.
+            limit: The most tokens, the rest is cut off; `None` is all, more than the model reads
+                perhaps.
+        """
+        cut = {} if limit is None else {"truncation": True, "max_length": limit}
+        with quiet_transformers():
+            return dict(
+                self.tokenizer(*map(replace_surrogates, texts), add_special_tokens=special, **cut)
+            )
+
+    def max_input_tokens(self) -> int:
+        """The most tokens that the model can read."""
+        positions = getattr(self._text_config(), "max_position_embeddings", None) or 0
+        for name, module in self.network.named_modules():
+            # RoBERTa and its kin count positions from the padding's number on.
+            if name.endswith("position_embeddings"):
+                padding = getattr(module, "padding_idx", None)
+                positions -= 0 if padding is None else padding + 1
+        known = (self.tokenizer.model_max_length, positions, 1 << 30)
+        return min(int(number) for number in known if number > 0)
+
+    def compute_logits(self, rows: Sequence[TokenRow]) -> list[list[float]]:
+        """The network's logits for each text, in order; none of a text without a token."""
+        full = [i for i, row in enumerate(rows) if row["input_ids"]]
+        lengths = [len(rows[i]["input_ids"]) for i in full]
+        done = self.batches.run(
+            lengths, lambda some: self._forward_batch([rows[full[i]] for i in some])
+        )
+        found: list[list[float]] = [[] for _ in rows]
+        for i, mine in zip(full, done, strict=True):
+            found[i] = mine
+        return found
+
+    def _forward_batch(self, rows: Sequence[TokenRow]) -> list[list[float]]:
+        """One batch, padded on the right and masked."""
+        import inspect
+
+        import torch
+
+        taken = inspect.signature(self.network.forward).parameters
+        fills = {"input_ids": self._padding_id(rows)}
+        longest = max(len(row["input_ids"]) for row in rows)
+        batch = {
+            name: torch.tensor(
+                [[*row[name], *[fills.get(name, 0)] * (longest - len(row[name]))] for row in rows],
+                device=self.where,
+            )
+            for name in rows[0]
+            if name != "token_type_ids" or name in taken
+        }
+        with torch.inference_mode():
+            found: list[list[float]] = self.network(**batch).logits.float().cpu().tolist()
+        return found
+
+    def _padding_id(self, rows: Sequence[TokenRow]) -> int:
+        """The id of the padding, by which decoders find the last token of a text.
+
+        Where a model names none it is one that none of these texts has.
+        """
+        if self._padding is not None:
+            return self._padding
+        config = self._text_config()
+        used = {token for row in rows for token in row["input_ids"]}
+        config.pad_token_id = next(i for i in range(config.vocab_size) if i not in used)
+        return int(config.pad_token_id)
+
+    def _text_config(self) -> Any:
+        return self.network.config.get_text_config()
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with half surrogate pairs, which cannot be encoded, as "?"."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """What config.json in a model's folder says.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
+    return content if isinstance(content, Mapping) else {}
+
+
+def label_names(config: Mapping[str, Any]) -> list[str]:
+    """The names of a classifier's outputs, in order; transformers leaves two plain ones out."""
+    named = config.get("id2label")
+    if isinstance(named, Mapping) and named:
+        return [str(named[key]) for key in sorted(named, key=int)]
+    count = config.get("num_labels")
+    return [f"LABEL_{i}" for i in range(count if isinstance(count, int) else 2)]

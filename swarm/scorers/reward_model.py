@@ -1,0 +1,180 @@
+"""A reward model: reads a prompt and an answer as a conversation and says how good it is."""
+
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.scorers.hf_model import ScoringModel, label_names, read_config, replace_surrogates
+from swarm.tasks.base import Item, Score
+from swarm.tasks.dataset import text_field_error
+
+PLAIN_TEMPLATE = "User: {prompt}\n\nAssistant: {answer}"
+"""The conversation for a reward model that has no chat template and reads no pairs."""
+
+CLASSIFIER_SUFFIX = "ForSequenceClassification"
+
+
+class RewardModelScorer:
+    """Scores texts with a reward model, as answers to the items' "prompt".
+
+    Two kinds of model: a sequence classifier of transformers with one output, which is the reward;
+    and, as InternLM2-Reward, a model that brings code with `get_scores(tokenizer, conversations)`
+    or `get_score(tokenizer, conversation)`, which runs with `trust_remote_code` only.
+
+    The conversation, the user's prompt and the answer, goes through the model's own chat template;
+    where it has none, as a pair of texts if its tokenizer separates such, else as `PLAIN`. Of a
+    conversation longer than a classifier can read, its first token and its end are read.
+
+    Blanks around an answer are not read, as in the original. A score's measures are "reward", the
+    model's raw number, and "length", the answer's number of tokens by the reward model's tokenizer
+    with its special tokens. The value is the raw reward, on no scale
+    (`swarm.tasks.reward_model.RewardModelTask` has one). An answer of blanks counts as unparsed,
+    and has its reward all the same; one whose reward is no number does too, without that measure,
+    and its value is minus infinity.
+
+    Args:
+        model, device, dtype, trust_remote_code, max_tokens: See `LocalModel`; model is its path.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    highest: float | None = None
+    votes = False
+
+    def __init__(
+        self,
+        model: str,
+        device: str | None = None,
+        dtype: str = "auto",
+        trust_remote_code: bool = False,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.local = ScoringModel(model, device, dtype, trust_remote_code, max_tokens)
+
+    def check(self) -> None:
+        """See `Prepared.check`; a hub model that is not on disk yet is not looked into.
+
+        Raises:
+            UserError: There is no such model, it is no reward model, or it comes with code that
+                may not run.
+        """
+        if config := self.local.load_config():
+            self._model_class(config)
+
+    def source_digests(self) -> dict[str, str]:
+        """See `swarm.tasks.base.HasSources`."""
+        return self.local.source_digests()
+
+    def open(self, device: str) -> None:
+        """See `Prepared.open`.
+
+        Raises:
+            UserError: As `check`, `LocalModel.resolve` and `LocalModel.open`.
+        """
+        folder = self.local.resolve_folder()
+        kind = self._model_class(read_config(folder))
+        self.local.open(folder, kind, device)
+        self._own = kind == "AutoModel"
+        if self._own and not any(hasattr(self.local.network, f"get_score{s}") for s in ("", "s")):
+            raise UserError(
+                f"task.scorer.model={self.local.path}: its code has no get_score or get_scores"
+            )
+
+    def _model_class(self, config: Mapping[str, Any]) -> str:
+        """The class of transformers that opens a model with this configuration."""
+        path, own = self.local.path, config.get("auto_map") or {}
+        classes = [str(name) for name in config.get("architectures") or []]
+        if (
+            any(name.endswith(CLASSIFIER_SUFFIX) for name in classes)
+            or f"AutoModel{CLASSIFIER_SUFFIX}" in own
+        ):
+            if len(named := label_names(config)) != 1:
+                raise UserError(
+                    f"task.scorer.model={path}: a reward model has one output, this one has "
+                    f"{len(named)} ({', '.join(named[:6])})"
+                )
+            return f"AutoModel{CLASSIFIER_SUFFIX}"
+        if "AutoModel" not in own:
+            raise UserError(
+                f"task.scorer.model={path} is {', '.join(classes) or 'of no stated class'}: a "
+                f"reward model is a ...{CLASSIFIER_SUFFIX}, or has code with get_score"
+            )
+        if not self.local.trust_remote_code:
+            raise UserError(
+                f"task.scorer.model={path} comes with Python code of its own ({own['AutoModel']}): "
+                "read it, then let it run with task.scorer.trust_remote_code=true"
+            )
+        return "AutoModel"
+
+    def item_error(self, item: Item) -> str | None:
+        """An item has to have a prompt, whatever the task's template makes of it."""
+        return text_field_error(item, "prompt")
+
+    def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
+        """See `swarm.tasks.free_text.Scorer.score`."""
+        pairs = [(item["prompt"], text.strip()) for item, text in zip(items, texts, strict=True)]
+        rewards = self._custom_rewards(pairs) if self._own else self._classifier_rewards(pairs)
+        lengths = [len(self.local.encode(answer)["input_ids"]) for _, answer in pairs]
+        return [_reward_score(*row) for row in zip(texts, rewards, lengths, strict=True)]
+
+    def _classifier_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """The rewards of (prompt, answer) pairs by a classifier's one logit."""
+        limit = self.local.max_input_tokens()
+        rows = [
+            _truncate_middle(self._encode_pair(prompt, answer), limit) for prompt, answer in pairs
+        ]
+        return [row[0] if row else float("nan") for row in self.local.compute_logits(rows)]
+
+    def _encode_pair(self, prompt: str, answer: str) -> dict[str, list[int]]:
+        tokenizer = self.local.tokenizer
+        if tokenizer.chat_template:
+            # The template writes the special tokens itself.
+            said = tokenizer.apply_chat_template(_conversation(prompt, answer), tokenize=False)
+            return self.local.encode(str(said), special=False)
+        if tokenizer.sep_token is not None:
+            return self.local.encode(prompt, answer)
+        return self.local.encode(PLAIN_TEMPLATE.format(prompt=prompt, answer=answer))
+
+    def _custom_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """The rewards of (prompt, answer) pairs by the model's own code."""
+        import torch
+
+        network, tokenizer = self.local.network, self.local.tokenizer
+        turns = [_conversation(prompt, answer) for prompt, answer in pairs]
+
+        def score_batch(places: list[int]) -> list[float]:
+            chosen = [turns[i] for i in places]
+            with torch.inference_mode():
+                if hasattr(network, "get_scores"):
+                    said = network.get_scores(tokenizer, chosen)
+                else:
+                    said = [network.get_score(tokenizer, turn) for turn in chosen]
+            # Of one conversation such code may give a bare number.
+            return [float(x) for x in torch.as_tensor(said, dtype=torch.float64).flatten()]
+
+        lengths = [len(self.local.encode(a + b)["input_ids"]) for a, b in pairs]
+        return self.local.batches.run(lengths, score_batch)
+
+
+def _conversation(prompt: str, answer: str) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": replace_surrogates(prompt)},
+        {"role": "assistant", "content": replace_surrogates(answer)},
+    ]
+
+
+def _truncate_middle(row: Mapping[str, Sequence[int]], limit: int) -> dict[str, list[int]]:
+    """The row's first token and its end, `limit` tokens together."""
+    return {
+        name: [*ids[:1], *ids[len(ids) - limit + 1 :]] if len(ids) > limit else list(ids)
+        for name, ids in row.items()
+    }
+
+
+def _reward_score(text: str, reward: float, length: int) -> Score:
+    if not isfinite(reward):
+        return Score(-inf, None, text, measures={"length": length})
+    read = text if text.strip() else None
+    return Score(reward, read, text, measures={"reward": reward, "length": length})

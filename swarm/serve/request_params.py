@@ -1,0 +1,433 @@
+"""What completions may be asked with: a parameter is applied, passed on, ignored or refused.
+
+An endpoint behind a model gets what it alone can apply. Elsewhere what shapes sampling is ignored,
+as OpenAI's servers ignore what a model does not have, and the reply's headers name it; what would
+make an answer wrong is refused by its name.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from swarm.errors import UserError
+from swarm.models.base import Message, Model, Request
+from swarm.models.trace import Trace, TracingModel
+from swarm.serve.errors import HttpError
+
+if TYPE_CHECKING:
+    from swarm.registry.registry import Roster
+
+MAX_SAMPLES, MAX_LOGPROBS = 16, 20
+"""The highest `n`, each a thread while it is answered, and the highest `top_logprobs` of OpenAI."""
+
+IGNORED_PARAMETERS = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+)
+"""Parameters without effect on the answer; they are ignored."""
+
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "top_k": (),
+    "min_p": (),
+    "repetition_penalty": (1,),
+    "reasoning_effort": (),
+    "verbosity": (),
+}
+"""Parameters that not every model can apply, with the values at which they change nothing."""
+
+NUMBERS: dict[str, tuple[float, float]] = {
+    "top_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "top_k": (-1, 2**31),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 10),
+}
+"""Of `NEUTRAL`, those that are numbers, with their ranges."""
+
+SHAPING = (*NUMBERS, "reasoning_effort", "verbosity")
+"""Passed on to endpoints; ignored elsewhere, as an answer is an answer without them."""
+
+DECISIVE = ("response_format", "logit_bias")
+"""Passed on to endpoints; refused elsewhere, as an answer without them would be wrong."""
+
+OPTIONAL = ("tools", "functions")
+"""Ignored: a model that may call a tool may as well answer. That it has to call one is refused."""
+
+ROLE_MAP = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+IGNORED_MESSAGE_KEYS = ("reasoning_content", "reasoning")
+"""Of a turn: thoughts that a client sends back with an answer; models are not shown them."""
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One request for chat completions.
+
+    Attributes:
+        model: As the client calls it.
+        request: What the model is asked; a sample differs by `Request.sample` alone.
+        count: How many samples are wanted.
+        streamed: Whether they are wanted as they come.
+        usage: Whether a stream ends with what it used.
+        passed: Fields that an endpoint gets beside the request.
+        refused: Why a model that is no endpoint cannot be asked; `None` if it can.
+        ignored: Parameters without effect on such a model.
+    """
+
+    model: str
+    request: Request
+    count: int
+    streamed: bool
+    usage: bool
+    passed: Mapping[str, Any] = field(default_factory=dict)
+    refused: HttpError | None = None
+    ignored: tuple[str, ...] = ()
+
+    def of_endpoint(self) -> tuple[Request, tuple[str, ...]]:
+        """What an endpoint's model is asked, and what is ignored."""
+        rest = tuple(name for name in self.ignored if name not in (*self.passed, "messages.name"))
+        return replace(self.request, body=dict(self.passed) or None), rest
+
+    def of_others(self) -> tuple[Request, tuple[str, ...]]:
+        """What any other model is asked, and what is ignored.
+
+        Raises:
+            Refused: An answer that leaves something out would be wrong.
+        """
+        if self.refused:
+            raise self.refused
+        return self.request, self.ignored
+
+
+def parse_chat_request(body: Any, longest: int) -> ChatRequest:
+    """What a body asks for.
+
+    Args:
+        body: As JSON.
+        longest: The most new tokens of a request that does not say.
+
+    Raises:
+        Refused: A parameter is missing, is not as agreed, or cannot be applied.
+    """
+    if not isinstance(body, dict):
+        raise HttpError("the body has to be a JSON object")
+    left = {key: value for key, value in body.items() if value is not None}
+    model, messages = left.pop("model", None), left.pop("messages", None)
+    if not isinstance(model, str) or not model:
+        raise _parameter_error("model", "has to be the name of a model; GET /v1/models lists them")
+    streamed = _parse_flag(left, "stream")
+    options = left.pop("stream_options", {})
+    if not isinstance(options, dict) or (options and not streamed):
+        raise _parameter_error("stream_options", "has to be an object, and goes with stream")
+    logprobs, top = _parse_flag(left, "logprobs"), _parse_int(left, "top_logprobs", 0, MAX_LOGPROBS)
+    if top is not None and not logprobs:
+        raise _parameter_error("top_logprobs", "goes with logprobs: true")
+    turns, passed, refused = _parse_messages(messages)
+    request = Request(
+        turns,
+        max_new_tokens=_parse_max_tokens(left) or longest,
+        temperature=_parse_temperature(left),
+        seed=_parse_int(left, "seed", -(2**63), 2**63 - 1),
+        stop=_parse_stops(left.pop("stop", [])),
+        top_logprobs=(top or -1) if logprobs else 0,
+    )
+    count = _parse_int(left, "n", 1, MAX_SAMPLES) or 1
+    ignored = ["messages.name"] if passed and refused is None else []
+    for name in _effective(left):
+        if name in SHAPING or name in OPTIONAL:
+            ignored.append(name)
+        else:
+            refused = refused or _parameter_error(
+                name, f"cannot be applied by this model; {_leave(name)}"
+            )
+        if name not in OPTIONAL:
+            passed[name] = left[name]
+    usage = options.get("include_usage") is True
+    return ChatRequest(model, request, count, streamed, usage, passed, refused, tuple(ignored))
+
+
+COMPLETION: dict[str, tuple[Any, ...]] = {"suffix": ("",), "echo": (False,), "best_of": (1,)}
+"""Of OpenAI's older completions, what no model here can do, with values that change nothing."""
+
+
+def read_completion(body: Any, longest: int = 16) -> list[ChatRequest]:
+    """What a body for `/v1/completions` asks for: one request for each of its prompts.
+
+    Args:
+        body: As JSON; "logprobs" is a number there.
+        longest: The most new tokens of a request that does not say; 16 at OpenAI.
+
+    Raises:
+        Refused: As `read`.
+    """
+    if not isinstance(body, dict):
+        raise HttpError("the body has to be a JSON object")
+    left = {key: value for key, value in body.items() if value is not None}
+    prompts, logprobs = left.pop("prompt", None), _parse_int(left, "logprobs", 0, MAX_LOGPROBS)
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(prompts, list) or not prompts:
+        raise _parameter_error("prompt", "has to be a text or a list of texts")
+    for name, fine in COMPLETION.items():
+        if left.pop(name, fine[0]) not in fine:
+            raise _parameter_error(name, "cannot be applied here; leave it out")
+    if left.get("stream") and len(prompts) > 1:
+        raise _parameter_error("prompt", "has to be a single text where stream is true")
+    if "messages" in left:
+        raise _parameter_error("messages", "goes to /v1/chat/completions; here it is prompt")
+    found = []
+    for prompt in prompts:
+        one = parse_chat_request({**left, "messages": [{"role": "user", "content": ""}]}, longest)
+        told = (logprobs or -1) if logprobs is not None else 0
+        request = replace(one.request, prompt=_parse_text("prompt", prompt), top_logprobs=told)
+        found.append(replace(one, request=request))
+    return found
+
+
+def _parse_max_tokens(left: dict[str, Any]) -> int | None:
+    new = _parse_int(left, "max_completion_tokens", 1, 2**31)
+    old = _parse_int(left, "max_tokens", 1, 2**31)
+    if new and old and new != old:
+        raise _parameter_error(
+            "max_tokens", f"contradicts max_completion_tokens={new}; give one of them"
+        )
+    return new or old
+
+
+def _effective(left: Mapping[str, Any]) -> Iterator[str]:
+    """The parameters that are left and would change something.
+
+    Raises:
+        Refused: One is unknown, has a value that is none, or no model here can apply it.
+    """
+    for name, value in left.items():
+        if name in IGNORED_PARAMETERS or any(
+            value == fine for fine in NEUTRAL_VALUES.get(name, ())
+        ):
+            continue
+        if name not in NEUTRAL_VALUES:
+            what = f"{name!r:.80}: is no parameter that is known here; leave it out"
+            raise HttpError(what, 400, name, "unknown_parameter")
+        if name in NUMBERS:
+            least, most = NUMBERS[name]
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not least <= value <= most:
+                raise _parameter_error(name, f"has to be a number from {least} to {most}")
+        elif name in SHAPING and not isinstance(value, str):
+            raise _parameter_error(name, "has to be a text")
+        elif name in (*DECISIVE, *OPTIONAL):
+            kind = list if name in OPTIONAL else dict
+            if not isinstance(value, kind):
+                raise _parameter_error(
+                    name, f"has to be {'a list' if kind is list else 'an object'}"
+                )
+        elif name not in SHAPING:
+            raise _parameter_error(name, f"cannot be applied here; {_leave(name)}")
+        yield name
+
+
+def _leave(name: str) -> str:
+    fine = " or ".join(map(json.dumps, NEUTRAL_VALUES[name]))
+    return f"leave it out, or give {fine}"
+
+
+def _parse_messages(messages: Any) -> tuple[tuple[Message, ...], dict[str, Any], HttpError | None]:
+    """The conversation; what an endpoint gets instead, and why others cannot read it."""
+    if not isinstance(messages, list) or not messages:
+        raise _parameter_error("messages", "has to be a list of turns, one at least")
+    found, sent, refused, more = [], [], None, False
+    for n, turn in enumerate(messages):
+        place = f"messages.[{n}]"
+        if not isinstance(turn, dict) or turn.get("role") not in [*ROLE_MAP]:
+            raise _parameter_error(f"{place}.role", f"has to be one of {', '.join(ROLE_MAP)}")
+        for key, value in turn.items():
+            if key not in ("role", "content", "name", *IGNORED_MESSAGE_KEYS) and value not in (
+                None,
+                [],
+                "",
+            ):
+                raise _parameter_error(f"{place}.{key}", "is not supported here")
+        content, own, role = turn.get("content"), {}, ROLE_MAP[turn["role"]]
+        if turn.get("name"):
+            own, more = {"name": _parse_text(f"{place}.name", turn["name"])}, True
+        try:
+            text = _parse_content(f"{place}.content", content)
+        except Pictures as error:
+            text, refused, more = "", refused or error, True
+        else:
+            content = text
+        found.append(Message(role, text))
+        sent.append({"role": role, "content": content, **own})
+    return tuple(found), {"messages": sent} if more else {}, refused
+
+
+class Pictures(HttpError):
+    """Parts of a turn that an endpoint may read, and no other model here."""
+
+
+def _parse_content(place: str, content: Any) -> str:
+    """A text; parts are joined by line breaks."""
+    if isinstance(content, list) and content:
+        texts = []
+        for n, part in enumerate(content):
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise _parameter_error(f"{place}.[{n}]", "has to be a part with a type")
+            if part["type"] != "text":
+                where = f"{place}.[{n}]"
+                raise Pictures(f"{where}: this model reads parts of type text alone", 400, where)
+            texts.append(_parse_text(f"{place}.[{n}].text", part.get("text")))
+        return "\n".join(texts)
+    return _parse_text(place, content)
+
+
+def _parse_text(place: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise _parameter_error(place, "has to be a text or a list of parts of type text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _parameter_error(place, "has half a character in it (a lone surrogate)") from None
+    return text
+
+
+def _parse_stops(stop: Any) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
+        raise _parameter_error("stop", "has to be a text or a list of texts, none of them empty")
+    return tuple(_parse_text("stop", one) for one in stops)
+
+
+def _parse_temperature(left: dict[str, Any]) -> float | None:
+    value = left.pop("temperature", None)
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 2 or not math.isfinite(value):
+        raise _parameter_error("temperature", "has to be a number from 0 to 2")
+    return float(value)
+
+
+def _parse_flag(left: dict[str, Any], name: str) -> bool:
+    value = left.pop(name, False)
+    if not isinstance(value, bool):
+        raise _parameter_error(name, "has to be true or false")
+    return value
+
+
+def _parse_int(left: dict[str, Any], name: str, least: int, most: int) -> int | None:
+    value = left.pop(name, None)
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise _parameter_error(name, f"has to be a whole number from {least} to {most}")
+    return value
+
+
+def _parameter_error(name: str, what: str) -> HttpError:
+    return HttpError(f"{name}: {what}", 400, name)
+
+
+# Which models are served, and which of them a client means.
+
+MAX_NAMES_SHOWN = 10
+"""Names that an error lists."""
+
+
+def resolve_name(name: str, models: Mapping[str, Model]) -> str:
+    """The served name that a client means: the whole, or what follows its first word alone.
+
+    Raises:
+        Refused: There is none, or there are several.
+    """
+    if name in models:
+        return name
+    short = [one for one in models if one.partition("/")[2] == name]
+    if len(short) == 1:
+        return short[0]
+    whole = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
+    near = short or [whole[one] for one in get_close_matches(name, whole, 1)]
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
+    there = f"{', '.join(list(models)[:MAX_NAMES_SHOWN])}{more}"
+    what = f"model {name!r:.200}: is not served here; {meant}there are {there}"
+    raise HttpError(what, 404, "model", "model_not_found")
+
+
+def select_models(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
+    """The models of these names, ready to be asked; nothing is loaded yet.
+
+    Raises:
+        UserError: There is no such model, or something of it is missing.
+    """
+    models = {name: roster.model(name) for name in names}
+    for model in models.values():
+        _check_model(model)
+    return models
+
+
+def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, Model], list[str]]:
+    """The base, the experts, what runs have found, the mixtures and the consortia.
+
+    Args:
+        roster: Where they are found.
+        local: Names of models of this machine, without local/.
+
+    Returns:
+        Those that can be asked, and the names of the others: a key or a file of them is missing,
+        say, which `wanted` tells.
+    """
+    found: dict[str, Model] = {}
+    left_out = []
+    for name in [*(f"local/{name}" for name in local), *_list_collaborations()]:
+        try:
+            found.update(select_models(roster, [name]))
+        except UserError:
+            left_out.append(name)
+    return found, left_out
+
+
+def trace_models(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:
+    """The models with their calls recorded: a collaboration's own, or else those of the model."""
+    made = {}
+    for name, model in models.items():
+        if hasattr(model, "trace"):
+            model.trace = trace
+        made[name] = model if hasattr(model, "trace") else TracingModel(model, name, trace)
+    return made
+
+
+def _list_collaborations() -> list[str]:
+    """The mixtures that ship, and the consortia that are saved or ship.
+
+    Raises:
+        UserError: The file of the saved ones cannot be read.
+    """
+    from swarm.multi_agent import presets
+    from swarm.multi_agent.consortium import config
+    from swarm.multi_agent.consortium.store import ConsortiumStore
+
+    consortia = dict.fromkeys([*ConsortiumStore().list_names(), *config.preset_names()])
+    moa = [f"moa/{name}" for name in presets.preset_names()]
+    return [*moa, *(f"consortium/{name}" for name in consortia)]
+
+
+def _check_model(model: Model) -> None:
+    if check := getattr(model, "check", None):
+        check()

@@ -1,0 +1,370 @@
+"""Completions as OpenAI writes them: whole, or as the chunks of a stream."""
+
+import asyncio
+import json
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any
+
+from swarm.models.base import Completion, Delta, Model, Request, Token, stream
+from swarm.models.postprocess import stream_until_stop
+from swarm.serve.errors import HttpError
+
+MIN_LOGPROB = -9999.0
+"""The log probability that OpenAI writes for a token that cannot be; JSON has no infinity."""
+
+LENGTH_ERROR_CODES = ("context_length_exceeded", "string_above_max_length")
+FILTER_ERROR_CODES = ("content_filter", "content_policy_violation")
+"""Words of endpoints for why a text ended, see `Completion.finish`."""
+
+
+class ChatResponseBuilder:
+    """The answer to one request: its samples, and what they are called.
+
+    Args:
+        model: The served model's name.
+        logprobs: Whether the log probabilities of tokens are wanted.
+        usage: Whether a stream tells what it used.
+    """
+
+    def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
+        self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self.model, self.logprobs, self.usage = model, logprobs, usage
+
+    def build_response(self, samples: Sequence[Completion]) -> dict[str, Any]:
+        """All samples at once.
+
+        Raises:
+            Refused: One of them is none, or has no log probabilities though they are wanted.
+        """
+        choices = [self._build_choice(number, one) for number, one in enumerate(samples)]
+        return {
+            **self._response_head("chat.completion"),
+            "choices": choices,
+            "usage": sum_usage(samples),
+        }
+
+    def _build_choice(self, number: int, sample: Completion) -> dict[str, Any]:
+        message = {"role": "assistant", "content": sample.text, "refusal": None}
+        if sample.reasoning:
+            message["reasoning_content"] = sample.reasoning
+        return {"index": number, "message": message, **self._finish_fields(sample)}
+
+    def open_sample(self, number: int) -> bytes:
+        """The event that opens a sample."""
+        return self._encode_chunk(number, {"role": "assistant", "content": ""})
+
+    def encode_delta(self, number: int, delta: Delta) -> bytes:
+        """The event of a piece; of one without any text, nothing."""
+        told = {"reasoning_content": delta.reasoning, "content": delta.text}
+        told = {key: text for key, text in told.items() if text}
+        return self._encode_chunk(number, told) if told else b""
+
+    def close_sample(self, number: int, sample: Completion) -> bytes:
+        """The event that closes a sample; log probabilities come with it.
+
+        Raises:
+            Refused: As `whole`.
+        """
+        return self._encode_chunk(number, {}, **self._finish_fields(sample))
+
+    def close_stream(self, samples: Sequence[Completion]) -> bytes:
+        """The events that close the stream."""
+        done = b"data: [DONE]\n\n"
+        if not self.usage:
+            return done
+        head = self._response_head("chat.completion.chunk")
+        return encode_event({**head, "choices": [], "usage": sum_usage(samples)}) + done
+
+    def _encode_chunk(self, number: int, delta: dict[str, str], **end: Any) -> bytes:
+        ended = end or {"finish_reason": None, "logprobs": None}
+        choice = {"index": number, "delta": delta, **ended}
+        later = {"usage": None} if self.usage else {}
+        return encode_event(
+            {**self._response_head("chat.completion.chunk"), "choices": [choice], **later}
+        )
+
+    def _response_head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _finish_fields(self, sample: Completion) -> dict[str, Any]:
+        if sample.finish in LENGTH_ERROR_CODES:
+            raise HttpError(
+                f"{self.model}: the messages are too long for it", 400, "messages", sample.finish
+            )
+        if self.logprobs and sample.text and not sample.tokens:
+            raise HttpError(f"logprobs: {self.model} does not tell them", 400, "logprobs")
+        told = (
+            {"content": [_token_to_json(one) for one in sample.tokens]} if self.logprobs else None
+        )
+        return {"finish_reason": finish_reason(sample.finish), "logprobs": told}
+
+
+class TextReply(ChatResponseBuilder):
+    """The answer of `/v1/completions`: texts instead of messages."""
+
+    def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
+        super().__init__(model, logprobs, usage)
+        self.id = f"cmpl-{uuid.uuid4().hex}"
+
+    def whole(self, samples: Sequence[Completion]) -> dict[str, Any]:
+        """See `Reply.whole`."""
+        choices = [self._text(number, one.text, one) for number, one in enumerate(samples)]
+        return {
+            **self._response_head("text_completion"),
+            "choices": choices,
+            "usage": sum_usage(samples),
+        }
+
+    def begin(self, number: int) -> bytes:
+        """Nothing: a text has no role."""
+        return b""
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """The event of a piece; of one without any text, nothing."""
+        return self._event(self._text(number, delta.text)) if delta.text else b""
+
+    def end(self, number: int, sample: Completion) -> bytes:
+        """See `Reply.end`."""
+        return self._event(self._text(number, "", sample))
+
+    def close(self, samples: Sequence[Completion]) -> bytes:
+        """See `Reply.close`."""
+        done = b"data: [DONE]\n\n"
+        if not self.usage:
+            return done
+        head = self._response_head("text_completion")
+        return encode_event({**head, "choices": [], "usage": sum_usage(samples)}) + done
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return encode_event({**self._response_head("text_completion"), "choices": [choice]})
+
+    def _text(self, number: int, text: str, sample: Completion | None = None) -> dict[str, Any]:
+        choice = {"index": number, "text": text, "finish_reason": None, "logprobs": None}
+        if sample is None:
+            return choice
+        end = self._finish_fields(sample)
+        if end["logprobs"]:
+            texts = [one.text for one in sample.tokens]
+            end["logprobs"] = {
+                "tokens": texts,
+                "token_logprobs": [max(one.logprob, MIN_LOGPROB) for one in sample.tokens],
+                "top_logprobs": [
+                    {token: max(logprob, MIN_LOGPROB) for token, logprob in one.top}
+                    for one in sample.tokens
+                ],
+                "text_offset": [len("".join(texts[:n])) for n in range(len(texts))],
+            }
+        return {**choice, **end}
+
+
+def finish_reason(word: str) -> str:
+    """Why a text ended, as OpenAI says it; a model that does not say has come to its end."""
+    return (
+        "content_filter" if word in FILTER_ERROR_CODES else "length" if word == "length" else "stop"
+    )
+
+
+def sum_usage(samples: Sequence[Completion]) -> dict[str, Any]:
+    """Tokens of all calls that the samples took, and their cost where it is known."""
+    prompt = sum(one.prompt_tokens for one in samples)
+    new = sum(one.new_tokens for one in samples)
+    told = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    cost = sum(one.cost for one in samples)
+    return {**told, "cost": cost} if any(one.known_cost is not None for one in samples) else told
+
+
+def encode_event(content: Any) -> bytes:
+    """One event of a stream."""
+    return b"data: " + encode_json(content) + b"\n\n"
+
+
+def encode_json(content: Any) -> bytes:
+    """JSON; half a character, which a model or a client may write, becomes a question mark."""
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _token_to_json(token: Token) -> dict[str, Any]:
+    return {
+        **_logprob_entry(token.text, token.logprob),
+        "top_logprobs": [_logprob_entry(*t) for t in token.top],
+    }
+
+
+def _logprob_entry(text: str, logprob: float) -> dict[str, Any]:
+    told = list(text.encode("utf-8", "replace"))
+    return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": told}
+
+
+# Answers under way: each in a thread of its own, all of a client's ended when it leaves.
+
+Mailbox = asyncio.Queue[Any]
+"""What comes for one client: `TURN` once, numbered pieces and completions, or an exception."""
+
+TURN_SIGNAL = object()
+
+RETRY_AFTER_S = 1.0
+"""Seconds that a client is asked to wait where too many wait already."""
+
+
+class ClientDisconnected(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class RequestQueue:
+    """So many clients are answered at once; so many more wait in their order.
+
+    All of it belongs to one event loop.
+    """
+
+    def __init__(self, concurrency: int, queue: int) -> None:
+        self.free, self.queue = concurrency, queue
+        self.waiting: deque[Mailbox] = deque()
+        self.here: set[Mailbox] = set()
+        self.stopped = False
+
+    def enter_queue(self, mail: Mailbox) -> None:
+        """Come in; `TURN` comes when it is one's turn.
+
+        Raises:
+            Refused: Too many wait, or the server is being stopped.
+        """
+        if self.stopped:
+            raise shutdown_error()
+        if self.free:
+            self.free -= 1
+            mail.put_nowait(TURN_SIGNAL)
+        elif len(self.waiting) < self.queue:
+            self.waiting.append(mail)
+        else:
+            raise HttpError(
+                f"{self.queue} requests wait already (--queue); ask again later",
+                429,
+                again=True,
+                after=RETRY_AFTER_S,
+            )
+        self.here.add(mail)
+
+    def leave_queue(self, mail: Mailbox) -> bool:
+        """Go; gives whether it was one's turn, which `over` then has to hand on."""
+        self.here.discard(mail)
+        if mail not in self.waiting:
+            return True
+        self.waiting.remove(mail)
+        return False
+
+    def release_turn(self) -> None:
+        """Hand a turn on, when the last thread of it has ended."""
+        if self.waiting:
+            self.waiting.popleft().put_nowait(TURN_SIGNAL)
+        else:
+            self.free += 1
+
+    def stop_all(self) -> None:
+        """Tell all who are here that there will be no answer."""
+        self.stopped = True
+        for mail in self.here:
+            mail.put_nowait(shutdown_error())
+
+
+def shutdown_error() -> HttpError:
+    """The server ends."""
+    return HttpError("the server is being stopped; ask again when it is back", 503, again=True)
+
+
+async def stream_samples(
+    line: RequestQueue,
+    model: Model,
+    request: Request,
+    count: int,
+    left: Callable[[], Awaitable[None]],
+) -> AsyncGenerator[tuple[int, Delta | Completion], None]:
+    """Numbered pieces of so many samples as they come, of each at last the whole.
+
+    Closing it ends what is under way, at the next piece of each sample; a model of this machine
+    that is asked by way of a mixture ends at its next token.
+
+    Args:
+        line: Where one waits for one's turn.
+        left: Returns when the client has left.
+
+    Raises:
+        Refused: Too many wait, or the server is being stopped.
+        ClientLeft: It has.
+        Exception: What went wrong with one of the samples.
+    """
+    mail: Mailbox = asyncio.Queue()
+    line.enter_queue(mail)
+    watch = asyncio.ensure_future(left())
+    watch.add_done_callback(lambda _: mail.put_nowait(ClientDisconnected()))
+    gone = threading.Event()
+    begun = False
+    missing = count
+    try:
+        while missing:
+            came = await mail.get()
+            if isinstance(came, BaseException):
+                raise came
+            if came is TURN_SIGNAL:
+                begun = True
+                asked = replace(request, decided=lambda _: gone.is_set())
+                start_sample_threads(
+                    line, model, [replace(asked, sample=n) for n in range(count)], mail, gone
+                )
+                continue
+            missing -= isinstance(came[1], Completion)
+            yield came
+    finally:
+        gone.set()
+        watch.cancel()
+        if line.leave_queue(mail) and not begun:
+            line.release_turn()
+
+
+def start_sample_threads(
+    line: RequestQueue,
+    model: Model,
+    requests: Sequence[Request],
+    mail: Mailbox,
+    gone: threading.Event,
+) -> None:
+    """Answer each request in a thread, and hand the turn on when all threads have ended."""
+    loop = asyncio.get_running_loop()
+    running = len(requests)
+
+    def on_thread_end() -> None:
+        nonlocal running
+        running -= 1
+        if not running:
+            line.release_turn()
+
+    def call_on_loop(what: Callable[..., object], *how: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            loop.call_soon_threadsafe(what, *how)
+
+    def run_sample(number: int, request: Request) -> None:
+        try:
+            with (
+                closing(stream(model, request)) as pieces,
+                closing(stream_until_stop(pieces, request.stop)) as shown,
+            ):
+                while not gone.is_set():
+                    call_on_loop(mail.put_nowait, (number, next(shown)))
+        except StopIteration as end:
+            call_on_loop(mail.put_nowait, (number, end.value))
+        except BaseException as error:
+            call_on_loop(mail.put_nowait, error)
+        finally:
+            call_on_loop(on_thread_end)
+
+    for asked in enumerate(requests):
+        try:
+            threading.Thread(target=run_sample, args=asked, name="swarm-serve", daemon=True).start()
+        except RuntimeError as error:  # there are too many
+            mail.put_nowait(error)
+            on_thread_end()

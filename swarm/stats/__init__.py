@@ -1,0 +1,1 @@
+"""Intervals, paired tests and number formats: the only statistics of the package."""

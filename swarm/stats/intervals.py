@@ -1,0 +1,327 @@
+"""Intervals of means whose rows come in clusters: models, paraphrases, and samples within them."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from swarm.stats.pairing import ComparableRows
+from swarm.stats.tests import utility_interval
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Z95 = 1.959963984540054
+NUM_RESAMPLES = 2_000
+
+MAX_RESAMPLED_ROWS = 100
+"""Above so many rows the mean of resampled ones is drawn as normal, which it is by then."""
+
+MIN_CLUSTERS = 5
+"""Fewer clusters say little of others; their spread is taken as if there were so many."""
+
+
+class ColumnIntervals(NamedTuple):
+    """[K] means with their 95 % intervals; NaN ends where none can be given."""
+
+    center: "np.ndarray"
+    low: "np.ndarray"
+    high: "np.ndarray"
+
+
+def bootstrap_intervals(
+    values: "np.ndarray", clusters: Sequence["np.ndarray"] = (), kind: str = "mean"
+) -> ColumnIntervals:
+    """Means of columns with 95 % intervals by a hierarchical bootstrap.
+
+    A mean strays by the draw of models, by that of paraphrases, and by that of samples within
+    them. Each is resampled: the clusters' deviations from the mean, shrunk by what samples alone
+    would make them deviate (so that this part is not counted twice), and the samples within each
+    cluster. Rows within a cluster are alike, and to resample them as if they were not gives
+    intervals far too narrow: Miller 2024, "Adding Error Bars to Evals", arXiv 2411.00640.
+    The bootstrap of clusters' effects: Field and Welsh 2007, "Bootstrapping clustered data", JRSS
+    B 69:369; the shrinking: Davison and Hinkley 1997, "Bootstrap Methods and their Application",
+    3.8; a spread of few is widened as Student's t is, as Hesterberg 2015, arXiv 1411.5279, has it.
+
+    Args:
+        values: [N, K].
+        clusters: Of each way to cluster, [N] integers; crossed ones are fine.
+        kind: "shares" for columns of 0 and 1 (their intervals are nowhere narrower than Wilson's
+            of so many answers), "probabilities" for what stays within 0 and 1, or "mean".
+    """
+    import numpy as np
+
+    n, k = values.shape
+    nothing = np.full(k, math.nan)
+    if n < 2:
+        return ColumnIntervals(values.mean(axis=0) if n else nothing, nothing, nothing)
+    center = values.mean(axis=0)
+    several = _distinct_clusterings(clusters)
+    if kind == "shares" and not several:
+        return ColumnIntervals(center, *wilson_interval(center, n))
+    generator = np.random.Generator(np.random.Philox(key=0))
+    drawn, variance = _resample_samples(values, _cell_codes(several, n), generator)
+    for codes in several:
+        drawn = drawn + _resample_clusters(values, codes, variance, generator)
+    low, high = center + np.quantile(drawn, (0.025, 0.975), axis=0)
+    if kind == "shares":
+        narrow = wilson_interval(center, n)
+        low, high = np.minimum(low, narrow[0]), np.maximum(high, narrow[1])
+    if kind != "mean":
+        low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+    return ColumnIntervals(center, low, high)
+
+
+def wilson_interval(share: "np.ndarray", n: int) -> tuple["np.ndarray", "np.ndarray"]:
+    """Wilson's score intervals (1927, JASA 22:209) of [K] shares among n."""
+    import numpy as np
+
+    scale = 1 + Z95**2 / n
+    middle = (share + Z95**2 / (2 * n)) / scale
+    half = Z95 / scale * np.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
+    return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
+
+
+def _distinct_clusterings(clusters: Sequence["np.ndarray"]) -> list["np.ndarray"]:
+    """Those with several clusters; of two that divide the rows alike one."""
+    import numpy as np
+
+    found: dict[bytes, np.ndarray] = {}
+    for codes in clusters:
+        _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        if len(first) > 1:
+            # Numbered as they come, so that two numberings of one division are equal.
+            renumbered = np.argsort(np.argsort(first))[inverse]
+            found.setdefault(renumbered.tobytes(), renumbered)
+    return list(found.values())
+
+
+def _cell_codes(clusters: Sequence["np.ndarray"], n: int) -> "np.ndarray":
+    """[N] the rows' cells: what shares every cluster is samples of the same."""
+    import numpy as np
+
+    cells = np.zeros(n, dtype=int)
+    for codes in clusters:
+        cells = np.unique(cells * (codes.max() + 1) + codes, return_inverse=True)[1]
+    return cells
+
+
+def _resample_samples(
+    values: "np.ndarray", cells: "np.ndarray", generator: "np.random.Generator"
+) -> tuple["np.ndarray", "np.ndarray"]:
+    """The means' deviations [R, K] by the draw of samples, and their variances [K]."""
+    import numpy as np
+
+    n, k = values.shape
+    sizes = np.bincount(cells)
+    order = np.argsort(cells, kind="stable")
+    starts = np.cumsum(sizes) - sizes
+    means = np.add.reduceat(values[order], starts, axis=0) / sizes[:, None]
+    left = values - means[cells]
+    # Each sample's square, with the cell's lost degree of freedom given back.
+    weight = np.where(sizes > 1, sizes / np.maximum(sizes - 1, 1), 0.0)[cells]
+    variance = (weight[:, None] * left**2).sum(axis=0) / n**2
+    if n > MAX_RESAMPLED_ROWS:
+        return generator.normal(size=(NUM_RESAMPLES, k)) * np.sqrt(variance), variance
+    inside = (generator.random((NUM_RESAMPLES, n)) * sizes[cells[order]]).astype(int)
+    drawn = order[starts[cells[order]] + inside] + n * np.arange(NUM_RESAMPLES)[:, None]
+    times = np.bincount(drawn.reshape(-1), minlength=NUM_RESAMPLES * n).reshape(NUM_RESAMPLES, n)
+    known = (left**2).sum(axis=0) / n**2
+    wider = np.sqrt(variance / np.maximum(known, 1e-300)) * student_widening(n - len(sizes) + 1)
+    return times @ left / n * wider, variance
+
+
+def _resample_clusters(
+    values: "np.ndarray",
+    codes: "np.ndarray",
+    variance: "np.ndarray",
+    generator: "np.random.Generator",
+) -> "np.ndarray":
+    """The means' deviations [R, K] by the draw of clusters alone."""
+    import numpy as np
+
+    sizes = np.bincount(codes)
+    count = len(sizes)
+    order = np.argsort(codes, kind="stable")
+    sums = np.add.reduceat(values[order], np.cumsum(sizes) - sizes, axis=0)
+    away = sums / sizes[:, None] - values.mean(axis=0)
+    spread = (away**2).sum(axis=0) / (count - 1)
+    # A cluster has 1 / count of the samples, so its mean strays count times as much.
+    own = np.clip(1 - count * variance / np.maximum(spread, 1e-300), 0.0, 1.0)
+    times = generator.multinomial(count, [1 / count] * count, size=NUM_RESAMPLES) * sizes
+    drawn: np.ndarray = times @ away / times.sum(axis=1, keepdims=True)
+    return drawn * np.sqrt(own * count / (count - 1)) * student_widening(count)
+
+
+def student_widening(count: int) -> float:
+    """How many times wider Student's central 95 % is than the normal one's, for so many."""
+    freedom = max(count, MIN_CLUSTERS) - 1
+    # Cornish and Fisher's expansion of Student's quantile; within 0.003 from 4 degrees on.
+    z = Z95
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return (z + sum(term / freedom**i for i, term in enumerate(terms, 1))) / z
+
+
+# Intervals of a difference of two means.
+
+IntervalEnds = tuple["np.ndarray", "np.ndarray"]
+
+
+def newcombe_interval(pair: ComparableRows) -> IntervalEnds:
+    """[K] ends of differences of shares: Newcombe 1998, Statistics in Medicine 17:873, method 10.
+
+    Each paraphrase weighs the same; that shares differ between them makes it a little wide.
+    """
+    import numpy as np
+
+    first, second = (_stratified_mean(pair, side) for side in (pair.first, ~pair.first))
+    low_a, high_a = wilson_interval(first, int(pair.first.sum()))
+    low_b, high_b = wilson_interval(second, int((~pair.first).sum()))
+    down = np.sqrt((first - low_a) ** 2 + (high_b - second) ** 2)
+    up = np.sqrt((high_a - first) ** 2 + (second - low_b) ** 2)
+    return first - second - down, first - second + up
+
+
+def _stratified_mean(pair: ComparableRows, side: "np.ndarray") -> "np.ndarray":
+    import numpy as np
+
+    places = [(pair.strata == s) & side for s in np.unique(pair.strata)]
+    return np.mean([pair.values[place].mean(axis=0) for place in places], axis=0)
+
+
+def student_interval(pair: ComparableRows) -> IntervalEnds:
+    """[K] ends of differences of means over these strata, Student's; NaN where one has one row."""
+    import numpy as np
+
+    strata, difference, variance, freedom = np.unique(pair.strata), 0.0, 0.0, 0
+    for stratum in strata:
+        for side, sign in ((pair.first, 1), (~pair.first, -1)):
+            rows = pair.values[(pair.strata == stratum) & side]
+            difference = difference + sign * rows.mean(axis=0) / len(strata)
+            each = rows.var(axis=0, ddof=1) if len(rows) > 1 else math.nan * rows[0]
+            variance = variance + each / len(rows) / len(strata) ** 2
+            freedom += len(rows) - 1
+    half = t_quantile(max(freedom, 1)) * np.sqrt(variance)
+    return difference - half, difference + half
+
+
+def unit_means(pair: ComparableRows) -> tuple["np.ndarray", "np.ndarray"]:
+    """[U, K] the units' means, each paraphrase weighing the same, and whether each is first."""
+    import numpy as np
+
+    assert pair.units is not None
+    means, first = [], []
+    for unit in np.unique(pair.units):
+        here = pair.units == unit
+        strata = pair.strata[here]
+        cells = [pair.values[here][strata == s].mean(axis=0) for s in np.unique(strata)]
+        means.append(np.mean(cells, axis=0))
+        first.append(bool(pair.first[here][0]))
+    return np.array(means), np.array(first)
+
+
+def welch_test(first: "np.ndarray", second: "np.ndarray") -> tuple[float, float, float, float]:
+    """Welch's t-test (1947, Biometrika 34:28): difference, its 95 % interval, two-sided p.
+
+    All but the difference are NaN where nothing varies.
+    """
+    value = float(first.mean() - second.mean())
+    parts = [float(side.var(ddof=1)) / len(side) for side in (first, second)]
+    error = math.sqrt(sum(parts))
+    if error < 1e-12:
+        return value, math.nan, math.nan, math.nan
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True)
+    )
+    half = t_quantile(freedom) * error
+    return value, value - half, value + half, t_two_sided_p(abs(value) / error, freedom)
+
+
+def t_two_sided_p(t: float, freedom: float) -> float:
+    """How often Student's t is at least so far from 0, on both sides together."""
+    import numpy as np
+
+    # With t = sqrt(freedom) tan(angle) its density is cos(angle) ** (freedom - 1).
+    def tail_area(start: float) -> float:
+        angles = np.linspace(start, math.pi / 2, 4001)
+        heights = np.clip(np.cos(angles), 0.0, None) ** (freedom - 1)
+        return float(np.trapezoid(heights, angles))
+
+    return tail_area(math.atan(t / math.sqrt(freedom))) / tail_area(0.0)
+
+
+def t_quantile(freedom: float) -> float:
+    """Within which the central 95 % of Student's t lie, by bisection."""
+    if freedom > 200:
+        return 1.96 + 2.4 / freedom
+    low, high = 0.0, 14.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_two_sided_p(middle, freedom) > 0.05 else (low, middle)
+    return high
+
+
+# Averages of what a judge said, with their intervals and with what could not be read of it.
+
+
+class Average(NamedTuple):
+    """A mean with its 95 % interval.
+
+    Attributes:
+        mean: `None` where there is nothing to take the mean of.
+        low, high: The bootstrap's over questions; `None` with fewer than two questions.
+        n: Values in the mean.
+        unparsed: Verdicts that could not be read, which are in none of the other numbers.
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+    unparsed: int = 0
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return f"- n=0{self._unparsed_note}"
+        within = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.mean:.2f}{within} n={self.n}{self._unparsed_note}"
+
+    @property
+    def _unparsed_note(self) -> str:
+        return f", {self.unparsed} unparsed" if self.unparsed else ""
+
+    def to_row(self) -> dict[str, Any]:
+        """For JSON and CSV."""
+        return {"average": self.mean, **{key: getattr(self, key) for key in self._fields[1:]}}
+
+
+def average_scores(questions: Sequence[Sequence[float | None]]) -> Average:
+    """The mean of all values of all questions.
+
+    A question's values (of its turns, or its skills) hang together, so that the bootstrap draws
+    questions and not values.
+
+    Args:
+        questions: Of each its values; `None` is one that could not be read.
+    """
+    unparsed = sum(value is None for values in questions for value in values)
+    read = [[value for value in values if value is not None] for values in questions]
+    read = [values for values in read if values]
+    if not read:
+        return Average(None, None, None, 0, unparsed)
+    sums = np.array([sum(values) for values in read], dtype=np.float64)
+    counts = np.array([len(values) for values in read])
+    n = int(counts.sum())
+    if len(read) == 1:
+        return Average(float(sums[0] / n), None, None, n, unparsed)
+
+    def mean_of(places: Sequence[int]) -> float:
+        return float(sums[places].sum() / counts[places].sum())
+
+    found = utility_interval(mean_of, [""] * len(read))
+    return Average(found.mean, found.low, found.high, n, unparsed)

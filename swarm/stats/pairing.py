@@ -1,0 +1,100 @@
+"""Which rows of two categories can be compared with each other."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from swarm.stats.answer_values import AnswerMatrix
+
+MIN_UNITS = 4
+"""From so many paraphrases on each side, none of them on both, they are what is compared."""
+
+PARAPHRASES = 8
+"""From so many that both answered, a difference is one over paraphrases; fewer are as they are."""
+
+
+class ComparableRows(NamedTuple):
+    """The rows of two categories that can be compared.
+
+    Attributes:
+        values: [N, K].
+        first: [N] whether a row is of the first category.
+        strata: [N] integers; rows that share one were asked the same, and both sides have some.
+        paraphrases: [N] integers.
+        shared: Paraphrases that both answered.
+        units: [N] the models, where each side has several of its own, or else the paraphrases
+            where none is on both sides; `None` where neither is so.
+        unit: What the units are: "models" or "paraphrases".
+        shares: Whether the values are 0 or 1.
+        note: What was left out, or what else to know.
+    """
+
+    values: "np.ndarray"
+    first: "np.ndarray"
+    strata: "np.ndarray"
+    paraphrases: "np.ndarray"
+    shared: int
+    units: "np.ndarray | None"
+    unit: str
+    shares: bool
+    note: str
+
+
+def match_rows(values: "AnswerMatrix", i: int, j: int, category_column: str) -> ComparableRows:
+    """The i-th and the j-th category."""
+    import numpy as np
+
+    rows = np.isin(values.category, (i, j))
+    first = values.category[rows] == i
+    paraphrases = _column_codes(values, "paraphrase_ix", category_column)[rows]
+    models = _column_codes(values, "model", category_column)[rows]
+    common = set(paraphrases[first]) & set(paraphrases[~first])
+    sides = set(models[first]), set(models[~first])
+    strata = paraphrases if common else np.zeros_like(paraphrases)
+    if sides[0] == sides[1]:
+        strata = strata * (int(models.max(initial=0)) + 1) + models
+    both = np.isin(strata, np.intersect1d(strata[first], strata[~first]))
+    units, unit = _select_units(models, paraphrases, first, bool(common))
+    note = f"{int((~both).sum())} answers to what only one was asked left out" * (not both.all())
+    if sides[0] & sides[1] and sides[0] != sides[1]:
+        note = "; ".join(filter(None, [note, "a model is on both sides"]))
+    elif unit != "models" and max(map(len, sides)) > 1:
+        note = "; ".join(filter(None, [note, "holds for these models"]))
+    told = category_column != "paraphrase_ix" and "paraphrase_ix" in values.frame.columns
+    if told and units is None and 0 < (count := len(common)) < PARAPHRASES:
+        few = (
+            f"only {count} paraphrase{'s' * (count > 1)}: too narrow an interval for other wordings"
+        )
+        note = "; ".join(filter(None, [note, few]))
+    return ComparableRows(
+        values.matrix[rows][both],
+        first[both],
+        strata[both],
+        paraphrases[both],
+        len(common),
+        None if units is None else units[both],
+        unit,
+        values.kind == "shares",
+        note,
+    )
+
+
+def _column_codes(values: "AnswerMatrix", name: str, category_column: str) -> "np.ndarray":
+    """[N] integers; all 0 where the column is not there, or is what is compared."""
+    import numpy as np
+
+    if name == category_column or name not in values.frame.columns:
+        return np.zeros(len(values.frame), dtype=int)
+    return values.cluster_codes([name])[0]
+
+
+def _select_units(
+    models: "np.ndarray", paraphrases: "np.ndarray", first: "np.ndarray", common: bool
+) -> tuple["np.ndarray | None", str]:
+    sides = set(models[first]), set(models[~first])
+    if not sides[0] & sides[1] and min(map(len, sides)) > 1:
+        return models, "models"
+    if not common and min(len(set(paraphrases[side])) for side in (first, ~first)) >= MIN_UNITS:
+        return paraphrases, "paraphrases"
+    return None, ""

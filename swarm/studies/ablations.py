@@ -1,0 +1,201 @@
+"""Searches side by side: what each found on dev and test, and paired differences on test."""
+
+import json
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from hydra.utils import instantiate
+
+from swarm._util.files import short_digest
+from swarm.errors import UserError
+from swarm.loop.evaluator import records_to_scores
+from swarm.loop.fingerprint import digest_items
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import format_table
+from swarm.stats.tests import PairedTest, utility_test
+from swarm.tasks.base import Score, Task, metric_task
+from swarm.tasks.metrics import is_mean_utility, paired_gain
+
+ONE_ANSWER_NOTE = (
+    "(!n): on test, more than 90 % of the answers to a domain are one value, in n seeds."
+)
+"""What a mark behind a name means."""
+
+
+class StudyRow(NamedTuple):
+    """A line of the table: one kind of search, once a seed.
+
+    Attributes:
+        name: What it is called.
+        runs: Finished and tested.
+        others: What it is compared with; `None` for nothing.
+        start: The row is of the runs' best initial expert, not of their best found.
+        against_start: So is the other side.
+    """
+
+    name: str
+    runs: Sequence[RunFolder]
+    others: Sequence[RunFolder] | None = None
+    start: bool = False
+    against_start: bool = False
+
+
+def compare_rows(rows: Sequence[StudyRow]) -> list[dict[str, Any]]:
+    """Each row's dev and test utilities by seed, and its paired difference.
+
+    The difference is that of the mean test utilities over seeds, with its 95 %
+    interval over test items: what other seeds would give is not in it.
+
+    Raises:
+        UserError: The runs were tested on different items.
+    """
+    every = [run for row in rows for run in (*row.runs, *(row.others or ()))]
+    if len({run.metrics["asked"]["test_items"] for run in every}) > 1:
+        raise UserError(f"{every[0].path}: the runs were tested on different items; test them anew")
+    task = metric_task(instantiate(every[0].config["task"], _convert_="all"))
+    return [_summarize_row(row, task) for row in rows]
+
+
+def _summarize_row(row: StudyRow, task: Task) -> dict[str, Any]:
+    own = [_test_scores(run, row.start) for run in row.runs]
+    side = "starting" if row.start else "ending"
+    dev, warned = f"{side}_best_validation_utility", f"{side}_best_single_test_one_answer"
+    found: dict[str, Any] = {
+        "name": row.name,
+        "folders": [str(run.path) for run in row.runs],
+        "dev": [run.metrics[dev] for run in row.runs],
+        "test": [task.utility(scores) for scores in own],
+        "items": len(own[0]),
+        "one_answer": sum(bool(run.metrics.get(warned)) for run in row.runs),
+        "difference": None,
+    }
+    if row.others:
+        other = [_test_scores(run, row.against_start) for run in row.others]
+        found["difference"] = mean_gain_over_seeds(task, own, other)._asdict()
+    return found
+
+
+def _test_scores(run: RunFolder, start: bool) -> list[Score]:
+    """What a run's best found, or its best initial expert, answered on test."""
+    rows = run.load_test_answers(run.best_expert() if start else run.find_best())
+    if rows is None:
+        raise UserError(f"{run.path}: it was not tested; go on with the search, with test=true")
+    return records_to_scores(rows)
+
+
+def compare_runs(first: RunFolder, other: RunFolder) -> tuple[PairedTest, int]:
+    """The best found of one run beside another's, on the test items that both were asked.
+
+    Items are the same if all that they hold is, whatever their places in the two splits.
+
+    Returns:
+        The difference (the other's minus the first's), and how many items the two runs have that
+        the other one lacks; `Paired.n` is the number of items that they share.
+
+    Raises:
+        UserError: They share none, or the items of a run are not what it was asked any more.
+    """
+    task = metric_task(instantiate(first.config["task"], _convert_="all"))
+    asked = [run.metrics.get("asked", {}).get("test_items") for run in (first, other)]
+    if asked[0] == asked[1]:
+        mine, theirs = (
+            {str(n): s for n, s in enumerate(_test_scores(run, False))} for run in (first, other)
+        )
+    else:
+        mine, theirs = _scores_by_item(first), _scores_by_item(other)
+    both = [item for item in mine if item in theirs]
+    if not both:
+        raise UserError("no test items that both were asked")
+    found = paired_gain(task, [theirs[item] for item in both], [mine[item] for item in both])
+    return found, len(mine) + len(theirs) - 2 * len(both)
+
+
+def _scores_by_item(run: RunFolder) -> dict[str, Score]:
+    """What a run's best found answered on test, by the digest of the item."""
+    scores = _test_scores(run, start=False)
+    task = metric_task(instantiate(run.config["task"], _convert_="all"))
+    if digest_items(task, "test") != run.metrics["asked"]["test_items"]:
+        raise UserError(
+            f"{run.path}: the test items of its data file are not those that it was asked; the "
+            "file has changed, or task.too_long has dropped or truncated some"
+        )
+    digests = (short_digest(dict(item)) for item in task.items("test"))
+    return dict(zip(digests, scores, strict=True))
+
+
+def mean_gain_over_seeds(
+    task: Task, own: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]
+) -> PairedTest:
+    """The difference of two searches' mean utilities over seeds, tested on the same items.
+
+    Args:
+        own, other: Each seed's scores of the same items; all seeds are resampled together.
+    """
+    if all(is_mean_utility(task, scores) for scores in (*own, *other)):
+        return paired_gain(task, average_scores(own), average_scores(other))
+
+    def mean_utility(runs: Sequence[Sequence[Score]], places: Sequence[int]) -> float:
+        return fmean(task.utility([scores[place] for place in places]) for scores in runs)
+
+    parts = [score.part for score in own[0]]
+    return utility_test(
+        lambda places: mean_utility(own, places) - mean_utility(other, places), parts
+    )
+
+
+def average_scores(runs: Sequence[Sequence[Score]]) -> list[Score]:
+    """Scores of the same items with the mean of their values."""
+    return [
+        Score(fmean(score.value for score in scores), None, "", scores[0].part)
+        for scores in zip(*runs, strict=True)
+    ]
+
+
+def rows_to_json(found: Sequence[dict[str, Any]]) -> str:
+    """The rows for programs."""
+    return json.dumps(found, indent=1, ensure_ascii=False)
+
+
+def rows_to_markdown(found: Sequence[dict[str, Any]]) -> str:
+    """The rows as a Markdown table."""
+    rows = [
+        [
+            mark_one_answer(one["name"], one),
+            _format_seeds(one["dev"]),
+            _format_seeds(one["test"]),
+            *_format_difference(one["difference"]),
+        ]
+        for one in found
+    ]
+    seeds = max(len(one["test"]) for one in found)
+    told = format_table(("", "dev", "test", "difference on test", "p"), rows)
+    told += [
+        "",
+        f"{found[0]['items']} test items; seeds: {seeds}. Differences are paired; in brackets",
+        "their 95 % interval over items.",
+    ]
+    if seeds > 1:
+        told.append("Behind dev and test: the lowest and the highest seed.")
+    if any(one.get("one_answer") for one in found):
+        told.append(ONE_ANSWER_NOTE)
+    return "\n".join(told)
+
+
+def mark_one_answer(name: str, row: Mapping[str, Any]) -> str:
+    """A name, with the number of the seeds that are warned of one answer: "pso (!2)"."""
+    warned = row.get("one_answer", 0)
+    return f"{name}{f' (!{warned})' * bool(warned)}"
+
+
+def _format_seeds(values: Sequence[float]) -> str:
+    """The mean over seeds, with their range where there are several."""
+    spread = f" ({min(values):.3f}-{max(values):.3f})" if len(values) > 1 else ""
+    return f"{fmean(values):.3f}{spread}"
+
+
+def _format_difference(paired: dict[str, float] | None) -> tuple[str, str]:
+    if paired is None:
+        return "", ""
+    size = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]".format(**paired)
+    return size, f"{paired['p']:.2g}"

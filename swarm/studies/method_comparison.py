@@ -1,0 +1,389 @@
+"""Methods that searched with the same budget, side by side: a table over seeds, and a plot."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from hydra.utils import instantiate
+
+from swarm._util.files import write_atomic, write_json
+from swarm.errors import UserError
+from swarm.loop.evaluator import records_to_scores
+from swarm.report.charts import render_standalone
+from swarm.report.document import Chart, Series
+from swarm.runs.describe import (
+    MAX_DOMAINS,
+    describe_constant_answers,
+    describe_position,
+    shorten_text,
+)
+from swarm.runs.run_reader import PositionIndex, RunFolder
+from swarm.stats.format import format_table
+from swarm.stats.tests import interval_over_seeds
+from swarm.studies.ablations import ONE_ANSWER_NOTE, mark_one_answer, mean_gain_over_seeds
+from swarm.tasks.base import Score, Task, metric_task
+from swarm.tasks.metrics import is_mean_utility
+
+# The comparison of methods in words: a Markdown table, and what has to be known to read it.
+
+
+def format_comparison(found: dict[str, Any]) -> str:
+    """The comparison as a Markdown table, with what has to be known to read it."""
+    start, constant = found["start"], _constant_rows(found)
+    head = ("method", "dev", "test", "gain on test", "p", "prompts", "of them shared", "seconds")
+    expert = mark_one_answer(f"best initial expert ({start['expert']})", start)
+    first = (expert, f"{start['dev']:.3f}", f"{start['test']:.3f}", *[""] * 5)
+    rows: list[Sequence[str]] = [first, *constant, *map(_method_cells, found["methods"])]
+    seeds, failed = len(found["seeds"]), found.get("failed", {})
+    told = [
+        "",
+        f"Budget: {found['budget']} positions; seeds: {seeds}; {found['items']} test items. Means "
+        "over seeds; in parentheses the lowest and highest seed, in brackets 95 % intervals.",
+        "Dev is the highest of all that a search looked at, and flatters it. A prompt that another "
+        "search had asked is charged and not asked again: seconds are no measure of a method.",
+        "p-values are paired, of one method each, and not corrected for "
+        f"{len(found['methods'])} methods.",
+        *_describe_leaders(found),
+        *_describe_starts(found),
+        *_describe_signals(found),
+        *(f"Not in the table: {name} ({wrong})." for name, wrong in failed.items()),
+        "",
+        "Best found, by the first seed:",
+        *(f"- {row['method']}: {row['found'][0]}" for row in found["methods"]),
+    ]
+    return "\n".join([*format_table(head, rows), *format_domain_table(found), *told])
+
+
+def _constant_rows(found: dict[str, Any]) -> list[Sequence[str]]:
+    """The line of the best constant answers."""
+    if not (known := found.get("constant_answers")):
+        return []
+    by_domain_ = known["by_domain"]
+    each = " of each domain" * (len(by_domain_["answers"]) > 1)
+    cells = [f"{by_domain_[split]['utility']:.3f}" for split in ("dev", "test")]
+    name = f"best constant answer{each} ({describe_constant_answers(known)})"
+    return [(name, *cells, *[""] * 5)]
+
+
+def format_domain_table(found: dict[str, Any]) -> list[str]:
+    """Test utilities by domain as a second table, where there are 2 to 12, and what (!n) means."""
+    domains = list(found["start"].get("domains", {}))
+    lines = []
+    if 2 <= len(domains) <= MAX_DOMAINS:
+        rows: list[Sequence[str]] = []
+        if known := found.get("constant_answers"):
+            mine = known["by_domain"]["test"]["domains"]
+            rows.append(("best constant answer", *(f"{mine[d]['utility']:.3f}" for d in domains)))
+        start = {**found["start"], "method": "best initial expert"}
+        for one in (start, *found["methods"]):
+            cells = [
+                _format_range(one["domains"][d]) if one.get("domains") else "" for d in domains
+            ]
+            rows.append((mark_one_answer(one["method"], one), *cells))
+        lines += ["", *format_table(("test, by domain", *map(shorten_text, domains)), rows)]
+    if any(one.get("one_answer") for one in (found["start"], *found["methods"])):
+        lines += [
+            "",
+            ONE_ANSWER_NOTE,
+        ]
+    return lines
+
+
+def _method_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    low, high = row["test_interval"]
+    interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
+    size = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]".format(**row["gain"])
+    counts = (f"{fmean(row[name]):.0f}" for name in ("prompts", "prompts_shared", "seconds"))
+    dev = _format_range(row["dev"]) if row["dev"] else ""
+    return (
+        mark_one_answer(row["method"], row),
+        dev,
+        _format_range(row["test"]) + interval,
+        size,
+        f"{row['gain']['p']:.2g}",
+        *counts,
+    )
+
+
+def _format_range(values: Sequence[float]) -> str:
+    spread = f" ({min(values):.3f}-{max(values):.3f})" if len(set(values)) > 1 else ""
+    return f"{fmean(values):.3f}{spread}"
+
+
+def _describe_leaders(found: dict[str, Any]) -> list[str]:
+    """Which method is first, and which of the others its interval cannot tell from it."""
+    ranked = sorted(found["methods"], key=lambda row: -fmean(row["test"]))
+    best = ranked[0]
+    low = best["test_interval"][0]
+    near = [r["method"] for r in ranked[1:] if low is not None and fmean(r["test"]) >= low]
+    words = f"Highest on test: {best['method']}, {fmean(best['test']):.3f}"
+    return [words + (f"; within its interval: {', '.join(near)}." if near else ".")]
+
+
+def _describe_starts(found: dict[str, Any]) -> list[str]:
+    """Whose gain is on another expert than the table's head, or on other answers of the same."""
+    head = {"expert": found["start"]["expert"], "test": found["start"]["test"]}
+    others = []
+    for row in found["methods"]:
+        if any(start != head for start in row["starts"]):
+            names = dict.fromkeys(f"{s['expert']} ({s['test']:.3f})" for s in row["starts"])
+            others.append(f"{row['method']}: {', '.join(names)}")
+    if not others:
+        return []
+    return [
+        "Each gain is on the best initial expert of the search itself, whose test is not that of "
+        f"the first line with {'; '.join(others)}."
+    ]
+
+
+def _describe_signals(found: dict[str, Any]) -> list[str]:
+    """What searches on a signal cost beyond what is charged, and why the plot lacks them."""
+    named = {row["method"]: row["signal"] for row in found["methods"] if row["signal"]}
+    if not named:
+        return []
+    climbed = "; ".join(f"{name} (signal: {signal})" for name, signal in named.items())
+    told = [f"Searches on another signal, which has another unit: not in the plot: {climbed}."]
+    if any("both" in signal for signal in named.values()):
+        told.append("With signal=both a dev item is charged as one prompt and asks two requests.")
+    if any("logprob" in signal for signal in named.values()):
+        told.append("With signal=logprob the best are judged at the end; this is not charged.")
+    return told
+
+
+SECONDS_FILE = "seconds.json"
+"""In a search's folder: the seconds it has taken, in all its starts."""
+
+MethodRuns = Sequence[tuple[str, Sequence[RunFolder]]]
+"""A method's name and its finished runs, one a seed."""
+
+
+def read_seconds(folder: Path) -> float:
+    """What a search has taken so far."""
+    path = folder / SECONDS_FILE
+    return float(json.loads(path.read_text())) if path.is_file() else 0.0
+
+
+def check_votes(name: str, task: Task) -> None:
+    """See that a vote is possible on a task's answers, by its own measure.
+
+    Raises:
+        UserError: It is not.
+    """
+    if not getattr(metric_task(task), "votes", True):
+        raise UserError(
+            f"methods: {name}: the answers of task={task.name} are free texts, on which nobody "
+            "votes; leave it out"
+        )
+
+
+def find_start_run(runs: Sequence[RunFolder], experts: Sequence[str]) -> RunFolder | None:
+    """The first run that has these experts' dev answers graded by the task's own measure."""
+    return next(
+        (r for r in runs if r.experts[: r.own] == list(experts) and _has_graded_answers(r)), None
+    )
+
+
+def _has_graded_answers(run: RunFolder) -> bool:
+    rows = run.load_answers((0, 0))
+    return "signal" not in run.metrics or all("correct" in row.get("measures", {}) for row in rows)
+
+
+def summarize_methods(
+    rows: MethodRuns, together: Mapping[str, Path], known: RunFolder | None, budget: int
+) -> dict[str, Any]:
+    """What each method found, and how sure that is.
+
+    A method's test utility is the mean over its seeds; its 95 % interval is the bootstrap's over
+    seeds and items. The gain on the best initial expert is paired on the items; its interval and
+    p-value are over items and take the seeds as they are.
+
+    Args:
+        rows: The searches.
+        together: Evaluations on test of all experts answering together, by method.
+        known: The run that these read the experts' dev answers from; `None` if dev was asked.
+        budget: Positions that each search might evaluate.
+
+    Raises:
+        UserError: Runs were tested on different items, or not.
+    """
+    runs = [run for _, mine in rows for run in mine]
+    if len({run.metrics["asked"]["test_items"] for run in runs}) > 1:
+        raise UserError(f"{runs[0].path}: the runs were tested on different items; test them anew")
+    task = metric_task(instantiate(runs[0].config["task"], _convert_="all"))
+    first = runs[0]
+    before = _test_scores(first, first.best_expert())
+    found = [_method_row(name, mine, task) for name, mine in rows]
+    for name, path in together.items():
+        read = len(known.load_answers((0, 0))) if known else None
+        found.append(_ensemble_row(name, path, task, before, (first.own, read)))
+    return {
+        "budget": budget,
+        "seeds": [int(run.config["seed"]) for run in rows[0][1]],
+        "items": len(before),
+        "start": {
+            "expert": first.experts[first.best_expert()[1]],
+            "dev": first.metrics["starting_best_validation_utility"],
+            "test": task.utility(before),
+            **_summarize_domains([_domain_metrics(first, "starting")]),
+        },
+        "constant_answers": first.metrics.get("constant_answers"),
+        "methods": found,
+    }
+
+
+def _method_row(name: str, runs: Sequence[RunFolder], task: Task) -> dict[str, Any]:
+    own = [_test_scores(run, run.find_best()) for run in runs]
+    other = [_test_scores(run, run.best_expert()) for run in runs]
+    prompts = [sum(entry["prompts_asked"] for entry in run.rounds) for run in runs]
+    shared = [sum(entry.get("prompts_shared", 0) for entry in run.rounds) for run in runs]
+    return {
+        "method": name,
+        "folders": [str(run.path) for run in runs],
+        "signal": runs[0].metrics.get("signal"),
+        "starts": [
+            {"expert": run.experts[run.best_expert()[1]], "test": task.utility(scores)}
+            for run, scores in zip(runs, other, strict=True)
+        ],
+        "found": [_describe_best(run) for run in runs],
+        "dev": [run.metrics["ending_best_validation_utility"] for run in runs],
+        **_test_statistics(task, own, other),
+        **_summarize_domains([_domain_metrics(run, "ending") for run in runs]),
+        "prompts": prompts,
+        "prompts_shared": shared,
+        "seconds": [read_seconds(run.path) for run in runs],
+        "finished": [run.finished for run in runs],
+    }
+
+
+def _domain_metrics(run: RunFolder, side: str) -> dict[str, Any]:
+    """What a run's metrics hold by domain of its start or its end; empty for older runs."""
+    name = f"{side}_best_single_test_"
+    return {key: run.metrics.get(name + key) for key in ("domains", "one_answer")}
+
+
+def _summarize_domains(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Test utilities by domain, and in how many of the seeds one answer was warned of.
+
+    Args:
+        found: By seed, as `swarm.tasks.metrics.utility_summary` with items.
+    """
+    known = [one["domains"] for one in found if one.get("domains")]
+    domains = {name: [one[name]["utility"] for one in known] for name in (known or [{}])[0]}
+    return {"domains": domains, "one_answer": sum(bool(one.get("one_answer")) for one in found)}
+
+
+def _test_statistics(
+    task: Task, own: Sequence[Sequence[Score]], other: Sequence[Sequence[Score]]
+) -> dict[str, Any]:
+    """A method's test utilities, their interval and the gain on the best initial expert."""
+    interval: Sequence[float | None] = (None, None)
+    if all(is_mean_utility(task, scores) for scores in own):
+        interval = interval_over_seeds(np.array([[s.value for s in scores] for scores in own]))
+    return {
+        "test": [task.utility(scores) for scores in own],
+        "test_interval": list(interval),
+        "gain": mean_gain_over_seeds(task, own, other)._asdict(),
+    }
+
+
+def _ensemble_row(
+    name: str,
+    folder: Path,
+    task: Task,
+    before: Sequence[Score],
+    experts: tuple[int, int | None],
+) -> dict[str, Any]:
+    """The row of experts that answer together; where dev tells which are good, it is charged.
+
+    Args:
+        before: The test scores of the best initial expert.
+        experts: How many there are, and to how many dev items each one's answers were read;
+            `None`: dev was asked in the evaluation, by those that need it.
+    """
+    result = json.loads((folder / "result.json").read_text())
+    rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    count, read = experts
+    asked = 0
+    if read is None and name in ("weighted_vote", "route"):
+        asked = count * len(task.items("dev"))
+    each = (result["prompts"] - asked) / len(rows)
+    return {
+        "method": name,
+        "folders": [str(folder)],
+        "signal": None,
+        "starts": [],
+        "found": [
+            "one adapter trained on the data of all experts"
+            if name == "data_merge"
+            else f"all experts together, {each:.3g} prompts an answer"
+        ],
+        "dev": [],
+        **_test_statistics(task, [records_to_scores(rows)], [before]),
+        **_summarize_domains([result["voices"][0]]),
+        "prompts": [0 if name in ("pack", "data_merge") else asked or count * (read or 0)],
+        "prompts_shared": [0],
+        "seconds": [result["seconds"]],
+        "finished": ["asked once"],
+    }
+
+
+def _describe_best(run: RunFolder) -> str:
+    """What the best found is made of, and what its method calls it."""
+    words = describe_position(run.experts, run.positions[run.find_best()].tolist(), run.groups)
+    label = run.position_label(run.find_best())
+    return f"{label}: {words}" if label else words
+
+
+def _test_scores(run: RunFolder, place: PositionIndex) -> list[Score]:
+    rows = run.load_test_answers(place)
+    if rows is None:
+        raise UserError(f"{run.path}: it was not tested; go on with the search, with test=true")
+    return records_to_scores(rows)
+
+
+def write_comparison(folder: Path, found: dict[str, Any], rows: MethodRuns) -> None:
+    """Put methods.json, methods.md and, where there is something to plot, methods.svg there."""
+    write_json(folder / "methods.json", found)
+    write_atomic(folder / "methods.md", (format_comparison(found) + "\n").encode())
+    if plottable_methods(rows):
+        write_atomic(folder / "methods.svg", plot_methods(rows).encode())
+    else:
+        (folder / "methods.svg").unlink(missing_ok=True)
+
+
+def plottable_methods(rows: MethodRuns) -> MethodRuns:
+    """The methods that climbed the task's own measure: another signal has another unit."""
+    return [(name, runs) for name, runs in rows if "signal" not in runs[0].metrics]
+
+
+def plot_methods(rows: MethodRuns) -> str:
+    """The best dev utility so far against the prompts charged, the mean over seeds (SVG)."""
+    series = []
+    for name, runs in plottable_methods(rows):
+        lines = [_best_so_far_curve(run) for run in runs]
+        x = np.unique(np.concatenate([prompts for prompts, _ in lines]))
+        at = [best[np.searchsorted(prompts, x, side="right") - 1] for prompts, best in lines]
+        begun = max(prompts[0] for prompts, _ in lines)
+        series.append(
+            Series(name, x[x >= begun].tolist(), np.mean(at, 0)[x >= begun].tolist(), "steps")
+        )
+    told = "The best dev utility so far of each method, the mean over its seeds."
+    return render_standalone(
+        Chart(
+            "methods",
+            "Best so far on the same budget",
+            "dev prompts charged",
+            "best dev utility",
+            series,
+            told,
+        )
+    )
+
+
+def _best_so_far_curve(run: RunFolder) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts charged and best utility after each round of a search."""
+    prompts = np.cumsum([entry["prompts_asked"] for entry in run.rounds])
+    return prompts, run.best_so_far()

@@ -1,0 +1,196 @@
+"""What the trials of a sweep came to: a table, the best of them by dev, and what that is worth."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from swarm._util.files import write_atomic, write_json
+from swarm.errors import UserError
+from swarm.runs.describe import (
+    MAX_DOMAINS,
+    describe_constant_answers,
+    format_one_answer_warnings,
+    shorten_text,
+)
+from swarm.studies.subprocess_runs import SearchProcess
+
+SHARED_IDENTITY_KEYS = ("task items", "experts", "pool weights", "base weights")
+"""What all trials of a sweep have in common, beside their settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial(SearchProcess):
+    """One search of a sweep.
+
+    Attributes:
+        drawn: The values drawn for it, by dotted key.
+    """
+
+    drawn: dict[str, Any]
+
+
+def check_trials(trials: Sequence[Trial]) -> None:
+    """Whether what lies in the trials' folders is of this sweep.
+
+    Raises:
+        UserError: A folder holds a search with other settings, or one on other items or weights
+            than another trial's.
+    """
+    begun = [(trial, state["identity"]) for trial in trials if (state := trial.load_state())]
+    for trial, identity in begun:
+        wanted = trial.expected_identity() | {
+            name: begun[0][1].get(name) for name in SHARED_IDENTITY_KEYS
+        }
+        differ = sorted(key for key in wanted if identity.get(key) != wanted[key])
+        if differ:
+            key, name = differ[0], trial.path.parent.name
+            raise UserError(
+                f"name={name}: {trial.path} holds another search ({key}: {identity.get(key)!r}"
+                f" then, {wanted[key]!r} now); give the same values to go on, or another name="
+            )
+
+
+def summarize_trials(trials: Sequence[Trial], errors: Mapping[Path, str]) -> dict[str, Any]:
+    """All that is known of the trials; those that neither ended nor failed are left out.
+
+    Args:
+        errors: What went wrong, by the folder of the trial.
+    """
+    rows = [
+        _trial_row(trial, errors.get(trial.path))
+        for trial in trials
+        if trial.load_metrics() or trial.path in errors
+    ]
+    ended = [row for row in rows if row["error"] is None]
+    gains = [row["gain"] for row in ended if row["gain"] is not None]
+    summary: dict[str, Any] = {
+        "trials": rows,
+        "ended": len(ended),
+        "failed": len(rows) - len(ended),
+        # By dev alone; of equal ones the first.
+        "best": max(ended, key=lambda row: row["dev"])["trial"] if ended else None,
+        "gained_on_test": sum(gain > 0 for gain in gains),
+        "gained_with_p_below_0.05": sum(r["gain"] > 0 and r["p"] < 0.05 for r in ended if gains),
+        "gain_on_test_median": median(gains) if gains else None,
+        "gain_on_test_range": [min(gains), max(gains)] if gains else None,
+    }
+    first = next((m for trial in trials if (m := trial.load_metrics())), {})
+    names = {
+        "expert": "starting_best_expert",
+        "dev": "starting_best_validation_utility",
+        "test": "starting_best_single_test_accuracy",
+    }
+    return summary | {"best_initial": {name: first.get(key) for name, key in names.items()}}
+
+
+def _trial_row(trial: Trial, error: str | None) -> dict[str, Any]:
+    metrics = trial.load_metrics() if error is None else None
+    names = {
+        "dev": "ending_best_validation_utility",
+        "test": "ending_best_single_test_accuracy",
+        "test_interval": "ending_best_single_test_interval",
+        "gain": "test_gain",
+        "gain_interval": "test_gain_interval",
+        "p": "test_gain_p_value",
+        "one_answer": "ending_best_single_test_one_answer",
+        "domains": "ending_best_single_test_domains",
+        "constant_answers": "constant_answers",
+    }
+    found = {name: (metrics or {}).get(key) for name, key in names.items()}
+    head = {"trial": trial.path.name, "seed": trial.config["seed"], "drawn": trial.drawn}
+    return {**head, **found, "error": error}
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Put summary.json and summary.md into the sweep's folder."""
+    write_json(folder / "summary.json", summary)
+    text = "\n".join([f"# {folder.name}", "", *format_summary(summary)])
+    write_atomic(folder / "summary.md", (text + "\n").encode())
+
+
+def format_summary(summary: Mapping[str, Any]) -> list[str]:
+    """The lines of the table, in Markdown, and of what may be said of it."""
+    rows = summary["trials"]
+    drawn = list(rows[0]["drawn"]) if rows else []
+    heads = ["trial", *(key.removeprefix("optimizer.") for key in drawn)]
+    heads += ["dev", "test", "gain on test", "p"]
+    table = [
+        heads,
+        *([row["trial"], *map(str, row["drawn"].values()), *_trial_cells(row)] for row in rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+        for cells in table
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    failed = [f"- {row['trial']} failed: {row['error']}" for row in rows if row["error"]]
+    return [*lines, "", *failed, *_describe_conclusions(summary)]
+
+
+def _trial_cells(row: Mapping[str, Any]) -> list[str]:
+    """Dev, test, gain and p of a trial."""
+    if row["error"] is not None:
+        return ["failed", "", "", ""]
+    if row["test"] is None:
+        return [f"{row['dev']:.3f}", "", "", ""]
+    mark = " (!)" * bool(row.get("one_answer"))
+    return [f"{row['dev']:.3f}", _format_test(row) + mark, _format_gain(row), f"{row['p']:.3g}"]
+
+
+def _format_test(row: Mapping[str, Any]) -> str:
+    low, high = row["test_interval"]
+    return f"{row['test']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _format_gain(row: Mapping[str, Any]) -> str:
+    low, high = row["gain_interval"]
+    return f"{row['gain']:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
+    """What the table says, a line each."""
+    count = summary["ended"]
+    if not count:
+        return ["- No trial has ended."]
+    best = next(row for row in summary["trials"] if row["trial"] == summary["best"])
+    values = ", ".join(f"{key}={value}" for key, value in best["drawn"].items())
+    before = summary["best_initial"]
+    lines = [
+        f"- The best by dev, of {count}: {best['trial']} ({values}), dev {best['dev']:.3f}; the"
+        f" best initial expert, {before['expert']}, has {before['dev']:.3f}.",
+        f"- That dev value is the highest of {count} trials, each itself the highest of many"
+        f" evaluations: it is selected {count} times over, and flatters.",
+    ]
+    if best["test"] is None:
+        return [*lines, "- Nothing was tested (test=false)."]
+    low, high = summary["gain_on_test_range"]
+    warnings = format_one_answer_warnings(
+        best.get("one_answer") or (), f"the best of {best['trial']}", "test"
+    )
+    if any(row.get("one_answer") for row in summary["trials"]):
+        warnings.append("(!): more than 90 % of the answers to a domain are one value.")
+    domains = best.get("domains") or {}
+    if 2 <= len(domains) <= MAX_DOMAINS:
+        told = ", ".join(
+            f"{shorten_text(name)} {one['utility']:.3f}" for name, one in domains.items()
+        )
+        warnings.insert(0, f"Its test value by domain: {told}.")
+    if constant := best.get("constant_answers"):
+        utility = constant["by_domain"]["test"]["utility"]
+        said = f"The best constant answer ({describe_constant_answers(constant)}) has {utility:.3f} on test."
+        warnings.insert(0, said)
+    return [
+        *lines,
+        f"- Its test value, on which nothing was selected: {_format_test(best)}, "
+        f"{_format_gain(best)} against"
+        f" the best initial expert's {before['test']:.3f}, paired p = {best['p']:.3g}.",
+        *(f"- {words}" for words in warnings),
+        f"- Over the trials: {summary['gained_on_test']} of {count} gained on test,"
+        f" {summary['gained_with_p_below_0.05']} of them with p < 0.05 (not corrected for {count}"
+        f" tests); gains {low:+.3f} to {high:+.3f}, median {summary['gain_on_test_median']:+.3f}.",
+        "- For comparison: of the paper's runs 73 % beat its best baseline (figure 7), which is a"
+        " higher bar than the best initial expert.",
+    ]

@@ -1,0 +1,262 @@
+"""The items of a task's two splits, read and checked at first use."""
+
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from swarm._util import validation
+from swarm.errors import UserError
+from swarm.tasks import dataset_formats, split_overlap
+from swarm.tasks.base import Item
+from swarm.tasks.dataset_formats import SPLITS, DataContent, DataFiles, InMemoryItems, read_data
+
+log = logging.getLogger(__name__)
+
+FETCHED_FOLDER = "data/eval"
+"""Where scripts/fetch_data.py puts its files."""
+
+
+class DataFile:
+    """The items of one file, or of a file for each split; swarm/tasks/dataset_formats.py reads
+    them.
+
+    Items come in an order of which every beginning has the domains (the items' "domain") in the
+    proportions of the whole split, and in the file's order within a domain. A limit is a
+    beginning of that order: 50 items are the first 50 of 100, whatever the machine or the seed.
+    With `dev_seed` the dev split is shuffled before it is put in that order, so that each seed
+    draws other items; of one seed, too, 50 items are the first 50 of 100.
+
+    An "icl_prompt" (a worked example) is put into each item, so that an item is all that a
+    worker needs to ask about it.
+
+    Items that are in dev and in test alike (swarm/tasks/split_overlap.py) are warned of, once, and
+    stay in one of the two: one half in dev, the other in test. Limits are taken of what remains.
+        Items
+    that repeat one of their own split are warned of and stay.
+
+    Args:
+        name: The task's name, which is the file's without ".json" unless `file` says otherwise.
+        file: Path of the file, or of one for each split; `None` is data/eval/NAME.json.
+        dev_limit: The most items of the dev split; `None` is all of them.
+        test_limit: The most items of the test split; `None` is all of them.
+        ids: "file" takes the items' own "id" (their place where they have none: the line in JSON
+            lines, from 1 on, else the position in the list, from 0), "position" numbers them by
+            their place, for files whose ids repeat.
+        check: Says what is wrong with an item, or `None`. Faults are counted by what stands
+            before a ": ".
+        dedupe: Divide the items that are in both splits; false leaves them in both, as the
+            original does, and a search then selects on some of its test items.
+        fields: The items' fields that tell one from another; none is "question" or "prompt".
+        dev_seed: Seed of the draw of the dev items; `None` keeps the file's order. The test split
+            never depends on it.
+        too_long: What becomes of items that do not fit into the model's context: "refuse", "drop"
+            or "truncate" (`swarm.loop.prompt_stats.fit_to_context`).
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: DataFiles | None,
+        dev_limit: int | None,
+        test_limit: int | None,
+        ids: str,
+        check: Callable[[Item], str | None],
+        dedupe: bool = True,
+        fields: Sequence[str] = (),
+        dev_seed: int | None = None,
+        too_long: str = "refuse",
+    ) -> None:
+        self.name = validation.check_text("name", name)
+        self.file = _check_files(file) or f"{FETCHED_FOLDER}/{self.name}.json"
+        self.limits = {
+            "dev": validation.check_optional_int("dev_limit", dev_limit),
+            "test": validation.check_optional_int("test_limit", test_limit),
+        }
+        self.ids = validation.check_one_of("ids", ids, ("file", "position"))
+        self.check = check
+        self.dedupe = validation.check_bool("dedupe", dedupe)
+        self.fields = tuple(fields)
+        self.dev_seed = (
+            None if dev_seed is None else validation.check_non_negative_int("dev_seed", dev_seed)
+        )
+        self.too_long = validation.check_one_of("too_long", too_long, validation.TOO_LONG)
+        self._splits: dict[str, tuple[Item, ...]] = {}
+        self._warned = False
+
+    def items(self, split: str) -> tuple[Item, ...]:
+        """The items of "dev" or "test".
+
+        Raises:
+            UserError: There is no such file or split, the split is empty, or items are wrong; the
+                message names the file and the items. Of the other split only the sound items are
+                looked at.
+        """
+        if split not in SPLITS:
+            raise UserError(f"split: {split!r} is not one of {', '.join(SPLITS)}.")
+        if split not in self._splits:
+            items = self._load_split(split)
+            if split == "dev" and self.dev_seed is not None:
+                random.Random(f"{self.dev_seed}/dev").shuffle(items)
+            items = balance_domains(items)
+            self._splits[split] = tuple(items[: self.limits[split]])
+        return self._splits[split]
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """Take these in the place of a split's items, from now on."""
+        self._splits[split] = tuple(items)
+
+    def _load_split(self, split: str) -> list[Item]:
+        content = read_data(self.file, self._missing_file_hint, self.fields)
+        if not content.entries.get(split):
+            path = content.path.get(split) or f"task.file={self.file}"
+            raise UserError(f'{path}: "{split}" is not a list of at least one item.')
+        path = content.path[split]
+        items = self._validate_items(path, split, content)
+        if again := dataset_formats.find_repeated_ids(items, self.fields):
+            log.warning(
+                "%s: %d of %d %s items repeat an earlier one, question, choices and answer; they"
+                " stay and count again: %s.",
+                *(path, len(again), len(items), split, dataset_formats.format_ids(again)),
+            )
+        return self._remove_shared_items(path, content, split, items)
+
+    def _validate_items(self, path: Path, split: str, content: DataContent) -> list[Item]:
+        """The split's items, all of them sound and with different ids."""
+        items: list[Item] = []
+        wrong: list[tuple[object, str]] = []
+        for place, value in content.entries[split]:
+            own = value.get("id", place) if isinstance(value, Mapping) else place
+            if (what := self._entry_error(value, own)) is not None:
+                wrong.append((own, what))
+                continue
+            own = place if self.ids == "position" else own
+            items.append({**content.common, **value, "id": own})
+        if wrong:
+            told = dataset_formats.format_faults(split, wrong, len(content.entries[split]))
+            raise UserError(f"{path}: {told}.")
+        times = Counter(str(item["id"]) for item in items)
+        if repeated := [f'"{own}"' for own, number in times.items() if number > 1]:
+            raise UserError(
+                f"{path}: {len(repeated)} ids occur more than once in {split}:"
+                f" {dataset_formats.format_ids(repeated)}; make ids unique, or set "
+                "task.ids=position."
+            )
+        return items
+
+    def _entry_error(self, value: object, own: object) -> str | None:
+        if not isinstance(value, Mapping):
+            return "it is not an object"
+        if isinstance(own, bool) or not isinstance(own, (int, str)):
+            return "its id is no number and no text"
+        domain = value.get("domain")
+        if domain is not None and (isinstance(domain, bool) or not isinstance(domain, str | int)):
+            return 'its "domain" is no text'
+        if not _is_text(value):
+            return "it has half of a surrogate pair, which is no character"
+        return self.check(value)
+
+    def _remove_shared_items(
+        self, path: Path, content: DataContent, split: str, items: list[Item]
+    ) -> list[Item]:
+        """The items without those that the other split keeps."""
+        other = "test" if split == "dev" else "dev"
+        rest = [
+            {"id": entry.place, **entry.value}
+            for entry in content.entries.get(other, ())
+            if isinstance(entry.value, Mapping) and self.check(entry.value) is None
+        ]
+        dev, test = (items, rest) if split == "dev" else (rest, items)
+        kept = split_overlap.assign_shared_items(dev, test, self.fields)
+        self._warn_shared_items(path, kept, dev)
+        if not self.dedupe:
+            return items
+        left = split_overlap.exclude_items(items, kept[other], self.fields)
+        if not left:
+            raise UserError(
+                f"{path}: {split} has no item that is not in {other} too;"
+                " task.dedupe=false leaves it in both."
+            )
+        return left
+
+    def _warn_shared_items(
+        self, path: Path, kept: Mapping[str, set[split_overlap.ItemIdentity]], items: Sequence[Item]
+    ) -> None:
+        """Say, once, what dev and test share; `items` are those of dev."""
+        dev, test = len(kept["dev"]), len(kept["test"])
+        if self._warned or not dev:
+            return
+        self._warned = True
+        if self.dedupe:
+            what = f"{dev} stay in dev, {test} in test (task.dedupe=false leaves them in both)"
+        else:
+            what = "they stay in both (task.dedupe=true divides them)"
+        shared = kept["dev"] | kept["test"]
+        ids = dataset_formats.format_ids(
+            [i["id"] for i in items if split_overlap.item_identity(i, self.fields) in shared]
+        )
+        log.warning(
+            "%s: %d items are in dev and in test alike; %s. By their ids in dev: %s.",
+            *(path, dev + test, what, ids),
+        )
+
+    def _missing_file_hint(self, path: Path) -> str:
+        if isinstance(self.file, str) and Path(self.file) == Path(FETCHED_FOLDER) / path.name:
+            fetch = f"run `python -m swarm.fetch_data {path.stem}`, if it is one of --list"
+            return f"{fetch}, or name a file of your own in task.file"
+        return "see task.file"
+
+
+def _is_text(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_files(file: object) -> DataFiles | None:
+    if isinstance(file, InMemoryItems):
+        return file
+    if not isinstance(file, Mapping):
+        return validation.check_optional_text("file", file)
+    if not file or not set(file) <= set(SPLITS):
+        raise UserError(f"task.file: {dict(file)} is not a file for each of {', '.join(SPLITS)}.")
+    return {split: validation.check_text(f"file.{split}", path) for split, path in file.items()}
+
+
+def balance_domains(items: Sequence[Item]) -> list[Item]:
+    """The items so ordered that every beginning has the domains in the whole's proportions.
+
+    The k-th of a domain's n items stands at (k - 1/2)/n of the way; ties go by position.
+    """
+    sizes = Counter(str(item.get("domain")) for item in items)
+    seen: Counter[str] = Counter()
+    places = []
+    for position, item in enumerate(items):
+        domain = str(item.get("domain"))
+        places.append(((seen[domain] + 0.5) / sizes[domain], position))
+        seen[domain] += 1
+    return [items[position] for _, position in sorted(places)]
+
+
+def text_field_error(item: Item, field: str) -> str | None:
+    """What is wrong with a field that has to be a text, or `None`."""
+    if field not in item:
+        return f'it has no "{field}"'
+    value = item[field]
+    if isinstance(value, str) and not value.strip():
+        return f'its "{field}" is empty'
+    return None if isinstance(value, str) else f'its "{field}" is not a text'
+
+
+def gold_answer_error(answer: object) -> str | None:
+    """What is wrong with an answer that has to be a text or a number, or `None`."""
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+        return 'its "answer" is neither a text nor a number'
+    return None if str(answer).strip() else 'its "answer" is empty'

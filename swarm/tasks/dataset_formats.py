@@ -1,0 +1,244 @@
+"""The entries of a data file by split: JSON or JSON lines, with the splits named or not."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swarm._util.files import find_path, read_text
+from swarm.errors import UserError
+from swarm.tasks import split_overlap
+from swarm.tasks.base import Item
+
+# What is wrong with the items of a data file, in one line: of each kind how many, and which.
+
+MAX_LISTED_IDS = 5
+"""The most ids that are named of one kind."""
+
+
+def format_ids(ids: Sequence[object]) -> str:
+    """The first few ids, and how many there are beside: "3, 7, 9, 11, 20 and 12 more"."""
+    named = ", ".join(map(str, ids[:MAX_LISTED_IDS]))
+    return named + (f" and {len(ids) - MAX_LISTED_IDS} more" if len(ids) > MAX_LISTED_IDS else "")
+
+
+def format_faults(split: str, faults: Sequence[tuple[object, str]], count: int) -> str:
+    """All faulty items of a split, in one line without an end.
+
+    Args:
+        split: The split's name.
+        faults: (id, what is wrong) of at least one item. What stands before a ": " is the kind of
+            fault, which is what items are counted by; the rest is about the one item.
+        count: How many items the split has.
+    """
+    if len(faults) == 1:
+        ((own, what),) = faults
+        return f"{split} item {own!r}: {what}"
+    return f"{len(faults)} of {count} {split} items are wrong: {by_kind(faults)}"
+
+
+def by_kind(faults: Sequence[tuple[object, str]]) -> str:
+    """Faults, (id, what is wrong), by their kinds: "its answer is empty (2: 3, 7); ..."."""
+    kinds: dict[str, list[object]] = {}
+    for own, what in faults:
+        kinds.setdefault(what.partition(": ")[0], []).append(own)
+    return "; ".join(f"{kind} ({len(ids)}: {format_ids(ids)})" for kind, ids in kinds.items())
+
+
+def find_repeated_ids(items: Sequence[Item], fields: Sequence[str]) -> list[object]:
+    """The ids of items that say the same as an earlier one (see `leak.identity`)."""
+    seen: set[split_overlap.ItemIdentity] = set()
+    again = []
+    for item in items:
+        identity = split_overlap.item_identity(item, fields)
+        if identity in seen:
+            again.append(item["id"])
+        seen.add(identity)
+    return again
+
+
+SPLITS = ("dev", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class InMemoryItems:
+    """Items that a program holds: a list, which is divided as a file's is, or one of each split."""
+
+    items: Sequence[Any] | Mapping[str, Sequence[Any]]
+
+
+DataFiles = str | Mapping[str, str] | InMemoryItems
+"""The path of one file, or of one for each split, {"dev": path, "test": path}; or the items."""
+
+MissingFileHint = Callable[[Path], str]
+"""What to do about a file that is missing."""
+
+
+class DataEntry(NamedTuple):
+    """What stands at a place: a line from 1 on of JSON lines, else a position in a list from 0."""
+
+    place: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class DataContent:
+    """What a data file holds.
+
+    Attributes:
+        path: The file that holds a split, for messages.
+        entries: The entries of a split; empty where there are none.
+        common: Fields that all items have.
+    """
+
+    path: Mapping[str, Path]
+    entries: Mapping[str, Sequence[DataEntry]]
+    common: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_data(file: DataFiles, remedy: MissingFileHint, fields: Sequence[str]) -> DataContent:
+    """The content of one file or of two.
+
+    - An object `{"dev": [...], "test": [...]}`, optionally with an "icl_prompt".
+    - JSON lines (a name in ".jsonl", one object a line) or a list of objects: each says its
+      "split", "dev" or "test"; or none does, and they are divided (`leak.thirds`).
+    - One file of JSON lines, or with a list, for each split.
+    - `Given`: the same of items, without a file.
+
+    Args:
+        fields: The items' fields that tell one from another (see `leak.identity`).
+
+    Raises:
+        UserError: A file is missing, unreadable, or of no such format.
+    """
+    if isinstance(file, InMemoryItems):
+        return _read_in_memory(file, fields)
+    if isinstance(file, Mapping):
+        paths = {split: find_path(path) for split, path in file.items()}
+        return DataContent(
+            paths, {split: _read_single_split(path, remedy) for split, path in paths.items()}
+        )
+    path = find_path(file)
+    both = dict.fromkeys(SPLITS, path)
+    if path.suffix == ".jsonl":
+        return DataContent(both, _divide_entries(path, _read_jsonl(path, remedy), fields))
+    value = _read_json(path, remedy)
+    if isinstance(value, list):
+        return DataContent(both, _divide_entries(path, _number_entries(path, value), fields))
+    if not isinstance(value, Mapping):
+        raise UserError(f"{path}: the outermost value is not an object and not a list.")
+    entries = {split: _list_entries(path, split, value.get(split)) for split in SPLITS}
+    shown = value.get("icl_prompt")
+    return DataContent(both, entries, {"icl_prompt": shown} if shown and type(shown) is str else {})
+
+
+def _read_in_memory(given: InMemoryItems, fields: Sequence[str]) -> DataContent:
+    path = Path("items")
+    both = dict.fromkeys(SPLITS, path)
+    if isinstance(given.items, Mapping):
+        split = {name: _list_entries(path, name, values) for name, values in given.items.items()}
+        return DataContent(both, split)
+    return DataContent(both, _divide_entries(path, _number_entries(path, given.items), fields))
+
+
+def _list_entries(path: Path, split: str, values: object) -> list[DataEntry]:
+    if values is None:
+        return []
+    if not isinstance(values, list):
+        raise UserError(f'{path}: "{split}" is not a list of at least one item.')
+    return [DataEntry(place, value) for place, value in enumerate(values)]
+
+
+def _read_single_split(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
+    """The entries of a file that is of one split."""
+    if path.suffix == ".jsonl":
+        return _read_jsonl(path, remedy)
+    value = _read_json(path, remedy)
+    if not isinstance(value, list):
+        raise UserError(f"{path}: the outermost value is not a list, as one split's has to be.")
+    return _number_entries(path, value)
+
+
+def _read_json(path: Path, remedy: MissingFileHint) -> Any:
+    try:
+        return json.loads(_read_text(path, remedy))
+    except (ValueError, RecursionError) as error:
+        lines = "; is it one item a line? Then name it .jsonl" if "Extra data" in str(error) else ""
+        raise UserError(f"{path} is not readable JSON: {error}{lines}.") from error
+
+
+def _read_jsonl(path: Path, remedy: MissingFileHint) -> list[DataEntry]:
+    # Not splitlines(): JSON texts may hold U+2028 and other ends of lines as they are.
+    entries, wrong = [], []
+    for number, line in enumerate(_read_text(path, remedy).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            wrong.append((number, f"it is not readable JSON: {error}"))
+            continue
+        if not isinstance(value, Mapping):
+            wrong.append((number, "it is not an object"))
+            continue
+        entries.append(DataEntry(number, value))
+    _refuse(path, "line", wrong, len(entries) + len(wrong))
+    return entries
+
+
+def _number_entries(path: Path, values: Sequence[Any]) -> list[DataEntry]:
+    wrong = [
+        (place, "it is not an object")
+        for place, value in enumerate(values)
+        if not isinstance(value, Mapping)
+    ]
+    _refuse(path, "item", wrong, len(values))
+    return [DataEntry(place, value) for place, value in enumerate(values)]
+
+
+def _refuse(path: Path, unit: str, wrong: Sequence[tuple[int, str]], count: int) -> None:
+    """Raise UserError where lines or items of a file are wrong: of each kind how many, and which.
+
+    Args:
+        wrong: (place, what is wrong) of each; the kind is what stands before a ": ".
+        count: How many there are in all.
+    """
+    if len(wrong) == 1:
+        ((place, what),) = wrong
+        raise UserError(f"{path} {unit} {place}: {what}.")
+    if wrong:
+        kinds = by_kind(wrong)
+        raise UserError(f"{path}: {len(wrong)} of {count} {unit}s are wrong: {kinds}.")
+
+
+def _read_text(path: Path, remedy: MissingFileHint) -> str:
+    try:
+        return read_text(path, "utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} is missing: {remedy(path)}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} is not readable: {why}.") from error
+
+
+def _divide_entries(
+    path: Path, entries: Sequence[DataEntry], fields: Sequence[str]
+) -> dict[str, list[DataEntry]]:
+    """The entries by their "split", else by a hash of their content."""
+    named = [entry for entry in entries if "split" in entry.value]
+    if not named:
+        dev = split_overlap.split_dev_third([entry.value for entry in entries], fields)
+        return {
+            "dev": [e for e, first in zip(entries, dev, strict=True) if first],
+            "test": [e for e, first in zip(entries, dev, strict=True) if not first],
+        }
+    where = "line" if path.suffix == ".jsonl" else "item"
+    wrong = []
+    for place, value in entries:
+        if value.get("split") not in SPLITS:
+            said = repr(value["split"]) if "split" in value else "missing"
+            rule = "where one item says its split, each has to: dev or test"
+            wrong.append((place, f'its "split" is {said}; {rule}'))
+    _refuse(path, where, wrong, len(entries))
+    return {split: [e for e in entries if e.value["split"] == split] for split in SPLITS}

@@ -1,0 +1,147 @@
+"""Exact match: each item is a prompt whose answer is a yes or no, a number or a phrase."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from swarm._util import validation
+from swarm.models.base import Completion, Example, Message, Request
+from swarm.tasks import parsing
+from swarm.tasks.base import Item, Score
+from swarm.tasks.dataset import DataFile, DataFiles, gold_answer_error, text_field_error
+from swarm.tasks.search_signal import SearchSignalTask
+
+COMPARISONS = {
+    "anchored": parsing.is_same_answer,
+    "original": parsing.is_same_original,
+    "whole": parsing.is_same_line,
+}
+"""Whether an answer is the gold answer, by parser."""
+
+
+class ExactMatch(SearchSignalTask):
+    """Items `{"question", "answer"}`; the question is put as it stands, the answer is compared.
+
+    The gold answer's kind decides what is read from a text (swarm/tasks/parsing.py), and dev and
+    test are read alike.
+
+    Args:
+        name: The task's name.
+        file: Path of the data file, or of one for each split; `None` is data/eval/NAME.json.
+        dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
+        test_limit: The most test items; `None` is all.
+        ids: "file" or "position" (see `DataFile`).
+        dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
+        instruction: A line before the question; `None` leaves it out, as the original does.
+        chat: Put the prompt as one user turn through the model's chat template; the original
+            continues it as plain text.
+        max_new_tokens: The most tokens to be written.
+        parser: "anchored" reads an answer and compares whole values; "original" is the original's
+            rule: the gold answer is somewhere in the text, "No" in "Node" and "18" in "118" too;
+            "whole" compares the first line that is not blank, whole. A model that writes on after
+            the right answer without a new line is then wrong, so that `max_new_tokens` has to
+            leave room for two tokens more than the longest answer.
+        take: Which number counts where none is marked: "first" for prompts that ask for the bare
+            answer, "last" for those that lead to reasoning. The other parsers ignore it.
+        last_words: With the original parser, the last words that are looked at; `None` is the
+            whole text. For gsm8k the original takes 5 on dev and 10 on test; here one number
+            holds for both.
+        signal: What a search climbs: "accuracy", "logprob" (of the gold answer straight
+            after the prompt) or "both"; see `swarm.tasks.search_signal.SearchSignalTask`.
+        dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
+        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: DataFiles | None = None,
+        dev_limit: int | None = None,
+        test_limit: int | None = None,
+        ids: str = "file",
+        dedupe: bool = True,
+        instruction: str | None = None,
+        chat: bool = False,
+        max_new_tokens: int = 10,
+        parser: str = "anchored",
+        take: str = "first",
+        last_words: int | None = None,
+        signal: str = "accuracy",
+        dev_seed: int | None = None,
+        too_long: str = "refuse",
+    ) -> None:
+        super().__init__(signal)
+        self.data = DataFile(
+            name,
+            file,
+            dev_limit,
+            test_limit,
+            ids,
+            match_item_error,
+            dedupe,
+            dev_seed=dev_seed,
+            too_long=too_long,
+        )
+        self.name = self.data.name
+        self.instruction = validation.check_optional_text("instruction", instruction)
+        self.chat = validation.check_bool("chat", chat)
+        self.max_new_tokens = validation.check_positive_int("max_new_tokens", max_new_tokens)
+        self.parser = validation.check_one_of("parser", parser, tuple(COMPARISONS))
+        self.take = validation.check_one_of("take", take, ("first", "last"))
+        self.last_words = validation.check_optional_int("last_words", last_words)
+
+    def items(self, split: str) -> Sequence[Item]:
+        """The items of "dev" or "test"; see `Task.items`."""
+        return self.data.items(split)
+
+    @property
+    def too_long(self) -> str:
+        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        return self.data.too_long
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """See `DataFile.replace_items`."""
+        self.data.replace_items(split, items)
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        """1 for an answer of the gold answer's value, else 0."""
+        same = COMPARISONS[self.parser]
+        return float(answer is not None and same(answer, str(item["answer"])))
+
+    def build_request(self, item: Item) -> Request:
+        """What is put to the model about one item."""
+        text = "\n".join(filter(None, [self.instruction, item["question"]]))
+        prompt = (Message("user", text),) if self.chat else text
+        if self.parser == "original":
+            return Request(prompt, self.max_new_tokens)
+        if self.parser == "whole":
+            return Request(prompt, self.max_new_tokens, decided=parsing.is_line_final)
+        kind = parsing.answer_kind(str(item["answer"]))
+        decided = partial(parsing.is_answer_final, kind, self.take)
+        return Request(prompt, self.max_new_tokens, decided=decided)
+
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.base.HasGoldAnswers`; where answers are compared whole, they end the
+        text."""
+        return [replace(e, ends=self.parser == "whole") for e in super().gold_examples(items)]
+
+    def score_completion(self, item: Item, completion: Completion) -> Score:
+        """What one completion is worth."""
+        if self.parser == "original":
+            answer = parsing.extract_original(completion.text, self.last_words)
+        elif self.parser == "whole":
+            answer = parsing.extract_line(completion.text)
+        else:
+            kind = parsing.answer_kind(str(item["answer"]))
+            answer = parsing.extract_answer(completion.text, kind, self.take)
+        return Score(self.grade(item, answer), answer, completion.text)
+
+
+def match_item_error(item: Item) -> str | None:
+    """What is wrong with an exact-match item, or `None`."""
+    if (wrong := text_field_error(item, "question")) is not None:
+        return wrong
+    return gold_answer_error(item["answer"]) if "answer" in item else 'it has no "answer"'

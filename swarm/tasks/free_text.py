@@ -1,0 +1,176 @@
+"""Free text: each item is a prompt, and a scorer says what a model's text is worth."""
+
+from collections.abc import Callable, Sequence
+from string import Formatter
+from typing import Protocol, runtime_checkable
+
+from swarm._util import validation
+from swarm.errors import UserError
+from swarm.models.base import Message, Request
+from swarm.tasks.base import Item, RequiresSetup, Score, TaskRun, mean_score
+from swarm.tasks.dataset import DataFile, DataFiles, text_field_error
+
+
+class Scorer(Protocol):
+    """Says what texts are worth: a rule, a classifier, a reward model, a judge.
+
+    A scorer may also be `swarm.tasks.base.RequiresSetup`, with `check` and `open`, a `Grader` and
+    `Settling`.
+
+    Attributes:
+        highest: The most that a value can be; `None` where there is no such number.
+        votes: Whether several models' answers can be put to a vote.
+    """
+
+    highest: float | None
+    votes: bool
+
+    def item_error(self, item: Item) -> str | None:
+        """What is wrong with an item, beside its prompt, or `None`."""
+        ...
+
+    def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
+        """One score a text, in order; never raises because of what a text holds.
+
+        Each score's `text` is the text; its `answer` is what was read, `None` for nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class Grader(Protocol):
+    """A scorer whose answers, as it reads them, are not texts that it could score again."""
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        """The value of an answer that was read, whoever gave it."""
+        ...
+
+
+@runtime_checkable
+class SupportsEarlyStop(Protocol):
+    """A scorer that can say that more text would change nothing, so that a model may stop."""
+
+    def build_stop_check(self, item: Item) -> Callable[[str], bool] | None:
+        """Of one item's text so far; `None` if only the end of the text tells."""
+        ...
+
+
+class FreeText:
+    """Items with a prompt, `{"prompt": ...}` or what `template` names; a text is an answer.
+
+    Args:
+        name: The task's name.
+        scorer: Says what an answer is worth.
+        file: Path of the data file, or of one for each split; `None` is data/eval/NAME.json.
+        dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
+        test_limit: The most test items; `None` is all.
+        ids: "file" or "position" (see `DataFile`).
+        dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
+        template: The prompt, with the item's fields in braces.
+        chat: Put the prompt as one user turn through the model's chat template.
+        max_new_tokens: The most tokens to be written.
+        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scorer: Scorer,
+        file: DataFiles | None = None,
+        dev_limit: int | None = None,
+        test_limit: int | None = None,
+        ids: str = "file",
+        dedupe: bool = True,
+        template: str = "{prompt}",
+        chat: bool = False,
+        max_new_tokens: int = 200,
+        too_long: str = "refuse",
+    ) -> None:
+        self.scorer = scorer
+        self.template, self.fields = template, _template_fields(template)
+        limits = (dev_limit, test_limit)
+        self.data = DataFile(
+            name, file, *limits, ids, self._item_error, dedupe, self.fields, too_long=too_long
+        )
+        self.name = self.data.name
+        self.chat = validation.check_bool("chat", chat)
+        self.max_new_tokens = validation.check_positive_int("max_new_tokens", max_new_tokens)
+        self.votes = scorer.votes
+        if scorer.highest is not None:
+            self.highest = scorer.highest
+
+    def check(self) -> None:
+        """Check the scorer, if it asks for it; see `Prepared.check`."""
+        if isinstance(self.scorer, RequiresSetup):
+            self.scorer.check()
+
+    def open(self, device: str) -> None:
+        """Open the scorer, if it asks for it; see `Prepared.open`."""
+        if isinstance(self.scorer, RequiresSetup):
+            self.scorer.open(device)
+
+    def items(self, split: str) -> Sequence[Item]:
+        """The items of "dev" or "test"; see `Task.items`."""
+        return self.data.items(split)
+
+    @property
+    def too_long(self) -> str:
+        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        return self.data.too_long
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """See `DataFile.replace_items`."""
+        self.data.replace_items(split, items)
+
+    def run(self, items: Sequence[Item]) -> TaskRun:
+        """Ask about every item in one round."""
+        completions = yield [self.build_request(item) for item in items]
+        return self.scorer.score(items, [completion.text for completion in completions])
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        """The value of an answer that was read; by default as a text of its own."""
+        if isinstance(self.scorer, Grader):
+            return self.scorer.grade(item, answer)
+        return self.scorer.score([item], [answer or ""])[0].value
+
+    def utility(self, scores: Sequence[Score]) -> float:
+        """The mean value, in the scorer's unit."""
+        return mean_score(scores)
+
+    def build_request(self, item: Item) -> Request:
+        """What is put to the model about one item."""
+        text = self.build_prompt(item)
+        decided = (
+            self.scorer.build_stop_check(item)
+            if isinstance(self.scorer, SupportsEarlyStop)
+            else None
+        )
+        prompt = (Message("user", text),) if self.chat else text
+        return Request(prompt, self.max_new_tokens, decided=decided)
+
+    def build_prompt(self, item: Item) -> str:
+        """The template, filled in."""
+        return self.template.format_map(item)
+
+    def _item_error(self, item: Item) -> str | None:
+        for field in self.fields:
+            if (wrong := text_field_error(item, field)) is not None:
+                return wrong
+        return self.scorer.item_error(item)
+
+
+def _template_fields(template: object) -> tuple[str, ...]:
+    """The fields that a template names."""
+    try:
+        parts = list(Formatter().parse(validation.check_text("template", template)))
+    except ValueError as error:
+        raise UserError(f"task.template: {template!r} is no template: {error}.") from None
+    fields = tuple(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
+    if not fields or not all(name.isidentifier() for name in fields):
+        raise UserError(
+            f'task.template: {template!r} has to name fields of the items, as "{{question}}" does.'
+        )
+    return fields

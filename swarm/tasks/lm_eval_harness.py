@@ -1,0 +1,561 @@
+"""Tasks of the lm-evaluation-harness (EleutherAI): its prompts, its metrics and our models."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from swarm._util import validation
+from swarm._util.files import find_path, hash_file_cached, short_digest
+from swarm.errors import UserError
+from swarm.models.base import Completion, Request
+from swarm.tasks.base import Item, Score, Task, TaskRun, mean_score
+from swarm.tasks.dataset import balance_domains
+from swarm.tasks.mixture import Mixture
+from swarm.tasks.perplexity import (
+    UNIFORM_BITS_PER_BYTE,
+    choice_logprob,
+    preceding_context,
+    split_windows,
+)
+
+# Tasks of the lm-evaluation-harness as it loads them: their documents, prompts and metrics.
+
+log = logging.getLogger(__name__)
+
+INSTALL_COMMAND = 'pip install "lm_eval>=0.4.13"'
+
+FEWSHOT_SEED = 1234
+"""lm-eval's own, so that the same examples are drawn."""
+
+INVALID_TEXT = "[invalid]"
+"""What lm-eval's filters give for a text in which they find nothing."""
+
+
+def require_lm_eval(key: str) -> None:
+    """See to it that the package is there.
+
+    Raises:
+        UserError: It is not.
+    """
+    if find_spec("lm_eval") is None:
+        raise UserError(
+            f"{key} needs the lm-evaluation-harness, which is not installed: {INSTALL_COMMAND}"
+        )
+
+
+def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
+    """The tasks of a task's, group's or tag's name.
+
+    Raises:
+        UserError: There is no such folder or name, or lm-eval cannot load it.
+    """
+    from lm_eval.tasks import TaskManager
+
+    folder = None if include_path is None else _check_folder(include_path)
+    # Reading the index of its own 14,000 tasks takes lm-eval seconds.
+    manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
+    if manager is None or name not in manager.all_tasks:
+        manager = TaskManager(include_path=folder)
+    if name not in manager.all_tasks:
+        near = ", ".join(get_close_matches(name, manager.all_tasks, 3)) or "none is similar"
+        raise UserError(f"task.tasks: lm-eval has no task {name} ({near}); see task.include_path.")
+    try:
+        return dict(manager.load([name])["tasks"])
+    except Exception as error:
+        raise UserError(
+            f"task.tasks={name}: lm-eval cannot load it: {error or type(error)}"
+        ) from error
+
+
+def _check_folder(include_path: str) -> str:
+    folder: Path = find_path(include_path)
+    if not folder.is_dir():
+        raise UserError(f"task.include_path={include_path}: there is no such folder.")
+    return str(folder)
+
+
+def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
+    """The documents of "dev" or "test" (see `Harness`).
+
+    Raises:
+        UserError: The task has no split.
+    """
+    found: dict[str, Any] = {}
+    for kind in ("test", "validation", "training"):
+        if getattr(task, f"has_{kind}_docs")():
+            name = getattr(task.config, f"{kind}_split", None) or kind
+            found.setdefault(name, getattr(task, f"{kind}_docs"))
+    if not found:
+        raise UserError(
+            f"task.tasks={task.task_name}: it has no split for test, validation or training;"
+            " name one in its yaml, as test_split."
+        )
+    first, *others = found.values()
+    if others:
+        return _as_sequence(first() if split == "test" else others[0]())
+    docs = _as_sequence(first())
+    order = list(range(len(docs)))
+    Random(seed).shuffle(order)
+    half = (len(order) + 1) // 2
+    mine = order[:half] if split == "dev" else order[half:]
+    return [docs[place] for place in sorted(mine)]
+
+
+def _as_sequence(docs: Any) -> Sequence[Any]:
+    return docs if hasattr(docs, "__getitem__") and hasattr(docs, "__len__") else list(docs)
+
+
+class FewShotSampler:
+    """A sampler of few-shot examples that never draws the document that is asked about."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.doc: Any = None
+
+    def sample(self, n: int, eval_doc: Any = None, **more: Any) -> Any:
+        """As lm-eval's samplers; where there are no more than `n` to draw from, all of them."""
+        known = self.doc if len(self.sampler.df) > n else None
+        return self.sampler.sample(n, eval_doc=known, **more)
+
+
+def build_items(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list[Item]:
+    """The first documents as items, with their prompts; made in order, as lm-eval draws examples.
+
+    Args:
+        apart: Keep each document from being an example of its own.
+    """
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    sampler = getattr(task, "sampler", None)
+    others = FewShotSampler(sampler)
+    if apart and sampler is not None:
+        task.sampler = others
+    items: list[Item] = []
+    for place in range(count):
+        others.doc = doc = docs[place]
+        context = task.fewshot_context(
+            doc,
+            num_fewshot=task.config.num_fewshot,
+            system_instruction=None,
+            apply_chat_template=False,
+            fewshot_as_multiturn=False,
+            chat_template=None,
+            gen_prefix=task.doc_to_prefix(doc),
+        )
+        name = task.task_name
+        shown = (context if isinstance(context, str) else "\n".join(context)).rstrip()
+        items.append(
+            {
+                "id": f"{name}:{place}",
+                "task": name,
+                "doc": doc,
+                "context": context,
+                "prompt": shown,
+                "answer": format_target(task, doc),
+            }
+        )
+    if sampler is not None:
+        task.sampler = sampler
+    return items
+
+
+def format_target(task: Any, doc: Any) -> str:
+    """A document's target in words, for people."""
+    target = task.doc_to_target(doc)
+    if isinstance(target, int) and getattr(task.config, "doc_to_choice", None) is not None:
+        choices = task.doc_to_choice(doc)
+        return str(choices[target]) if 0 <= target < len(choices) else str(target)
+    return str(target)
+
+
+def build_instances(task: Any, item: Item) -> list[Any]:
+    """What lm-eval asks about an item."""
+    metadata = (item["task"], item["id"], task.config.repeats)
+    made = task.construct_requests(doc=item["doc"], ctx=item["context"], metadata=metadata)
+    return list(made) if isinstance(made, list) else [made]
+
+
+def mean_metrics(task: Any) -> list[str]:
+    """The metrics that are means over documents; of texts scored as wholes, the bits a byte."""
+    from lm_eval.api.registry import get_aggregation
+
+    if task.OUTPUT_TYPE == "loglikelihood_rolling":
+        return [metric for metric in task.aggregation() if metric == "bits_per_byte"]
+    average = get_aggregation("mean")
+    return [metric for metric, combine in task.aggregation().items() if combine is average]
+
+
+def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str, float]:
+    """A document's metrics that are numbers; none of them where a metric fails."""
+    if any(math.isnan(number) for number in _float_responses(responses)):
+        return {}
+    try:
+        found = task.process_results(item["doc"], responses)
+    except Exception as error:
+        log.warning("%s: no metric of %s: %s", item["task"], item["id"], error)
+        return {}
+    if task.OUTPUT_TYPE == "loglikelihood_rolling":
+        logprob, size = found["bits_per_byte"]
+        return {"bits_per_byte": -logprob / (size * math.log(2))}
+    numbers = {name: float(v) for name, v in found.items() if hasattr(v, "__float__")}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+def is_readable(responses: Sequence[Any]) -> bool:
+    """Whether there is anything in the texts."""
+    texts = [one for one in responses if isinstance(one, str)]
+    return not texts or any(text.strip() not in ("", INVALID_TEXT) for text in texts)
+
+
+def _float_responses(responses: Sequence[Any]) -> list[float]:
+    firsts = [one[0] if isinstance(one, tuple) else one for one in responses]
+    return [number for number in firsts if isinstance(number, float)]
+
+
+# What lm-evaluation-harness asks, as requests, and completions as what it is told.
+
+ROLLING_WINDOW, ROLLING_CONTEXT = 1000, 500
+"""Characters of a long text that are scored together, and that are shown before them."""
+
+DEFAULT_NEW_TOKENS = 256
+"""The most new tokens where a task says nothing, as lm-eval's own models have it."""
+
+LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+class InstanceRequests(NamedTuple):
+    """Instances (of one kind, about one context) and the requests they are answered by."""
+
+    kind: str
+    instances: list[Any]
+    requests: list[Request]
+
+
+def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
+    """The requests of a document's instances; choices after the same context share one.
+
+    Raises:
+        UserError: The kind is none that a language model of text answers greedily.
+    """
+    grouped = groupby(
+        instances, key=lambda one: one.args[0] if one.request_type == "loglikelihood" else id(one)
+    )
+    return [_build_requests(list(group)) for _, group in grouped]
+
+
+def set_responses(asked: InstanceRequests, completions: Iterator[Completion]) -> None:
+    """Give the instances their responses, as lm-eval's models do."""
+    said = [next(completions) for _ in asked.requests]
+    if asked.kind == "loglikelihood":
+        responses: list[Any] = _loglikelihoods(asked, said[0])
+    elif asked.kind == "loglikelihood_rolling":
+        responses = [sum(choice_logprob(one, "task=lm_eval") for one in said)]
+    else:
+        responses = [cut_at_stops(said[0].text, _stop_strings(asked.instances[0]))]
+    for instance, response in zip(asked.instances, responses, strict=True):
+        # Greedy decoding says the same however often it is asked.
+        instance.resps = [response] * (instance.repeats or 1)
+
+
+def cut_at_stops(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first of the stops."""
+    for stop in filter(None, stops):
+        text = text.split(stop)[0]
+    return text
+
+
+def contains_stop(stops: Sequence[str], text: str) -> bool:
+    """Whether a stop has been written."""
+    return any(stop in text for stop in stops if stop)
+
+
+def _build_requests(group: list[Any]) -> InstanceRequests:
+    kind, context = group[0].request_type, group[0].args[0]
+    if kind == "loglikelihood":
+        # A word and the space before it are one token: the space goes with the word.
+        shown = context.rstrip()
+        spaces = context[len(shown) :]
+        choices = tuple(spaces + one.args[1] for one in group)
+        return InstanceRequests(kind, group, [Request(shown, 0, choices)])
+    if kind == "loglikelihood_rolling":
+        parts = split_windows(context, ROLLING_WINDOW)
+        requests = [
+            Request(preceding_context(context, at, ROLLING_CONTEXT), 0, (part,))
+            for at, part in parts
+        ]
+        return InstanceRequests(kind, group, requests)
+    if kind != "generate_until":
+        raise UserError(f"task=lm_eval: it asks for {kind}, which is not supported.")
+    return InstanceRequests(kind, group, [_generation_request(context, group[0])])
+
+
+def _generation_request(context: str, instance: Any) -> Request:
+    settings = instance.args[1]
+    if settings.get("do_sample") and settings.get("temperature") != 0:
+        raise UserError(
+            f"task=lm_eval: {instance.task_name} samples (do_sample), and a search needs greedy"
+            " answers; set do_sample: false in a yaml of your own."
+        )
+    most = next((settings[key] for key in LENGTH_KEYS if settings.get(key)), DEFAULT_NEW_TOKENS)
+    return Request(context, int(most), decided=partial(contains_stop, _stop_strings(instance)))
+
+
+def _stop_strings(instance: Any) -> tuple[str, ...]:
+    stops = instance.args[1].get("until") or ()
+    return (stops,) if isinstance(stops, str) else tuple(stops)
+
+
+def _loglikelihoods(asked: InstanceRequests, said: Completion) -> list[tuple[float, bool]]:
+    count = len(asked.requests[0].choices)
+    if len(said.logprobs) != count:
+        raise UserError(
+            "task=lm_eval needs a model that gives log probabilities for this task; this one does"
+            " not."
+        )
+    return list(zip(said.logprobs, said.greedy or (False,) * count, strict=True))
+
+
+WORST_VALUES = {
+    "bits_per_byte": UNIFORM_BITS_PER_BYTE,
+    "pct_female_preferred": 1.0,
+    "pct_invalid": 1.0,
+    "pct_male_preferred": 1.0,
+    "pct_stereotype": 1.0,
+}
+"""Of the metrics of which lower is better, what a document counts that cannot be scored."""
+
+
+def lm_eval(
+    name: str = "lm_eval",
+    tasks: Sequence[str] = ("arc_easy",),
+    combine: str = "mean",
+    include_path: str | None = None,
+    num_fewshot: int | None = None,
+    metric: str | None = None,
+    dev_limit: int | None = None,
+    test_limit: int | None = None,
+    seed: int = 0,
+    too_long: str = "refuse",
+) -> Task:
+    """Tasks of the lm-evaluation-harness by name: one as itself, several as a `Mixture`.
+
+    Args:
+        name: The task's name here.
+        tasks: Their names there, of tasks, groups or tags.
+        combine: How several tasks' utilities become one (see `Mixture`).
+
+    The others are those of `Harness`, the same for all tasks.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+    settings = (include_path, num_fewshot, metric, dev_limit, test_limit, seed, too_long)
+    if isinstance(tasks, str) or not tasks or not all(isinstance(t, str) and t for t in tasks):
+        raise UserError("task.tasks: a list of lm-eval's task names is needed, as [arc_easy].")
+    if len(tasks) == 1:
+        return LMEvalTask(name, tasks[0], *settings)
+    return Mixture(name, {task: LMEvalTask(task, task, *settings) for task in tasks}, combine)
+
+
+class LMEvalTask:
+    """One task, group or tag of the lm-evaluation-harness; the utility is a metric's mean.
+
+    Test is the split that lm-eval evaluates (test, else validation). Dev is the next of
+    validation and training that the task has; if it has none, its only split is divided into two
+    halves by the seed. Of a group all tasks' documents count alike.
+
+    Few-shot examples are drawn as lm-eval draws them, so that the test utility is its number for
+    the same model; of dev no document is among its own examples. Three things differ: prompts
+    are not cut to the model's length, texts that are scored as wholes (loglikelihood_rolling) are
+    cut into windows of characters, and decoding is always greedy.
+
+    The yamls of `include_path` may name Python functions, which are then run.
+
+    Args:
+        name: The task's name here.
+        task: Its name there.
+        include_path: A folder with yamls of tasks of your own; `None` is none.
+        num_fewshot: Examples in a prompt; `None` is what the task says. A task that says 0 stays
+            at it, as in lm-eval.
+        metric: The metric, "acc_norm" say; where a task has several filters, of the first one
+            unless it is named: "exact_match,flexible-extract". `None` is the task's first metric
+            that is a mean over documents, and minus the bits a byte for texts as wholes. A metric
+            of which lower is better is taken negative, if it is one of `WORST`: of another it is
+            not known what a document that cannot be scored is worth.
+        dev_limit, test_limit: The most documents, from the first on; of a group, in proportion.
+        seed: Of the division of an only split.
+        too_long: What becomes of documents that do not fit into the model's context: "refuse" or
+            "drop"; lm-eval's prompts are not truncated.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    votes = False
+    lowest = 0.0
+
+    def __init__(
+        self,
+        name: str,
+        task: str,
+        include_path: str | None = None,
+        num_fewshot: int | None = None,
+        metric: str | None = None,
+        dev_limit: int | None = None,
+        test_limit: int | None = None,
+        seed: int = 0,
+        too_long: str = "refuse",
+    ) -> None:
+        self.name, self.task = (
+            validation.check_text("name", name),
+            validation.check_text("task", task),
+        )
+        self.include_path = validation.check_optional_text("include_path", include_path)
+        self.num_fewshot = (
+            None
+            if num_fewshot is None
+            else validation.check_non_negative_int("num_fewshot", num_fewshot)
+        )
+        self.metric = validation.check_optional_text("metric", metric)
+        self.limits = {
+            "dev": validation.check_optional_int("dev_limit", dev_limit),
+            "test": validation.check_optional_int("test_limit", test_limit),
+        }
+        self.seed = validation.check_non_negative_int("seed", seed)
+        self.too_long = validation.check_one_of("too_long", too_long, ("refuse", "drop"))
+        self._splits: dict[str, tuple[Item, ...]] = {}
+        self._tasks: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Theirs hold functions of yamls and open files; each process loads its own.
+        return {**self.__dict__, "_tasks": {}}
+
+    def check(self) -> None:
+        """Whether the package is there; see `Prepared.check`."""
+        require_lm_eval(f"task={self.name}")
+
+    def source_digests(self) -> dict[str, str]:
+        """See `swarm.tasks.base.HasSources`: the yamls and the functions of `include_path`."""
+        if self.include_path is None:
+            return {}
+        folder = find_path(self.include_path)
+        files = sorted(one for one in folder.rglob("*") if one.suffix in (".py", ".yaml", ".yml"))
+        told = [(one.relative_to(folder).as_posix(), hash_file_cached(one)) for one in files]
+        return {"include_path files": short_digest(told)}
+
+    def open(self, device: str) -> None:
+        """Load the tasks, whose data are on the disk by now: quietly, beside other workers."""
+        from datasets import disable_progress_bars
+
+        disable_progress_bars()
+        self.load_tasks()
+
+    def items(self, split: str) -> Sequence[Item]:
+        """The documents of "dev" or "test" with their prompts; see `Task.items`."""
+        if split not in self.limits:
+            raise UserError(f"split: {split!r} is not one of {', '.join(self.limits)}.")
+        if split not in self._splits:
+            self._splits[split] = self._build_items(split)
+        return self._splits[split]
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """Take these in the place of a split's documents, from now on."""
+        self._splits[split] = tuple(items)
+
+    def run(self, items: Sequence[Item]) -> TaskRun:
+        """Ask all that the documents ask, in one round."""
+        made = [build_instances(self.load_tasks()[item["task"]], item) for item in items]
+        asked = [part for instances in made for part in group_requests(instances)]
+        rest = iter((yield [request for part in asked for request in part.requests]))
+        for part in asked:
+            set_responses(part, rest)
+        return [self.score_responses(item, mine) for item, mine in zip(items, made, strict=True)]
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        """The value in words, which is the answer of a score."""
+        if answer is not None:
+            return float(answer)
+        task = self.load_tasks()[item["task"]]
+        metric, _ = self._select_metric(task)
+        return 0.0 if _is_higher_better(task, metric) else -WORST_VALUES[metric]
+
+    def utility(self, scores: Sequence[Score]) -> float:
+        """The metric's mean."""
+        return mean_score(scores)
+
+    def score_responses(self, item: Item, instances: Sequence[Any]) -> Score:
+        """What a document's responses are worth."""
+        task = self.load_tasks()[item["task"]]
+        metric, filtering = self._select_metric(task)
+        next(f for f in task._filters if f.name == filtering).apply(instances)
+        responses = [instance.filtered_resps[filtering] for instance in instances]
+        text = instances[0].resps[0] if task.OUTPUT_TYPE == "generate_until" else ""
+        measures = compute_metrics(task, item, responses)
+        if metric not in measures:
+            return Score(self.grade(item, None), None, text, measures=measures)
+        value = measures[metric] if _is_higher_better(task, metric) else -measures[metric]
+        answer = repr(value) if is_readable(responses) else None
+        return Score(value, answer, text, measures=measures)
+
+    def load_tasks(self) -> Mapping[str, Any]:
+        """lm-eval's tasks by name, loaded once in a process.
+
+        Raises:
+            UserError: The package is missing, or it knows no such task or cannot load it.
+        """
+        if not self._tasks:
+            self.check()
+            self._tasks = load_lm_eval_tasks(self.task, self.include_path)
+            for task in self._tasks.values():
+                self._prepare_task(task)
+        return self._tasks
+
+    def _prepare_task(self, task: Any) -> None:
+        own = task.get_config("num_fewshot")
+        wanted = own if self.num_fewshot is None or own == 0 else self.num_fewshot
+        task.set_config(key="num_fewshot", value=wanted or 0)
+        if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+            raise UserError(f"task.tasks={self.task}: it runs code of the model's or shows images.")
+        if not _is_higher_better(task, self._select_metric(task)[0]):
+            self.lowest = -math.inf
+
+    def _select_metric(self, task: Any) -> tuple[str, str]:
+        """The metric and the filter that count."""
+        metric, _, filtering = (self.metric or "").partition(",")
+        filters = [one.name for one in task._filters]
+        means = [m for m in mean_metrics(task) if _is_higher_better(task, m) or m in WORST_VALUES]
+        if not means or (metric and metric not in means):
+            raise UserError(
+                f"task.metric={self.metric}: of the metrics of {task.task_name}"
+                f" ({', '.join(task.aggregation())}) these are means over documents, the higher"
+                f" the better or with a known worst value: {', '.join(means) or 'none'}."
+            )
+        if filtering and filtering not in filters:
+            raise UserError(f"task.metric={self.metric}: the filters are {', '.join(filters)}.")
+        return metric or means[0], filtering or filters[0]
+
+    def _build_items(self, split: str) -> tuple[Item, ...]:
+        """The items of a split; of a group in such an order that a limit keeps the proportions."""
+        docs = {n: split_documents(t, split, self.seed) for n, t in self.load_tasks().items()}
+        places = [{"domain": name, "at": at} for name in docs for at in range(len(docs[name]))]
+        chosen = balance_domains(places)[: self.limits[split]]
+        if not chosen:
+            raise UserError(f"task.tasks={self.task}: its {split} split is empty.")
+        counts = Counter(str(place["domain"]) for place in chosen)
+        made = {
+            name: build_items(self.load_tasks()[name], docs[name], count, split == "dev")
+            for name, count in counts.items()
+        }
+        return tuple(made[place["domain"]][place["at"]] for place in chosen)
+
+
+def _is_higher_better(task: Any, metric: str) -> bool:
+    """Whether more of a metric is better."""
+    return bool(task.higher_is_better().get(metric, True))

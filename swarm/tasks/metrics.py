@@ -1,0 +1,323 @@
+"""What scores come to and how sure that is: utility and interval, a tested difference, a vote.
+
+Utilities by domain, the best constant answers and the warning of one answer throughout are here,
+too. The domain of an item is its part of a mixture, else its own "domain", else the kind of its
+gold answer: "letter" (multiple choice), "yes or no", "true or false", "number" or "phrase".
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from swarm.stats.tests import (
+    MeanInterval,
+    PairedTest,
+    mean_interval,
+    paired_test,
+    plurality_vote,
+    utility_interval,
+    utility_test,
+)
+from swarm.tasks.base import Item, Score, Task, unparsed_rate
+from swarm.tasks.parsing import answer_kind
+
+NO_GOLD_DOMAIN = "no gold answer"
+"""The domain of items that have neither a domain of their own nor a gold answer."""
+
+MAX_CONSTANT_CANDIDATES = 50
+"""Gold answers, the most frequent on dev, among which the best constant answer is looked for."""
+
+ONE_ANSWER_SHARE = 0.9
+"""Above this share of a domain's answers, one value counts as a constant answer."""
+
+MIN_ANSWERS = 10
+"""Of fewer answers, nothing is said about how many are the same."""
+
+
+def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
+    """A task's utility of these scores with its 95 % interval."""
+    values = [score.value for score in scores]
+    if is_mean_utility(task, scores):
+        return mean_interval(values, signed=getattr(task, "lowest", 0.0) < 0)
+    return utility_interval(
+        lambda places: task.utility([scores[i] for i in places]), [s.part for s in scores]
+    )
+
+
+def utility_summary(
+    task: Task, scores: Sequence[Score], items: Sequence[Item] = ()
+) -> dict[str, Any]:
+    """A utility with its 95 % interval, the unparsed rate, and the utilities of a mixture's parts.
+
+    Its keys: "utility", "interval" ([low, high]), "items", "unparsed_rate", perhaps "parts", and
+    with `items` "domains" (see `by_domain`) and "one_answer" (see `one_answer`).
+
+    Args:
+        items: Those that were scored, in the same order; none leaves domains out.
+    """
+    interval = utility_with_interval(task, scores)
+    found: dict[str, Any] = {
+        "utility": interval.mean,
+        "interval": [interval.low, interval.high],
+        "items": interval.n,
+        "unparsed_rate": unparsed_rate(scores),
+    }
+    if hasattr(task, "subtask_utilities"):
+        found["parts"] = task.subtask_utilities(scores)
+    if items:
+        found["domains"] = summarize_domains(task, items, scores)
+        found["one_answer"] = find_one_answer_domains(task, items, scores)
+    return found
+
+
+def item_domain(item: Item) -> str:
+    """The domain of an item; see the module's docstring."""
+    for key in ("part", "domain"):
+        if item.get(key) not in (None, ""):
+            return str(item[key])
+    golds = _gold_answers(item)
+    if not golds:
+        return NO_GOLD_DOMAIN
+    return "letter" if "choices" in item else answer_kind(golds[0])
+
+
+def summarize_domains(
+    task: Task, items: Sequence[Item], scores: Sequence[Score]
+) -> dict[str, dict[str, Any]]:
+    """The utility of each domain and, where answers are graded, its commonest answer.
+
+    Returns:
+        By domain, in the order of the items: "utility" (a part's by its own measure), "interval"
+        ([low, high], 95 %), "items", "unparsed_rate" (0 to 1); where `votes` holds
+        also "answers" (those that were read), "commonest" (`None` of no answers) and "share" (of
+        the answers, 0 to 1).
+    """
+    found = {}
+    for domain, places in group_items_by_domain(items).items():
+        mine = [scores[place] for place in places]
+        leaf, inner = _unwrap_subtask(task, mine)
+        interval = utility_with_interval(leaf, inner)
+        found[domain] = {
+            "utility": interval.mean,
+            "interval": [interval.low, interval.high],
+            "items": interval.n,
+            "unparsed_rate": unparsed_rate(mine),
+            **(_most_common_answer(mine) if getattr(leaf, "votes", True) else {}),
+        }
+    return found
+
+
+def find_one_answer_domains(
+    task: Task, items: Sequence[Item], scores: Sequence[Score]
+) -> list[dict[str, Any]]:
+    """Where a model gives one answer throughout, whatever it is asked.
+
+    A domain is named if more than 90 % of at least 10 answers that were read are one value, unless
+    that value is right for more than 90 % of the domain's items. If this holds of the answers to
+    several domains together, all items are named and no domain.
+
+    Returns:
+        For each: "domain" (`None` of all items), "answer", "share" (of the answers), "answers",
+        "right" (the share of items for which that answer has a value above 0).
+    """
+    if not getattr(task, "votes", True):
+        return []
+
+    def find_warnings(domain: str | None, places: Sequence[int]) -> list[dict[str, Any]]:
+        told = _most_common_answer([scores[place] for place in places])
+        if told["answers"] < MIN_ANSWERS or told["share"] <= ONE_ANSWER_SHARE:
+            return []
+        answer = told["commonest"]
+        right = fmean(task.grade(items[place], answer) > 0 for place in places)
+        if right > ONE_ANSWER_SHARE:
+            return []
+        counts = {"share": told["share"], "answers": told["answers"], "right": right}
+        return [{"domain": domain, "answer": answer, **counts}]
+
+    domains = group_items_by_domain(items)
+    answered = {item_domain(i) for i, s in zip(items, scores, strict=True) if s.answer}
+    if len(answered) > 1 and (found := find_warnings(None, range(len(items)))):
+        return found
+    return [one for domain, places in domains.items() for one in find_warnings(domain, places)]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantAnswers:
+    """The best constant answers: what is reached without reading a question.
+
+    Attributes:
+        overall: One answer to all items.
+        domains: One answer to all items of a domain, by domain.
+    """
+
+    overall: str
+    domains: Mapping[str, str]
+
+    def score_items(self, task: Task, items: Sequence[Item], by_domain: bool = True) -> list[Score]:
+        """The scores of these answers; the overall one where a domain has none."""
+        given = self.domains if by_domain else {}
+        answers = [given.get(item_domain(item), self.overall) for item in items]
+        return [_grade_answer(task, item, one) for item, one in zip(items, answers, strict=True)]
+
+    def summarize_splits(self, task: Task, splits: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
+        """What they come to on some splits, by the splits' names.
+
+        Returns:
+            "overall": {"answer", and for each split "utility", "interval", "items"}, and
+            "by_domain": {"answers", and for each split the same with "domains"}.
+        """
+        found: dict[str, Any] = {
+            "overall": {"answer": self.overall},
+            "by_domain": {"answers": dict(self.domains)},
+        }
+        for split, items in splits.items():
+            for kind, each in (("overall", False), ("by_domain", True)):
+                scores = self.score_items(task, items, each)
+                told = utility_summary(task, scores, items if each else ())
+                kept = ("utility", "interval", "items", "domains")
+                found[kind][split] = {key: told[key] for key in kept if key in told}
+        return found
+
+
+def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | None:
+    """The best constant answers on these items; `None` where answers cannot be graded or chosen.
+
+    Candidates are the 50 most frequent gold answers of the items concerned and the task's
+    `constants`. Of a domain that one counts whose mean value is highest, overall that one whose
+    utility is; of equals the more frequent one.
+
+    Args:
+        dev: Items to choose on; never those of test.
+    """
+    if not getattr(task, "votes", True) or not dev:
+        return None
+    candidates = _constant_candidates(task, dev)
+    if not candidates:
+        return None
+    overall = max(
+        candidates, key=lambda one: task.utility([_grade_answer(task, i, one) for i in dev])
+    )
+    domains = {}
+    for domain, places in group_items_by_domain(dev).items():
+        mine = [dev[place] for place in places]
+        domains[domain] = max(
+            _constant_candidates(task, mine) or [overall],
+            key=lambda one: fmean(task.grade(item, one) for item in mine),
+        )
+    return ConstantAnswers(overall, domains)
+
+
+def summarize_constant_answers(
+    task: Task,
+    dev: Sequence[Item],
+    test: Sequence[Item] = (),
+    after: Sequence[Score] = (),
+) -> dict[str, Any] | None:
+    """The best constant answers of dev, what they come to, and a model beside them on test.
+
+    Args:
+        dev: Items to choose on.
+        test: Items to score on besides; none leaves them out.
+        after: The model's scores of the test items; none leaves the comparison out.
+
+    Returns:
+        `Constants.described`, and with `after` "gain" (of the model over the answers by domain),
+        "gain_interval" ([low, high], 95 %) and "p_value"; `None` as `constant_answers`.
+    """
+    constants = best_constant_answers(task, dev)
+    if constants is None:
+        return None
+    found = constants.summarize_splits(task, {"dev": dev} | ({"test": test} if test else {}))
+    if after:
+        gain = paired_gain(task, after, constants.score_items(task, test))
+        found |= {"gain": gain.difference, "gain_interval": [gain.low, gain.high]}
+        found["p_value"] = gain.p
+    return found
+
+
+def _constant_candidates(task: Task, items: Sequence[Item]) -> list[str]:
+    counted = Counter(gold for item in items for gold in _gold_answers(item))
+    golds = [gold for gold, _ in counted.most_common(MAX_CONSTANT_CANDIDATES)]
+    return list(dict.fromkeys([*golds, *getattr(task, "constants", ())]))
+
+
+def _gold_answers(item: Item) -> list[str]:
+    """The gold answers of an item, or of the item within a mixture's."""
+    while "part" in item and isinstance(item.get("item"), Mapping):
+        item = item["item"]
+    gold = item.get("answer")
+    several = gold if isinstance(gold, list) else [gold]
+    return [str(one) for one in several if isinstance(one, str | int | float)]
+
+
+def _grade_answer(task: Task, item: Item, answer: str) -> Score:
+    part = str(item["part"]) if "part" in item and "item" in item else ""
+    return Score(task.grade(item, answer), answer, part=part)
+
+
+def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
+    """The places of each domain's items."""
+    found: dict[str, list[int]] = {}
+    for place, item in enumerate(items):
+        found.setdefault(item_domain(item), []).append(place)
+    return found
+
+
+def _unwrap_subtask(task: Any, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
+    """The part that all these scores are of, as a task, with the scores as it gave them."""
+    if not hasattr(task, "tasks"):
+        return task, list(scores)
+    for name in scores[0].part.split("/"):
+        task = task.tasks[name]
+    return task, [replace(score, part="") for score in scores]
+
+
+def _most_common_answer(scores: Sequence[Score]) -> dict[str, Any]:
+    """How many answers were read, the commonest of them, and its share."""
+    counted = Counter(score.answer for score in scores if score.answer)
+    answers = counted.total()
+    answer, times = counted.most_common(1)[0] if counted else (None, 0)
+    return {"answers": answers, "commonest": answer, "share": times / max(1, answers)}
+
+
+def paired_gain(task: Task, after: Sequence[Score], before: Sequence[Score]) -> PairedTest:
+    """The difference of two models' utilities on the same items, tested."""
+    if is_mean_utility(task, after):
+        return paired_test([s.value for s in after], [s.value for s in before])
+    return utility_test(
+        lambda places: (
+            task.utility([after[i] for i in places]) - task.utility([before[i] for i in places])
+        ),
+        [s.part for s in after],
+    )
+
+
+def is_mean_utility(task: Task, scores: Sequence[Score]) -> bool:
+    """Whether the utility is the plain mean; that of a mixture is not, whatever it comes to."""
+    mean = sum(s.value for s in scores) / len(scores)
+    return not scores[0].part and abs(task.utility(scores) - mean) < 1e-9
+
+
+def majority_vote(
+    task: Task,
+    items: Sequence[Item],
+    voices: Sequence[Sequence[Score]],
+    weights: Sequence[float],
+    choose: Callable[[Sequence[str | None], Sequence[float]], str | None] = plurality_vote,
+) -> list[Score]:
+    """The scores of the answers that several voices give together; their texts list all answers.
+
+    Args:
+        voices: Each one's scores, in the order of the items.
+        weights: One a voice.
+        choose: The answer of one item, from all answers to it and the weights.
+    """
+    polled = []
+    for i, item in enumerate(items):
+        answers = [scores[i].answer for scores in voices]
+        answer = choose(answers, weights)
+        said = " | ".join("-" if one is None else one for one in answers)
+        polled.append(Score(task.grade(item, answer), answer, said, voices[0][i].part))
+    return polled

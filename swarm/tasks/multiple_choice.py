@@ -1,0 +1,245 @@
+"""Multiple choice: each item is a question with lettered choices, one of which is right."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import isnan
+
+from swarm._util import validation
+from swarm.errors import UserError
+from swarm.models.base import Completion, Example, Message, Request
+from swarm.tasks import parsing as letters
+from swarm.tasks.base import Item, Score
+from swarm.tasks.dataset import DataFile, DataFiles, text_field_error
+from swarm.tasks.search_signal import SearchSignalTask, format_continuation
+
+QUESTION_FIELD = "{question}"
+"""What stands for an item's question in a template."""
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class MultipleChoice(SearchSignalTask):
+    """Items `{"question", "choices": {letter: text}, "answer": letter}`; an answer is a letter.
+
+    The prompt is the original's (Model Swarms, evaluate.py): the instruction, "Question: ...",
+    a line "A: ..." for each choice, "The answer is"; a file's "icl_prompt" comes first.
+
+    With `scoring` "text" the prompt shows no choices: it is `template` with the item's question.
+    The answer is the choice whose text has the highest log probability per character after the
+    prompt, `acc_norm` of the lm-evaluation-harness (Gao et al., doi 10.5281/zenodo.5371628). White
+    space around a choice is dropped, and one space is put before it unless the prompt ends in
+    white space or is a chat turn; the length counts the characters without that space. The
+    instruction and a file's "icl_prompt" are about letters and are left out.
+
+    Args:
+        name: The task's name.
+        file: Path of the data file, or of one for each split; `None` is data/eval/NAME.json.
+        dev_limit: The most dev items; `None` is all (see `DataFile` for the order).
+        test_limit: The most test items; `None` is all.
+        ids: "file" or "position" (see `DataFile`).
+        dedupe: Divide items that are in dev and in test alike between them (see `DataFile`).
+        instruction: First line of the prompt; `None` leaves it out.
+        chat: Put the prompt as one user turn through the model's chat template; the original
+            continues it as plain text.
+        scoring: "generate" lets the model write and reads a letter from the text; "logits" takes
+            the letter of the highest log probability, in one pass and never unparsed; "text" the
+            choice of the highest log probability per character, without showing the choices.
+        max_new_tokens: The most tokens to be written, with `scoring` "generate".
+        parser: "anchored" is the rule of swarm/tasks/parsing.py; "original" the original's, which
+            reads "Answer: C" as A.
+        signal: What a search climbs: "accuracy", "logprob" (of the letter, with `scoring` "text"
+            of the right choice's text) or "both"; see `swarm.tasks.search_signal.SearchSignalTask`.
+        dev_seed: Draws the dev items anew (see `DataFile`); `None` keeps the file's order.
+        template: The prompt with `scoring` "text"; `{question}` stands for the item's question.
+        too_long: What becomes of items that do not fit into the model's context (see `DataFile`).
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+
+    scorings: Sequence[str] = ("generate", "logits", "text")
+    """Those that a class of tasks supports."""
+
+    def __init__(
+        self,
+        name: str,
+        file: DataFiles | None = None,
+        dev_limit: int | None = None,
+        test_limit: int | None = None,
+        ids: str = "file",
+        dedupe: bool = True,
+        instruction: str | None = "Please choose an option that best answers the question.",
+        chat: bool = False,
+        scoring: str = "generate",
+        max_new_tokens: int = 10,
+        parser: str = "anchored",
+        signal: str = "accuracy",
+        dev_seed: int | None = None,
+        template: str = "Question: {question}\nAnswer:",
+        too_long: str = "refuse",
+    ) -> None:
+        super().__init__(signal)
+        self.data = DataFile(
+            name,
+            file,
+            dev_limit,
+            test_limit,
+            ids,
+            choice_item_error,
+            dedupe,
+            dev_seed=dev_seed,
+            too_long=too_long,
+        )
+        self.name = self.data.name
+        self.instruction = validation.check_optional_text("instruction", instruction)
+        self.chat = validation.check_bool("chat", chat)
+        self.scoring = validation.check_one_of("scoring", scoring, self.scorings)
+        self.template = _check_template(template)
+        self.max_new_tokens = validation.check_positive_int("max_new_tokens", max_new_tokens)
+        self.parser = validation.check_one_of("parser", parser, ("anchored", "original"))
+
+    def items(self, split: str) -> Sequence[Item]:
+        """The items of "dev" or "test"; see `Task.items`."""
+        return self.data.items(split)
+
+    @property
+    def too_long(self) -> str:
+        """What becomes of items that do not fit into the model's context (see `DataFile`)."""
+        return self.data.too_long
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        """See `DataFile.replace_items`."""
+        self.data.replace_items(split, items)
+
+    def grade(self, item: Item, answer: str | None) -> float:
+        """1 for the right letter, else 0."""
+        return float(answer == item["answer"])
+
+    def build_request(self, item: Item) -> Request:
+        """What is put to the model about one item."""
+        prompt = self._build_prompt(item)
+        if self.scoring == "generate":
+            return Request(
+                prompt, self.max_new_tokens, decided=self._build_stop_check(item["choices"])
+            )
+        return Request(prompt, 0, self._build_options(item, prompt))
+
+    def gold_text(self, item: Item) -> str:
+        """The right letter, or with `scoring` "text" the right choice's text."""
+        return _choice_text(item, item["answer"]) if self.scoring == "text" else str(item["answer"])
+
+    def gold_examples(self, items: Sequence[Item]) -> list[Example]:
+        """See `swarm.tasks.base.HasGoldAnswers`: the right choice's share among all choices.
+
+        A choice is its letter; with `scoring` "text" it is its text, and the shares are those of
+        the log probabilities per character (nats a character, softmax over the choices).
+        """
+        return [self._gold_example(item) for item in items]
+
+    def _gold_example(self, item: Item) -> Example:
+        prompt = self._build_prompt(item)
+        gold = list(item["choices"]).index(item["answer"])
+        units = tuple(map(float, _choice_lengths(item))) if self.scoring == "text" else ()
+        return Example(prompt, self._build_options(item, prompt), gold, units=units)
+
+    def _build_prompt(self, item: Item) -> str | tuple[Message, ...]:
+        if self.scoring == "text":
+            text = self.template.replace(QUESTION_FIELD, item["question"])
+        else:
+            text = build_choice_prompt(item, self.instruction)
+        return (Message("user", text),) if self.chat else text
+
+    def _build_options(self, item: Item, prompt: str | tuple[Message, ...]) -> tuple[str, ...]:
+        """Each choice as it continues the prompt."""
+        letters = list(item["choices"])
+        texts = [_choice_text(item, one) for one in letters] if self.scoring == "text" else letters
+        return tuple(format_continuation(prompt, text) for text in texts)
+
+    def score_completion(self, item: Item, completion: Completion) -> Score:
+        """What one completion is worth."""
+        answer = self.read_answer(item, completion)
+        return Score(self.grade(item, answer), answer, completion.text)
+
+    def read_answer(self, item: Item, completion: Completion) -> str | None:
+        """The letter a completion picks, or `None`.
+
+        Raises:
+            UserError: Choices were to be scored and the model gave no log probabilities.
+        """
+        choices = item["choices"]
+        if self.scoring != "generate":
+            lengths = _choice_lengths(item) if self.scoring == "text" else [1] * len(choices)
+            return _most_likely_option(self.scoring, list(choices), completion.logprobs, lengths)
+        if self.parser == "original":
+            return letters.extract_letter_original(completion.text, choices)
+        return letters.extract_letter(completion.text, choices)
+
+    def _build_stop_check(self, choices: Mapping[str, str]) -> Callable[[str], bool]:
+        settled = (
+            letters.is_original_letter_final
+            if self.parser == "original"
+            else letters.is_letter_final
+        )
+        return partial(settled, dict(choices))
+
+
+def build_choice_prompt(item: Item, instruction: str | None) -> str:
+    """The text that ends in "The answer is", for any task that asks about choices."""
+    lines = [item["icl_prompt"]] if "icl_prompt" in item else []
+    lines += [instruction] if instruction else []
+    lines += [f"Question: {item['question']}"]
+    lines += [f"{letter}: {text}" for letter, text in item["choices"].items()]
+    return "\n".join([*lines, "The answer is"])
+
+
+def choice_item_error(item: Item) -> str | None:
+    """What is wrong with a multiple-choice item, or `None`."""
+    if (wrong := text_field_error(item, "question")) is not None:
+        return wrong
+    choices = item.get("choices")
+    if not isinstance(choices, Mapping) or len(choices) < 2:
+        return 'its "choices" are not an object of at least two'
+    for letter, text in choices.items():
+        if len(letter) != 1 or letter not in LETTERS:
+            return f'a letter of its choices is not one capital: "{letter}"'
+        if not isinstance(text, str):
+            return f'one of its choices is not a text: "{letter}"'
+        if not text.strip():
+            return f"it has an empty choice: {letter}"
+    if "answer" not in item:
+        return 'it has no "answer"'
+    if item["answer"] not in list(choices):
+        among = f"{item['answer']!r} is not one of {', '.join(choices)}"
+        return f'its "answer" is not among its choices: {among}'
+    return None
+
+
+def _choice_text(item: Item, letter: str) -> str:
+    text: str = item["choices"][letter]
+    return text.strip()
+
+
+def _choice_lengths(item: Item) -> list[int]:
+    """The characters of each choice's text."""
+    return [len(_choice_text(item, letter)) for letter in item["choices"]]
+
+
+def _check_template(template: object) -> str:
+    text = validation.check_text("template", template)
+    if QUESTION_FIELD not in text:
+        raise UserError(f"task.template: {text!r} does not hold {QUESTION_FIELD}.")
+    return text
+
+
+def _most_likely_option(
+    scoring: str, options: Sequence[str], logprobs: Sequence[float], lengths: Sequence[int]
+) -> str | None:
+    """The option with the highest log probability per unit of length; the first of equals."""
+    if len(logprobs) != len(options):
+        raise UserError(
+            f"task.scoring={scoring} needs a model that gives the log probability of every choice;"
+            " this one does not: use task.scoring=generate."
+        )
+    rows = zip(logprobs, lengths, options, strict=True)
+    known = [(value / length, key) for value, length, key in rows if not isnan(value)]
+    return max(known, key=lambda pair: pair[0])[1] if known else None

@@ -1,0 +1,443 @@
+"""What a free text gives as its answer: a yes or no, a number or a phrase.
+
+What is looked for follows from the gold answer's kind. Each `read` here comes with a `settled`:
+whether no further text can change what is read, so that a model may stop.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+
+ANSWER_KINDS = {
+    "yes": "yes or no",
+    "no": "yes or no",
+    "true": "true or false",
+    "false": "true or false",
+}
+
+DIGIT_GAP = "[ \u00a0\u2009\u202f]"
+NUMBER = re.compile(
+    rf"""(?:(?<![\w)])[-−])?[$€£]?[-−]?     # a sign, unless it is a minus between two terms
+    (?<![\w.])                             # not the tail of a name or of another number
+    (?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])   # 1,234
+      |(?<![0-9]{DIGIT_GAP})[1-9][0-9]{{0,2}}(?:{DIGIT_GAP}[0-9]{{3}})+(?!{DIGIT_GAP}?[0-9])  # 1 234, no list 1 2 345
+      |[0-9]+)?
+    (?:(?<=[0-9])(?:\.[0-9]+)?|\.[0-9]+)   # 18, 18.50, .5
+    (?:e[-+]?[0-9]{{1,2}}(?![0-9]))?        # 6.02e23
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+NUMBER_END = re.compile(
+    rf"[^0-9.,e{DIGIT_GAP[1:-1]}]|(?:[.,]|{DIGIT_GAP})[^0-9]|e(?:[-+][^0-9]|[^-+0-9])", re.I
+)
+"""What may follow a number that nothing can be added to: no digit, and no separator or exponent
+that a digit could follow."""
+
+ANSWER_MARKS = r"""(?:
+    \#\#\#\#[^0-9\n]{0,16}
+    |\banswer\b[^0-9\n.]{0,24}(?:\bis\b|[:=])[^0-9\n]{0,16}
+    |\bboxed\{[^0-9\n]{0,8}
+    )\Z"""
+LENGTH_MARKS = r"""(?:
+    \b(?:length|distance)\b(?:[^\n.=:]{0,80}(?:\bis\b|[:=]))?(?:\s+of\b)?[^\w\n]{0,8}
+    )\Z"""
+LAST_ANSWER_MARK = re.compile(ANSWER_MARKS, re.VERBOSE | re.IGNORECASE)
+FIRST_ANSWER_MARK = re.compile(
+    rf"\A[\W_]*\Z|{ANSWER_MARKS}|{LENGTH_MARKS}", re.VERBOSE | re.IGNORECASE
+)
+MARK_WINDOW = 160
+"""Characters before a number in which its mark is looked for; longer than any mark."""
+
+NEXT = re.compile(
+    r"\n[ \t]*\W{0,3}(?:question|problem|exercise|example|q)\b[ \t]*\#?\d*[ \t]*[:.)]",
+    re.IGNORECASE,
+)
+"""Where a model goes on with a question of its own."""
+LABEL = re.compile(
+    r"\b(?:question|problem|exercise|example|step|part|case|figure|table|equation|line|q)\b"
+    r"[ ]*\#?\Z",
+    re.IGNORECASE,
+)
+"""What stands before the number of a thing, which is no quantity."""
+LISTED = re.compile(r"[.)][ \t]*(?:[^\W\d]|\n|\Z)")
+"""What stands behind the number of a list's entry, at the beginning of a line."""
+ORDINAL = re.compile(r"(?:st|nd|rd|th)\b", re.IGNORECASE)
+PARENTHESES = re.compile(r"\([^()\n]*\)")
+TIME_BEFORE = re.compile(r"\b(?:in|after|for|over|within|during|per|every|by)[ ]+\Z", re.IGNORECASE)
+TIME_AFTER = re.compile(r"[ ]*(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?)\b", re.I)
+CLAUSE = re.compile(r"[.;,:!?](?=\s)|\n|\b(?:so|then|therefore|thus|hence|and)\b", re.IGNORECASE)
+EQUAL = re.compile(
+    r"=[ \t]*(?:about|approximately|roughly|only|exactly)?[^\w\n=]{0,8}\Z", re.IGNORECASE
+)
+CONCLUDES = re.compile(
+    r"\b(?:so|thus|therefore|hence|finally|total|in all|altogether|overall|answer|result)\b", re.I
+)
+TERMS = re.compile(r"[ \t\d.,$€£%()+\-−–*/×÷^=]*")
+"""What an expression is written with."""
+OPERATOR = re.compile(r"[ \t)%]*[-+−–*/×÷^][ \t(]*[$€£]?\d")
+
+ANSWER_LEAD = re.compile(r"\A[\W_]*(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|:|=)", re.IGNORECASE)
+
+
+def answer_kind(gold: str) -> str:
+    """The kind of answer: "yes or no", "true or false", "number" or "phrase"."""
+    stripped = gold.strip()
+    if stripped.lower() in ANSWER_KINDS:
+        return ANSWER_KINDS[stripped.lower()]
+    return "number" if NUMBER.fullmatch(stripped) else "phrase"
+
+
+def extract_answer(text: str, kind: str, take: str) -> str | None:
+    """The answer that `text` gives, in one spelling per value; `None` if there is none.
+
+    - yes or no, true or false: the first of the two that stands as a whole word.
+    - number: the first one that is marked: after "####", "answer is", "answer:" or in a "boxed".
+      With `take` "first" also one that opens the text or follows "length", "length is" or the
+      like. Without a mark the first number, or with `take` "last" the one that is stated last
+      (see `stated`); a marked expression has its result then ("The answer is 48 + 24 = 72").
+      Spelt without separators, currency or needless zeros: "$1,234.50" and "1 234.5" are "1234.5",
+      "2e3" is "2000".
+    - phrase: the first line that has a word, after "the answer is" if it begins so; lower case,
+      single spaces, no punctuation.
+    """
+    if kind == "number":
+        if marked := _find_marked_number(text, take):
+            result = None if take == "first" else _result(text, marked)
+            return normalize_number(result or marked.group())
+        if take == "last":
+            return stated(text)
+        numbers = NUMBER.findall(text)
+        return normalize_number(numbers[0]) if numbers else None
+    if kind == "phrase":
+        return next(filter(None, map(_normalize_phrase, text.split("\n"))), None)
+    found = _word_pattern(kind).search(text)
+    return found.group().capitalize() if found else None
+
+
+def stated(text: str) -> str | None:
+    """The number that reasoning without a marked answer states last; `None` if there is none.
+
+    - A question that the model goes on with ("\\nQuestion 2: ...") ends the text.
+    - Numbers that name something are passed over: "Question 2", "Step 3", an entry of a list,
+      "2nd". So are those in parentheses, and "in 2 months" behind another number of its clause.
+    - Of what is left the result behind the last "=" counts, or a later number in a sentence that
+      concludes ("so", "in total" and the like). Without "=" it is the last number.
+
+    Where only numbers are left that would be passed over, the last of them counts.
+    """
+    if (cut := NEXT.search(text)) and NUMBER.search(text, 0, cut.start()):
+        text = text[: cut.start()]
+    outside = PARENTHESES.sub(lambda found: " " * len(found.group()), text)
+    for shown in (outside, text):
+        numbers = [one for one in NUMBER.finditer(shown) if not _names(shown, one)]
+        if numbers:
+            break
+    else:
+        every = NUMBER.findall(text)
+        return normalize_number(every[-1]) if every else None
+    quantities = [one for one in numbers if not _aside(shown, one, numbers)] or numbers
+    result = next(filter(None, (_equated(shown, one) for one in reversed(numbers))), None)
+    if result is None:
+        return normalize_number(quantities[-1].group())
+    found, place = result
+    for one in reversed(quantities):
+        if one.start() > place and CONCLUDES.search(_sentence(shown, one)):
+            return normalize_number(one.group())
+    return normalize_number(found)
+
+
+def _equated(text: str, number: re.Match[str]) -> tuple[str, int] | None:
+    """The result and its place, where "=" stands before a number; that of "72 = 48 + 24" is 72."""
+    before = EQUAL.search(text, 0, number.start())
+    if before is None:
+        return None
+    if not OPERATOR.match(text, number.end()):
+        return number.group(), number.start()
+    left = list(NUMBER.finditer(text, 0, before.start()))
+    if not left or text[left[-1].end() : before.start()].strip():
+        return None
+    return left[-1].group(), _terms_end(text, number)
+
+
+def _names(text: str, number: re.Match[str]) -> bool:
+    """Whether a number names something, as in "Question 2"."""
+    before = text[max(0, number.start() - MARK_WINDOW) : number.start()]
+    line = not before.rpartition("\n")[2].strip(" \t*-")
+    listed = line and not text[: number.start()].endswith("-") and LISTED.match(text, number.end())
+    return bool(LABEL.search(before) or listed or ORDINAL.match(text, number.end()))
+
+
+def _aside(text: str, number: re.Match[str], numbers: list[re.Match[str]]) -> bool:
+    """Whether a number is the time of a clause that has another number before it."""
+    start = number.start()
+    if not (TIME_BEFORE.search(text, 0, start) and TIME_AFTER.match(text, number.end())):
+        return False
+    begin = max((one.end() for one in CLAUSE.finditer(text, 0, start)), default=0)
+    return any(begin <= one.start() < start for one in numbers)
+
+
+def _sentence(text: str, number: re.Match[str]) -> str:
+    """The sentence up to a number."""
+    before = text[: number.start()]
+    return re.split(r"[.!?]\s|\n", before)[-1]
+
+
+def _terms_end(text: str, number: re.Match[str]) -> int:
+    """Where the expression ends that begins with a number."""
+    found = TERMS.match(text, number.end())
+    return found.end() if found else number.end()
+
+
+def _result(text: str, number: re.Match[str]) -> str | None:
+    """The result of the expression that begins with a number, if it has a "=" with one."""
+    terms = text[number.start() : _terms_end(text, number)]
+    if "=" not in terms:
+        return None
+    found = NUMBER.search(terms.rpartition("=")[2])
+    return found.group() if found else None
+
+
+def is_answer_final(kind: str, take: str, text: str) -> bool:
+    """Whether `read` gives the same for `text` and for every text that begins with it."""
+    if kind == "number":
+        marked = _find_marked_number(text, take)
+        if marked is None or not NUMBER_END.match(text, marked.end()):
+            return False
+        # What is written on may make an expression of it, whose result counts.
+        return take == "first" or _terms_end(text, marked) < len(text)
+    if kind == "phrase":
+        return any(map(_normalize_phrase, text.split("\n")[:-1]))
+    found = _word_pattern(kind).search(text)
+    return found is not None and found.end() < len(text)
+
+
+def is_same_answer(answer: str, gold: str) -> bool:
+    """Whether an answer that was read (or any spelling of it) has the gold answer's value."""
+    kind = answer_kind(gold)
+    if kind == "number":
+        stripped = answer.strip()
+        return bool(NUMBER.fullmatch(stripped)) and normalize_number(stripped) == normalize_number(
+            gold.strip()
+        )
+    return _normalize_phrase(answer) == _normalize_phrase(gold)
+
+
+def normalize_number(number: str) -> str:
+    """A number's one spelling: "$1,234.50" is "1234.5", "18.00" is "18", "-0" is "0"."""
+    digits = re.sub(rf"[$€£,]|{DIGIT_GAP}", "", number).replace("−", "-")
+    value = Decimal("-" + digits.lstrip("-") if digits.startswith("-") else digits)
+    if value == 0:
+        return "0"
+    spelt = format(value, "f")
+    return spelt.rstrip("0").rstrip(".") if "." in spelt else spelt
+
+
+def extract_line(text: str) -> str | None:
+    """The first line that is not blank, whole: lower case, single spaces, no final punctuation.
+
+    `None` if all lines are blank. "The answer is 7" is not "7", and "1 2 3" not "1 2".
+    """
+    return next(filter(None, map(_normalize_line, text.split("\n"))), None)
+
+
+def is_line_final(text: str) -> bool:
+    """Whether `read_whole` gives the same for `text` and for every text that begins with it."""
+    return any(map(_normalize_line, text.split("\n")[:-1]))
+
+
+def is_same_line(answer: str, gold: str) -> bool:
+    """Whether two whole answers differ in case, white space and final punctuation at most."""
+    return _normalize_line(answer) == _normalize_line(gold)
+
+
+def extract_original(text: str, last_words: int | None) -> str | None:
+    """What the original looks for the gold answer in: the text, or its last words.
+
+    Words are what single spaces separate, as there.
+    """
+    shown = text.strip()
+    if last_words is not None:
+        shown = " ".join(shown.split(" ")[-last_words:])
+    return shown or None
+
+
+def is_same_original(answer: str, gold: str) -> bool:
+    """The original's rule: the gold answer is somewhere in the text, "18" in "118" too."""
+    return gold in answer
+
+
+def _find_marked_number(text: str, take: str) -> re.Match[str] | None:
+    # Whether a number is marked depends on what stands before it alone: the first one stays.
+    marks = FIRST_ANSWER_MARK if take == "first" else LAST_ANSWER_MARK
+    for number in NUMBER.finditer(text):
+        start = number.start()
+        # The whole beginning where it is short, so that "opens the text" means just that.
+        before = text[:start] if start < MARK_WINDOW else "x" + text[start - MARK_WINDOW : start]
+        if marks.search(before):
+            return number
+    return None
+
+
+def _normalize_phrase(line: str) -> str:
+    rest = ANSWER_LEAD.sub("", line)
+    return " ".join(re.findall(r"\w+", rest.casefold()))
+
+
+def _normalize_line(line: str) -> str:
+    return " ".join(line.casefold().split()).rstrip(".,;:!? ")
+
+
+def _word_pattern(kind: str) -> re.Pattern[str]:
+    either = kind.replace(" or ", "|")
+    return re.compile(rf"(?<![\w-])(?:{either})(?![\w'’-])", re.IGNORECASE)
+
+
+# Which of an item's lettered choices a text picks.
+#
+# `read` looks in this order, and the first that is there decides:
+#
+# 1. a letter that opens the text: the prompt ends in "The answer is", so this is the answer;
+# 2. a letter after "answer", "answer is", "correct option is", "boxed" and the like;
+# 3. the only letter that stands by itself, not counting the article A, the pronoun I and "not B";
+# 4. the only choice whose words occur as whole words.
+#
+# A letter counts in 1 and 2 if something closes it ("C.", "c)", "(B)", "**B**", the end) or, for
+# capitals other than A and I, if a word follows; never as one of several ("B or C", "BC").
+# Letters inside a choice's own words ("Vitamin C") are no letters.
+
+# What closes a letter. After "." no initial may follow ("C. S. Lewis" is read, "C.S." is not).
+LETTER_CLOSER = r"""(?:[):;\]}>|*$<`\n"”!?]|\.(?!\w\.)|'(?!\w))"""
+CERTAIN_LETTER_CLOSER = r"""(?:[):;\]}>|*$<`\n"”!?]|\.(?:\W|\w[^.])|'\W)"""
+FILLER_WORDS = (
+    r"(?i:is|be|are|was|to|of|for|the|this|that|question|would|should|must|will|can|only|option|"
+    r"choice|letter|correct|answer|text|most|likely|best|probably|definitely|therefore|thus|given)"
+)
+LETTER_MARK = rf"(?i:\b(?:answer|boxed|correct\s+(?:option|choice|letter)))\b[\W_]*(?:{FILLER_WORDS}\b[\W_]*)*"
+LETTER_OPENING = r"\A[\W_]*"
+# Words that often begin a sentence that does not pick the choice of that name ("no opinion").
+BARE_WORDS = {"yes", "no", "true", "false", "not", "none", "all", "both", "neither"}
+
+
+@dataclass(frozen=True)
+class LetterPatterns:
+    """The regular expressions for one set of letters; group 1 is the letter."""
+
+    opening: re.Pattern[str]
+    marked: re.Pattern[str]
+    certain_opening: re.Pattern[str]
+    certain_mark: re.Pattern[str]
+    alone: re.Pattern[str]
+    any_letter: re.Pattern[str]
+
+
+def extract_letter(text: str, choices: Mapping[str, str]) -> str | None:
+    """The key of the choice that `text` picks, or `None`; see the module for the rules."""
+    patterns = _build_patterns("".join(choices))
+    masked = _mask_choices(text, choices, patterns)
+    if found := patterns.opening.match(masked) or patterns.marked.search(masked):
+        return found.group(1).upper()
+    alone = {next(filter(None, groups)).upper() for groups in patterns.alone.findall(masked)}
+    if alone:
+        return alone.pop() if len(alone) == 1 else None
+    return _find_named_choice(text, choices)
+
+
+def is_letter_final(choices: Mapping[str, str], text: str) -> bool:
+    """Whether `read` gives the same for `text` and for every text that begins with it."""
+    patterns = _build_patterns("".join(choices))
+    if any(_contains_letter(words, patterns) for words in choices.values()):
+        return False  # The letter might still turn out to be part of a choice's words.
+    if patterns.opening.match(text):
+        return patterns.certain_opening.match(text) is not None
+    marked = patterns.marked.search(text)
+    return marked is not None and bool(patterns.certain_mark.match(text, marked.start()))
+
+
+def extract_letter_original(text: str, choices: Mapping[str, str]) -> str | None:
+    """The original's rule: the first key in the first, else in the last five characters, else
+    the first choice whose words are part of the text; without regard to word boundaries.
+
+    Where the original answers "Z", a letter that is always wrong, this is `None`.
+    """
+    shown = text.strip()
+    for part in (shown[:5], shown[-5:]):
+        for key in choices:
+            if key in part:
+                return key
+    return next((key for key in choices if choices[key].lower() in shown.lower()), None)
+
+
+def is_original_letter_final(choices: Mapping[str, str], text: str) -> bool:
+    """Whether `read_original` gives the same for every text that begins with `text`."""
+    shown = text.lstrip()
+    return len(shown) >= 5 and any(key in shown[:5] for key in choices)
+
+
+@lru_cache(maxsize=64)
+def _build_patterns(letters: str) -> LetterPatterns:
+    capitals, small = f"[{letters}]", f"[{letters.lower()}]"
+    ending = _letter_ending(letters)
+    certain = rf"([{letters}{letters.lower()}])(?={CERTAIN_LETTER_CLOSER})"
+    article = r"A(?=\s+(?!(?:and|or|nor|is|because|since)\b)[a-zA-Z])"
+    pronoun = r"I(?![)\]*])"
+    free = rf"(?<![\w'’.-])(?<!not\s)(?<!n't\s)(?!{article}|{pronoun})({capitals})"
+    free += rf"(?![\w'’+-])(?!\.\w\.)|\(({small})\)"
+    return LetterPatterns(
+        opening=re.compile(LETTER_OPENING + ending),
+        marked=re.compile(LETTER_MARK + ending),
+        certain_opening=re.compile(LETTER_OPENING + certain),
+        certain_mark=re.compile(LETTER_MARK + certain),
+        alone=re.compile(free),
+        any_letter=re.compile(rf"(?<!\w)({capitals}(?!\w)|{small}(?={LETTER_CLOSER}))"),
+    )
+
+
+def _letter_ending(letters: str) -> str:
+    """A letter, as group 1, that is closed or followed as a letter that is meant is."""
+    anywhere = f"[{letters}{letters.lower()}]"
+    plain = "".join(sorted(set(letters) - {"A", "I"}))
+    others = [f"[{plain}](?!['’\\w])"] if plain else []
+    others += [r"A(?![\w'’]|\s+\w)"] if "A" in letters else []
+    # Another letter joined on: "B or C", "B, C", "B/C".
+    joined = rf"\s*[,/&]?\s*(?:(?:and|or|nor)\s+)*[(\[]?(?:{'|'.join(others) or '(?!)'})"
+    ways = [rf"{anywhere}(?={LETTER_CLOSER}|\s*\Z)"]
+    ways += [rf"[{plain}](?=[\s,])(?!{joined})"] if plain else []
+    reason = r"\s+(?:is|because|since)\b|\s+[-–—=(:]|,"
+    ways += [rf"A(?={reason})(?!{joined})"] if "A" in letters else []
+    return f"({'|'.join(ways)})"
+
+
+def _contains_letter(words: str, patterns: LetterPatterns) -> bool:
+    """Whether a choice's words, if they are more than a letter, hold one by itself."""
+    return len(re.findall(r"\w", words)) > 1 and bool(patterns.any_letter.search(words))
+
+
+def _mask_choices(text: str, choices: Mapping[str, str], patterns: LetterPatterns) -> str:
+    """`text` with "text" for every choice whose words hold a letter by itself."""
+    for words in sorted(choices.values(), key=len, reverse=True):
+        if _contains_letter(words, patterns):
+            text = _text_pattern(words.strip()).sub("text", text)
+    return text
+
+
+def _find_named_choice(text: str, choices: Mapping[str, str]) -> str | None:
+    found = {}
+    for key, words in choices.items():
+        core = " ".join(words.split()).rstrip(".,;:!?")
+        ending = r"(?=\s*(?:\Z|[.,;:!?)\n\"*]))" if core.casefold() in BARE_WORDS else ""
+        if core and re.search(_text_pattern(core).pattern + ending, text, re.IGNORECASE):
+            found[key] = core.casefold()
+    # "Paris, France" holds "Paris": the longer one is meant.
+    longest = [
+        key
+        for key, core in found.items()
+        if not any(core != other and _text_pattern(core).search(other) for other in found.values())
+    ]
+    return longest[0] if len(longest) == 1 else None
+
+
+def _text_pattern(words: str) -> re.Pattern[str]:
+    spaced = r"\s+".join(map(re.escape, words.split()))
+    return re.compile(rf"(?<!\w)(?<!not\s){spaced}(?!\w)", re.IGNORECASE)

@@ -1,0 +1,148 @@
+"""TensorBoard: an event file in the run's folder."""
+
+import json
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from swarm._util.secrets import clean
+from swarm.errors import UserError
+from swarm.trackers.base import (
+    LoggedValue,
+    SafeTracker,
+    StackedAreaChart,
+    TrackedRun,
+    TrackerTable,
+)
+
+MAX_ROWS = 200
+"""Of a table: it is text here, which the page shows at once."""
+
+MAX_CELL_LENGTH = 300
+"""Of a cell."""
+
+
+class TensorBoard(SafeTracker):
+    """TensorBoard; one file, written anew from the first step by every start."""
+
+    name = "TensorBoard"
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+        self._last = 0
+
+    def check(self) -> None:
+        """See `swarm.trackers.Tracker`."""
+        for package in ("tensorboard", "matplotlib"):
+            if find_spec(package) is None:
+                raise UserError(
+                    f"tracker=tensorboard needs {package}: pip install 'model-swarms[tensorboard]'"
+                )
+
+    def _start_run(self, shown: TrackedRun) -> int:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder = shown.folder / "tensorboard"
+        before = sorted(folder.glob("events.out.tfevents.*"))
+        name = f"events.out.tfevents.{time.time():.6f}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Written by this thread: the package's own event writer waits for ever on a full disk.
+            self._writer = RecordWriter((folder / name).open("wb"))
+            self._write_event(0, file_version="brain.Event:2")
+            # Who has the page open forgets what an earlier file said.
+            self._write_event(0, session_log=SessionLog(status=SessionLog.START))
+            self._write_text("config", _json_block(clean(shown.config)), 0)
+            self._writer.flush()
+            for file in before:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"tracker=tensorboard: cannot write {folder}: {error.strerror}; choose "
+                "another folder"
+            ) from None
+        return 0
+
+    def _log_values(self, step: int, values: Mapping[str, LoggedValue]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._last = max(self._last, step)
+        scalars = []
+        for name, value in values.items():
+            if isinstance(value, TrackerTable):
+                self._write_text(name, _markdown_table(value), step)
+            elif isinstance(value, StackedAreaChart):
+                self._write_image(name, value, step)
+            else:
+                scalars.append(Summary.Value(tag=name, simple_value=float(value)))
+        if scalars:
+            self._write_event(step, summary=Summary(value=scalars))
+        self._writer.flush()
+
+    def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self._write_text("best", _json_block(facts), self._last)
+
+    def _finish_run(self, summary: Mapping[str, Any], code: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = {k: v for k, v in summary.items() if type(v) in (int, float, bool)}
+        values = [
+            Summary.Value(tag=f"final/{k}", simple_value=float(v)) for k, v in numbers.items()
+        ]
+        self._write_event(self._last, summary=Summary(value=values))
+        self._write_text("final", _json_block(summary), self._last)
+        if code:
+            self._write_text(
+                "interrupted", f"The run did not come to its end (code {code}).", self._last
+            )
+        writer, self._writer = self._writer, None
+        writer.close()
+
+    def _write_event(self, step: int, **what: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        event = Event(wall_time=time.time(), step=step, **what)
+        self._writer.write(event.SerializeToString())
+
+    def _write_text(self, name: str, markdown: str, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+        kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        text = TensorProto(dtype=DT_STRING, string_val=[markdown.encode("utf-8", "replace")])
+        value = Summary.Value(tag=name, metadata=kind, tensor=text)
+        self._write_event(step, summary=Summary(value=[value]))
+
+    def _write_image(self, name: str, stacked: StackedAreaChart, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        from swarm.trackers.base import PICTURE_SIZE, render_png
+
+        image = Summary.Image(
+            width=PICTURE_SIZE[0],
+            height=PICTURE_SIZE[1],
+            colorspace=3,
+            encoded_image_string=render_png(stacked),
+        )
+        self._write_event(step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+
+
+def _json_block(value: Mapping[str, Any]) -> str:
+    """Values as Markdown shows them word by word."""
+    return "".join(f"    {line}\n" for line in json.dumps(value, indent=1, default=str).split("\n"))
+
+
+def _markdown_table(table: TrackerTable) -> str:
+    rows = [table.columns, ["---"] * len(table.columns), *table.rows[:MAX_ROWS]]
+    left = len(table.rows) - MAX_ROWS
+    more = f"\n\nand {left:,} rows more, which the run's folder has" if left > 0 else ""
+    return "\n".join("| " + " | ".join(map(_format_cell, row)) + " |" for row in rows) + more
+
+
+def _format_cell(value: Any) -> str:
+    words = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(words.replace("|", "\\|").split())[:MAX_CELL_LENGTH]

@@ -1,0 +1,210 @@
+"""The application: its pages, who may ask, and the process that serves it."""
+
+import hmac
+import importlib
+import logging
+import secrets
+import socket
+import threading
+import webbrowser
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from swarm.serve.errors import LOCAL_HOST_PATTERN
+from swarm.ui.state import AppState
+
+PAGES = (
+    "swarm.ui.pages.runs.register_page",
+    "swarm.ui.pages.run.register_page",
+    "swarm.ui.pages.runs.register_compare_page",
+    "swarm.ui.pages.new_search.register_page",
+    "swarm.ui.pages.models.register_page",
+    "swarm.ui.pages.chat.register_page",
+    "swarm.ui.pages.compare.register_page",
+)
+"""The functions that register the pages."""
+
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
+}
+"""The page loads what is here, and a text of a model loads nothing from elsewhere."""
+
+SHUTDOWN_GRACE_S = 2
+"""Seconds for what is under way when the page ends."""
+
+
+TOKEN = "token"
+"""The parameter of the address that carries the token."""
+
+NO_TOKEN = (
+    b"a token is needed: open the address that python -m swarm.ui printed when it started, or send "
+    b"Authorization: Bearer TOKEN\n"
+)
+
+
+class HostGuard:
+    """Lets in who has the token, and calls the page by an address of this machine, from the page.
+
+    Another user of the machine has no token. A page of somebody else's in the same browser could
+    have its own name point here, or open a websocket, which no browser holds back. The token
+    comes as a parameter of the address, after which a cookie has it, or as `Authorization: Bearer`.
+
+    Args:
+        app: What is guarded, websockets included.
+        token: `None` asks for none.
+    """
+
+    def __init__(self, app: Any, token: str | None = None) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer, or refuse."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if not is_allowed(scope):
+            return await _refused(scope, send, b"not from here\n")
+        if self._token is None or self._has_cookie(scope) or self._is_bearer(scope):
+            return await self._app(scope, receive, _with_headers(send))
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if not self._is_token(dict(query).get(TOKEN, "")):
+            return await _refused(scope, send, NO_TOKEN)
+        if scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD"):
+            return await self._app(scope, receive, _with_headers(send))
+        await self._welcome(scope, send, [pair for pair in query if pair[0] != TOKEN])
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), str(self._token).encode())
+
+    def _is_bearer(self, scope: dict[str, Any]) -> bool:
+        kind, _, given = _header(scope, b"authorization").partition(" ")
+        return kind.lower() in ("bearer", "token") and self._is_token(given.strip())
+
+    def _has_cookie(self, scope: dict[str, Any]) -> bool:
+        name = _cookie_name(scope)
+        pairs = (one.strip().partition("=") for one in _header(scope, b"cookie").split(";"))
+        return any(key == name and self._is_token(value) for key, _, value in pairs)
+
+    async def _welcome(
+        self, scope: dict[str, Any], send: Any, query: list[tuple[str, str]]
+    ) -> None:
+        """Set the cookie, and lead to the same address without the token, which stays nowhere."""
+        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        # One slash: two begin an address of another machine.
+        where = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
+        cookie = f"{_cookie_name(scope)}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+        headers = [
+            (b"location", where.encode("latin-1")),
+            (b"set-cookie", cookie.encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        marked = _with_headers(send)
+        await marked({"type": "http.response.start", "status": 303, "headers": headers})
+        await marked({"type": "http.response.body", "body": b""})
+
+
+def _header(scope: dict[str, Any], name: bytes) -> str:
+    """The values of a header, joined as cookies are."""
+    return "; ".join(value.decode("latin-1") for key, value in scope["headers"] if key == name)
+
+
+def _cookie_name(scope: dict[str, Any]) -> str:
+    """With the port, as a browser keeps one set of cookies for all ports of a host."""
+    _, _, port = _header(scope, b"host").rpartition(":")
+    return f"model_swarms_{port}" if port.isdigit() else "model_swarms"
+
+
+async def _refused(scope: dict[str, Any], send: Any, why: bytes) -> None:
+    if scope["type"] == "websocket":
+        return await send({"type": "websocket.close", "code": 1008})
+    kind = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 403, "headers": kind})
+    await send({"type": "http.response.body", "body": why})
+
+
+def is_allowed(scope: dict[str, Any]) -> bool:
+    """Whether a request means this machine, and does not come from another page."""
+    host = _header(scope, b"host")
+    origins = [value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"]
+    here = f"http://{host}".lower()
+    return bool(LOCAL_HOST_PATTERN.fullmatch(host)) and all(
+        origin.lower() == here for origin in origins
+    )
+
+
+def _with_headers(send: Any) -> Any:
+    """Send with the headers; those that an answer has itself stay."""
+
+    async def send_with_headers(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            own = {name.lower() for name, _ in message["headers"]}
+            more = [
+                (name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()
+            ]
+            message["headers"] = [*message["headers"], *(m for m in more if m[0] not in own)]
+        await send(message)
+
+    return send_with_headers
+
+
+def build_application(home: AppState, token: str | None = None) -> HostGuard:
+    """The pages, behind the guard; once a process, as NiceGUI has one set of pages."""
+    from fastapi import FastAPI
+    from nicegui import ui
+
+    for page in PAGES:
+        module, _, name = page.rpartition(".")
+        getattr(importlib.import_module(module), name)(home)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    # A search keeps this machine busy: a slow answer is no lost connection.
+    ui.run_with(
+        app, title="model-swarms", dark=None, show_welcome_message=False, reconnect_timeout=10.0
+    )
+    return HostGuard(app, token)
+
+
+def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bool = True) -> None:
+    """Serve the page until an interrupt.
+
+    Args:
+        home: What the pages share.
+        host, port: Where to serve; port 0 takes a free one.
+        browser: Whether to open it.
+        guarded: Whether it asks for a token, which is new each time.
+
+    Raises:
+        UserError: The address cannot be bound.
+        KeyboardInterrupt: At its end.
+    """
+    import uvicorn
+
+    from swarm.serve.server import bind_socket
+
+    with bind_socket(host, port) as bound:
+        token = secrets.token_hex(24) if guarded else None
+        url = page_url(bound) + (f"?{TOKEN}={token}" if token else "")
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build_application(home, token),
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+            )
+        )
+        logging.getLogger("nicegui").setLevel(logging.ERROR)
+        print(f"the page is at {url} (Ctrl-C ends it)", flush=True)
+        if token is None:
+            print("--no-token: every user of this machine can start searches on it", flush=True)
+        if browser:
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        server.run([bound])
+
+
+def page_url(bound: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

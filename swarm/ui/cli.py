@@ -1,0 +1,102 @@
+"""The command line of the page, read and checked before anything heavy is imported."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from swarm._util.terminal import escape_control_chars
+from swarm.errors import UserError
+from swarm.serve.cli import is_loopback
+
+DESCRIPTION = """\
+The page in a browser: searches, models, conversations and comparisons.
+
+\b
+python -m swarm.ui                                 http://127.0.0.1:8080/?token=...
+python -m swarm.ui --port 0 --no-browser           any free port, no browser
+python -m swarm.ui --pool my_experts --base local  other experts of another base
+
+The address that it prints has a token, which it asks for: whoever has it can start processes here.
+
+It shows the runs in search/ below the folder where it is started. It answers this machine alone,
+and sends nothing anywhere. Ctrl-C ends it; searches that were started from it go on.
+"""
+
+
+@click.command(help=DESCRIPTION, context_settings={"max_content_width": 100})
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Where it is served; 0 takes a free one.",
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="An address of this machine's own."
+)
+@click.option("--no-browser", is_flag=True, help="Do not open the browser.")
+@click.option(
+    "--no-token",
+    is_flag=True,
+    help="Ask for no token: every user of this machine can start searches.",
+)
+@click.option(
+    "--pool",
+    metavar="FOLDER",
+    default="initial_experts",
+    show_default=True,
+    help="The experts of local names.",
+)
+@click.option(
+    "--base",
+    metavar="MODEL",
+    help="The base of local names: an option of conf/model or "
+    "a folder; by default the one that the experts name.",
+)
+@click.option("--device", metavar="DEVICE", help="Where local models run: cpu, cuda, cuda:1.")
+def ui(
+    port: int,
+    host: str,
+    no_browser: bool,
+    no_token: bool,
+    pool: str,
+    base: str | None,
+    device: str | None,
+) -> None:
+    """See `ABOUT`."""
+    try:
+        for name, value in {"host": host, "pool": pool, "base": base, "device": device}.items():
+            if value is not None and not value.strip():
+                raise UserError(f"--{name}: nothing follows it; name one or leave it out", 2)
+        if not is_loopback(host):
+            raise UserError(
+                f"--host {host}: whoever reaches the page can start searches here, so it is served "
+                "at this machine's own addresses only, such as 127.0.0.1; from elsewhere: "
+                f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE",
+                2,
+            )
+        _check_packages()
+        from swarm.ui.app import serve_pages
+        from swarm.ui.state import AppState
+
+        serve_pages(
+            AppState(Path.cwd(), pool, base, device), host, port, not no_browser, not no_token
+        )
+    except UserError as error:
+        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def _check_packages() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import nicegui  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is missing: pip install 'model-swarms[ui]' brings what the page needs"
+        ) from None

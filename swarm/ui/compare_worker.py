@@ -1,0 +1,242 @@
+"""What the page Compare does: answers to one question in a data frame, and viewers of answers."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.compare import Config, Question
+from swarm.compare.dataframe import build_frame
+from swarm.compare.question import QuestionPlan
+from swarm.compare.sampling.scheduler import as_completed
+from swarm.compare.view.app import ViewerApp
+from swarm.compare.view.load import load_columns
+from swarm.compare.view.table import AnswerTable
+from swarm.errors import UserError
+from swarm.models.base import Completion, Model, Request, generate_each
+from swarm.registry.name_resolution import model_identity
+from swarm.serve.errors import ApiKeyGuard
+from swarm.stats.summary_table import detectable
+from swarm.ui.state import AppState
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MAX_FILES_SHOWN = 200
+"""Files that are listed."""
+
+VIEWER_PATH = "/compare/view"
+"""Where viewers are."""
+
+INITIAL_QUERY = {"sort": "", "seed": "0"}
+"""How a viewer begins: in the order of its data."""
+
+_models_lock = threading.Lock()
+
+
+class RosterModel:
+    """A model of the page's own roster, so that a base is in memory once.
+
+    It is told apart from others of its name by all that its answers depend on.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See `swarm.models.base.Model`."""
+        return self._model.generate(requests)
+
+    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
+        """See `swarm.models.base.generate_each`."""
+        return generate_each(self._model, requests)
+
+    def fingerprint(self) -> str:
+        """See `swarm.registry.name_resolution`."""
+        return json.dumps(model_identity(self._model), sort_keys=True)
+
+
+class CompareWorker:
+    """One question to several models, a group each, asked as `python -m swarm.compare` asks it.
+
+    Answers are kept as those of the command are. `stop` may be called by any thread.
+
+    Args:
+        home: Whose models they are.
+        names: Of two models or more.
+        question: What is asked, `samples` times each, at this temperature and of so many tokens.
+
+    Attributes:
+        came, wanted: Answers that are there, and all of them.
+
+    Raises:
+        UserError: There are fewer than two models, or the question is empty.
+    """
+
+    def __init__(
+        self,
+        home: AppState,
+        names: Sequence[str],
+        question: str,
+        samples: int,
+        temperature: float,
+        tokens: int,
+    ) -> None:
+        if len(set(names)) < 2:
+            raise UserError("models: choose two or more to compare")
+        if not question.strip():
+            raise UserError("the question is empty; type one")
+        self._home, self._names = home, names
+        self._question: Any = Question.create(
+            type="free_form",
+            paraphrases=[question.strip()],
+            samples_per_paraphrase=samples,
+            temperature=temperature,
+            max_tokens=tokens,
+        )
+        self.came, self.wanted = 0, len(set(names)) * samples
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._frame: pd.DataFrame | None = None
+        self._error: UserError | None = None
+
+    def stop(self) -> None:
+        """Wait no longer; the asking ends with the next answer."""
+        self._stopped.set()
+        self._ended.set()
+
+    def run(self) -> "tuple[pd.DataFrame, bytes, str]":
+        """Ask; gives the answers, their plot as PNG, and remarks.
+
+        Raises:
+            UserError: It was stopped, a model is none, or all answers failed.
+        """
+        threading.Thread(target=self._run_worker, name="swarm-page", daemon=True).start()
+        self._ended.wait()
+        if self._error:
+            raise self._error
+        df = self._frame
+        if df is None:
+            raise UserError("stopped; what was answered is kept, and the same again goes on")
+        if df["error"].notna().all():
+            raise UserError(str(df["error"].iloc[0]))
+        return df, figure_to_png(self._question.plot(df)), "\n".join(self._iterate_remarks(df))
+
+    def _run_worker(self) -> None:
+        try:
+            self._frame = self._collect_answers()
+        except UserError as error:
+            self._error = error
+        except Exception as error:  # a page shows it; a thread would only write a traceback
+            self._error = UserError(f"it failed with {type(error).__name__}: {error}")
+        self._ended.set()
+
+    def _collect_answers(self) -> "pd.DataFrame | None":
+        """The answers, or `None` if it was stopped."""
+        found = {name: self._home.roster.model(name) for name in self._names}
+        for model in found.values():
+            getattr(model, "check", lambda: None)()
+        # The settings of experiments are those of the process, which is the page's alone.
+        with _models_lock:
+            Config.models = {
+                **Config.models,
+                **{name: RosterModel(one) for name, one in found.items()},
+            }
+        part = QuestionPlan(self._question, {name: [name] for name in found})
+        rows: dict[int, list[Any]] = {}
+        with ExitStack() as during:
+            scripts = self._question.scripts(part.iter_requests(), during)
+            with closing(as_completed(scripts, silent=True)) as coming:
+                for number, row in coming:
+                    if self._stopped.is_set():
+                        return None
+                    rows[number] = row if isinstance(row, list) else [row]
+                    self.came += len(rows[number])
+        ordered = chain.from_iterable(rows[number] for number in sorted(rows))
+        return build_frame(self._question.layout, part.groups, part.take_blocks(ordered))
+
+    def _iterate_remarks(self, df: "pd.DataFrame") -> Iterator[str]:
+        """Whose answers failed, and what differences can be seen."""
+        for model, mine in df.groupby("model", sort=False):
+            errors = mine["error"].dropna()
+            if len(errors):
+                yield f"{model}: {len(errors)} of {len(mine)} answers failed: {errors.iloc[0]}"
+        groups = {name: [name] for name in dict.fromkeys(self._names)}
+        yield detectable(groups, 1, self._question.samples_per_paraphrase)
+
+
+def figure_to_png(figure: "Figure") -> bytes:
+    """A figure as a picture."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=130, bbox_inches="tight")
+    return stream.getvalue()
+
+
+def list_answer_files(home: AppState) -> list[str]:
+    """The files of answers that runs of compare have written, newest first, from the folder."""
+    found: Iterator[Path] = (home.folder / "compare").glob("**/data.jsonl")
+    newest = sorted(found, key=lambda file: -file.stat().st_mtime)
+    return [str(file.relative_to(home.folder)) for file in newest[:MAX_FILES_SHOWN]]
+
+
+def resolve_file(home: AppState, path: str) -> Path:
+    """A file below the folder where the page was started.
+
+    Raises:
+        UserError: It lies elsewhere, or is not there.
+    """
+    if not path.strip():
+        raise UserError("name a file: a .jsonl, .csv or .parquet with a column answer")
+    folder = home.folder.resolve()
+    try:
+        file = (folder / path.strip()).resolve()
+        there = file.is_file()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path!r:.80} is no path: {error}") from None
+    if not file.is_relative_to(folder):
+        raise UserError(
+            f"{path}: lies outside of the folder where the page was started, {folder}; "
+            "start the page there, or open the file with python -m swarm.compare.view"
+        )
+    if not there:
+        raise UserError(f"{path}: there is no such file below {folder}")
+    return file
+
+
+class MountedViewers:
+    """The viewers that were opened, each below a number; an application of ASGI."""
+
+    def __init__(self) -> None:
+        self._viewers: list[Any] = []
+        self._numbers: dict[tuple[str, int] | None, int] = {}
+
+    def open_viewer(self, data: Any, name: str) -> str:
+        """Open one; gives its address. A file that has not changed since has the same one.
+
+        Raises:
+            UserError: The data cannot be shown.
+        """
+        key = (str(data), data.stat().st_mtime_ns) if isinstance(data, Path) else None
+        if key is None or key not in self._numbers:
+            viewer = ViewerApp(
+                AnswerTable(load_columns(data, name), name), INITIAL_QUERY, ApiKeyGuard(None, True)
+            )
+            self._viewers.append(viewer.app)
+            self._numbers[key] = len(self._viewers) - 1
+        return f"{VIEWER_PATH}/{self._numbers[key]}/"
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Hand a request on to the viewer that its path names."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        first, _, _ = path.lstrip("/").partition("/")
+        if first.isdecimal() and int(first) < len(self._viewers):
+            inner = {**scope, "root_path": f"{scope.get('root_path', '')}/{first}"}
+            return await self._viewers[int(first)](inner, receive, send)
+        body = b"this viewer has ended; open the file again at /compare\n"
+        kind = [(b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 404, "headers": kind})
+        await send({"type": "http.response.body", "body": body})

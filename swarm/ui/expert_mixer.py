@@ -1,0 +1,228 @@
+"""What there is to mix: experts, what runs have found, and a mixture kept as an adapter."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swarm._util.files import find_path
+from swarm.errors import UserError
+from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
+from swarm.pool.pool import Pool
+from swarm.report.test_comparison import TestComparison
+from swarm.runs.describe import describe_position
+from swarm.runs.run_reader import RUNS_FOLDER, RunFolder
+from swarm.stats.format import format_interval
+from swarm.ui.run_index import UNREADABLE_ERRORS
+from swarm.ui.state import RUN_NAME_PATTERN, AppState
+
+MIXTURES_FOLDER = "mixtures"
+"""The folder where mixtures are saved, beside that of the runs."""
+
+BASE_ROW = "base"
+"""The row of a pool that stands for the base, and adds nothing to a mixture."""
+
+
+class BestOfRun(NamedTuple):
+    """The best of a finished run.
+
+    Attributes:
+        run: Its name.
+        words: What it is made of.
+        dev, test: Its numbers, with intervals where they are known; empty where it has none.
+        coefficients: By the pool's experts; `None` where it cannot be mixed of these by hand.
+        why: Why it cannot.
+    """
+
+    run: str
+    words: str
+    dev: str
+    test: str
+    coefficients: dict[str, float] | None
+    why: str
+
+
+def list_experts(home: AppState) -> Iterator[Adapter | str]:
+    """The pool's experts; of one that cannot be read, why."""
+    for folder in home.roster.local.expert_folders():
+        try:
+            yield read_adapter(folder)
+        except UserError as error:
+            yield str(error)
+
+
+def describe_expert(expert: Adapter) -> str:
+    """What an expert is: its rank, what it adapts, its size, its base and what its card says."""
+    ranks = sorted({rank for _, _, rank in expert.shapes.values()})
+    size = (expert.folder / WEIGHTS_FILE).stat().st_size
+    told = [
+        "rank " + " to ".join(dict.fromkeys(str(rank) for rank in (ranks[0], ranks[-1]))),
+        ", ".join(sorted({module.rpartition(".")[2] for module in expert.shapes})),
+        f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB",
+        f"of {expert.base_model}" if expert.base_model else "",
+        _read_card(expert.folder / "README.md"),
+    ]
+    return "; ".join(filter(None, told))
+
+
+def _read_card(card: Path) -> str:
+    """The first line of an expert's card that is none of its headings; empty if there is none."""
+    try:
+        text = card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    if text.startswith("---\n"):
+        text = text.partition("\n---")[2]
+    plain = (line.strip() for line in text.splitlines())
+    first = next((line for line in plain if line and line[0] not in "#-|`!<"), "")
+    return "" if first.startswith("[More Information Needed]") else first
+
+
+def list_bests(home: AppState) -> list[BestOfRun]:
+    """The bests of the finished runs, by their names."""
+    have = {folder.name for folder in home.roster.local.expert_folders()}
+    found = []
+    for note in sorted(home.runs_folder.glob("*/global_best/swarm.json")):
+        try:
+            run = RunFolder(note.parent.parent)
+            if run.finished is not None and run.metrics:
+                found.append(_best_of_run(home, run, have))
+        except (UserError, *UNREADABLE_ERRORS):
+            continue
+    return found
+
+
+def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
+    position = run.positions[run.find_best()].tolist()
+    words = describe_position(run.experts, position, run.groups)
+    numbers = {}
+    for split in ("dev", "test"):
+        try:
+            one = TestComparison(run).split_result("ending", split)
+        except (UserError, *UNREADABLE_ERRORS):
+            one = None
+        numbers[split] = f"{format_interval(one.utility, one.ends)}, n = {one.items}" if one else ""
+    why = _unmixable_reason(home, run, dict(zip(run.experts, position, strict=False)), have)
+    shares = dict(zip(run.experts, position, strict=False))
+    own = None if why else {name: shares.get(name, 0.0) for name in sorted(have)}
+    return BestOfRun(run.path.name, words, numbers["dev"], numbers["test"], own, why)
+
+
+def _unmixable_reason(
+    home: AppState, run: RunFolder, shares: Mapping[str, float], have: set[str]
+) -> str:
+    """Why a run's best cannot be mixed of the experts that are here; empty where it can."""
+    note = read_note(run.path / "global_best")
+    if note.get("space") != "factor" or len(run.groups) > 1:
+        return "it is not one coefficient an expert in the factor space"
+    used = {name for name, share in shares.items() if share and name != BASE_ROW}
+    if missing := sorted(used - have):
+        return f"{missing[0]} is no expert of {home.pool}"
+    try:
+        folder = run.config["pool"]["folder"]
+    except (UserError, KeyError, TypeError):
+        return ""
+    same = find_path(folder).resolve() == find_path(home.pool).resolve()
+    return "" if same else f"its experts are those of {folder}"
+
+
+def normalize_coefficients(coefficients: Mapping[str, float]) -> dict[str, float]:
+    """The coefficients with a sum of 1.
+
+    Raises:
+        UserError: Their sum is 0.
+    """
+    total = sum(coefficients.values())
+    if abs(total) < 1e-9:
+        raise UserError("the coefficients sum to 0, so that no factor makes their sum 1")
+    return {name: share / total for name, share in coefficients.items()}
+
+
+def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -> str:
+    """Keep a mixture as a PEFT adapter in mixtures/NAME; gives its name as a model.
+
+    Raises:
+        UserError: There is something of that name, the name is none, the mixture is the base alone,
+            or it cannot be written.
+    """
+    name = name.strip()
+    if not RUN_NAME_PATTERN.fullmatch(name) or name.startswith("."):
+        raise UserError(f"{name!r:.80} is no name; give one without / that begins with no point")
+    shares = {expert: share for expert, share in coefficients.items() if share}
+    if not shares:
+        raise UserError("all coefficients are 0, and that is the base itself; move one of them")
+    pool = Pool(home.pool, experts=list(shares)).open(home.roster.local.base)
+    target = home.folder / MIXTURES_FOLDER / name
+    try:
+        # Whoever makes the folder has the name; nothing that is there is replaced.
+        target.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(f"{MIXTURES_FOLDER}/{name} is there already; choose another name") from None
+    except OSError as error:
+        raise UserError(f"{MIXTURES_FOLDER}/{name} cannot be written: {error.strerror}") from None
+    try:
+        pool.save([shares[one] for one in pool.names], target, {"mixed": "by hand"})
+    finally:
+        if not any(target.iterdir()):
+            target.rmdir()
+    return f"local/{MIXTURES_FOLDER}/{name}"
+
+
+def list_saved_mixtures(home: AppState) -> list[str]:
+    """The saved mixtures, as names of models."""
+    notes = sorted((home.folder / MIXTURES_FOLDER).glob("*/adapter_config.json"))
+    return [f"local/{MIXTURES_FOLDER}/{note.parent.name}" for note in notes]
+
+
+def list_model_names(home: AppState) -> list[str]:
+    """Models that can be chosen: this machine's, mixtures of agents and consortia."""
+    from swarm.multi_agent import presets
+    from swarm.multi_agent.consortium import config
+    from swarm.multi_agent.consortium.store import ConsortiumStore
+
+    finished = {f"{RUNS_FOLDER}/{one.run}" for one in list_bests(home)}
+    local = [
+        name
+        for name in home.roster.local.list_names()
+        if not name.startswith(f"{RUNS_FOLDER}/") or name in finished
+    ]
+    try:
+        saved = ConsortiumStore().list_names()
+    except UserError:
+        saved = []
+    consortia = dict.fromkeys([*saved, *config.preset_names()])
+    moa = [
+        f"moa/{name}"
+        for name in presets.preset_names()
+        if _has_all_models(presets.read_preset(name))
+    ]
+    return [
+        *(f"local/{name}" for name in local),
+        *list_saved_mixtures(home),
+        *moa,
+        *(f"consortium/{name}" for name in consortia),
+    ]
+
+
+def describe_members(name: str) -> str:
+    """Who is in a mixture of agents or a consortium; or why that cannot be told."""
+    kind, _, rest = name.partition("/")
+    try:
+        if kind == "consortium":
+            from swarm.consortium.cli.run import summarize_config
+            from swarm.multi_agent.consortium.store import load_config
+
+            return summarize_config(load_config(rest))
+        from swarm.multi_agent.presets import read_preset
+
+        preset = read_preset(rest)
+    except UserError as error:
+        return str(error)
+    proposers = [slot["model"] for slot in preset["proposers"]]
+    return f"{', '.join(proposers)} propose, {preset['aggregator']['model']} answers"
+
+
+def _has_all_models(preset: Any) -> bool:
+    """Whether a preset says all of its models, so that its name alone can be asked."""
+    slots = [*preset["proposers"], preset["aggregator"]]
+    return all(json.dumps(slot).find('"model": null') < 0 for slot in slots)

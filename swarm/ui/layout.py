@@ -1,0 +1,208 @@
+"""The frame of every page: its title, the way to the others, light and dark, its width."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+from nicegui import ui
+
+NAVIGATION = {
+    "Runs": "/",
+    "Start": "/start",
+    "Models": "/models",
+    "Talk": "/talk",
+    "Compare": "/compare",
+}
+
+STYLE = """
+:root { --nicegui-default-padding: 1rem; --paper: #fcfcfb; --card: #ffffff; --ink: #1c2126;
+        --quiet: #5a636d; --line: #dfe3e7; }
+body.body--dark { --paper: #14171b; --card: #1c2126; --ink: #e6e9ec; --quiet: #a3acb6;
+                  --line: #343b43; }
+body.body--dark { --q-primary: #7fb2e5 !important; --q-negative: #ff9a90 !important; }
+.body--dark .bg-primary, .body--dark .bg-negative { color: #14171b !important; }
+body { background: var(--paper) !important; color: var(--ink); }
+.q-card, .q-table__container { background: var(--card) !important; }
+.q-card { border: 1px solid var(--line); box-shadow: none !important; }
+.frame-head { background: var(--card) !important; color: var(--ink) !important;
+              border-bottom: 1px solid var(--line); }
+.frame-head a { color: var(--ink); text-decoration: none; padding: .35rem .6rem;
+                border-radius: .35rem; }
+.frame-head a:hover { background: var(--line); }
+.frame-head a.here { font-weight: 600; box-shadow: inset 0 -2px 0 var(--q-primary); }
+.run-name { white-space: normal !important; overflow-wrap: anywhere; }
+@media (max-width: 599px) {
+  .q-table th.q-table--col-auto-width, .q-table td.q-table--col-auto-width { padding-right: 0; }
+  .q-table td.run-name { padding: .6rem .8rem .6rem 0; }
+}
+.quiet { color: var(--quiet); }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; }
+.log { white-space: pre-wrap; overflow-wrap: anywhere; font: .8rem/1.45 ui-monospace, monospace;
+       max-height: 22rem; overflow: auto; width: 100%; background: var(--paper);
+       border: 1px solid var(--line); border-radius: .35rem; padding: .6rem; }
+.ends { display: flex; flex-direction: column-reverse; }
+.nicegui-content { max-width: 75rem; margin: 0 auto; width: 100%; min-width: 0; }
+.nicegui-content > *, .q-card, .q-table__container { max-width: 100%; min-width: 0; }
+h1 { font-size: 1.5rem; line-height: 1.3; font-weight: 600; overflow-wrap: anywhere; margin: 0; }
+h2 { font-size: 1.1rem; line-height: 1.4; font-weight: 600; margin: 0; }
+"""
+
+RESTORE_THEME_JS = """() => {
+  const kept = localStorage.getItem('dark');
+  if (kept !== null) Quasar.Dark.set(kept === 'true');
+}"""
+TOGGLE_THEME_JS = """() => {
+  Quasar.Dark.toggle();
+  localStorage.setItem('dark', Quasar.Dark.isActive);
+}"""
+
+
+@contextmanager
+def page_frame(title: str, here: str | None = None) -> Iterator[None]:
+    """Draw what is around a page; what is drawn inside is the page.
+
+    Args:
+        title: Its heading, and what the window is called.
+        here: Which of `PAGES` it belongs to; the one of that title by default.
+    """
+    here = here or title
+    ui.page_title(f"{title} · model-swarms")
+    ui.colors(primary="#2f6fab")
+    ui.add_css(STYLE)
+    with ui.header().classes("frame-head items-center gap-1 px-4 py-2 no-wrap"):
+        ui.link("model-swarms", "/").classes("text-base font-semibold")
+        with ui.element("nav").classes("gt-xs flex items-center gap-1").props("aria-label=Pages"):
+            for name, path in NAVIGATION.items():
+                _draw_link(name, path, here)
+        ui.space()
+        ui.button(icon="contrast").props("flat round dense aria-label='Light or dark'").on(
+            "click", js_handler=TOGGLE_THEME_JS
+        )
+        with (
+            ui.button(icon="menu").props("flat round dense aria-label=Menu").classes("lt-sm"),
+            ui.menu(),
+        ):
+            for name, path in NAVIGATION.items():
+                ui.menu_item(name, lambda path=path: ui.navigate.to(path))
+    ui.run_javascript(f"({RESTORE_THEME_JS})()")
+    with ui.column().classes("w-full gap-4"):
+        ui.html(f"<h1>{escape(title)}</h1>", sanitize=False)
+        yield
+
+
+def _draw_link(name: str, path: str, here: str) -> None:
+    link = ui.link(name, path)
+    if name == here:
+        link.classes("here").props("aria-current=page")
+
+
+def draw_heading(text: str) -> None:
+    """The heading of a part of a page."""
+    ui.html(f"<h2>{escape(text)}</h2>", sanitize=False)
+
+
+# Parts of pages: facts in a row, and tables of text.
+
+
+def draw_facts(found: Iterable[tuple[str, str]]) -> None:
+    """Short facts, as what and how much."""
+    with ui.row().classes("w-full gap-x-8 gap-y-2"):
+        for what, much in found:
+            with ui.column().classes("gap-0"):
+                ui.label(what).classes("quiet text-sm")
+                ui.label(much).classes("text-base")
+
+
+def draw_plain_table(
+    header: Sequence[str], rows: Sequence[Sequence[Any]], align: str = "right"
+) -> ui.table:
+    """A table of text; on a telephone each row is a card of its own.
+
+    Args:
+        align: Of all columns but the first.
+    """
+    columns = [
+        {"name": f"c{n}", "label": title, "field": f"c{n}", "align": align if n else "left"}
+        for n, title in enumerate(header)
+    ]
+    found = [
+        {"key": n, **{f"c{m}": str(cell) for m, cell in enumerate(row)}}
+        for n, row in enumerate(rows)
+    ]
+    table = ui.table(columns=columns, rows=found, row_key="key").classes("w-full")
+    return table.props(
+        "flat bordered dense wrap-cells hide-pagination :rows-per-page-options=[0] "
+        ":grid=Quasar.Screen.lt.sm"
+    )
+
+
+# Sliders on a page, one an expert: the coefficients of a mixture by hand.
+
+MIN_COEFFICIENT, MAX_COEFFICIENT = -0.5, 1.5
+"""Of a slider at first; it grows where a coefficient lies beyond."""
+
+SLIDER_STYLE = """
+.mix-row { display: grid; grid-template-columns: minmax(5rem, 8rem) minmax(0, 1fr) 5.5rem;
+           gap: .75rem; align-items: center; width: 100%; }
+@media (max-width: 599px) {
+  .mix-row { grid-template-columns: minmax(0, 1fr) 5.5rem; gap: 0 1rem; }
+  .mix-row > :first-child { grid-column: 1 / -1; }
+}
+"""
+
+
+class CoefficientSliders:
+    """Draws a slider and a number for each expert where it is made.
+
+    Args:
+        names: Of the experts.
+
+    Attributes:
+        coefficients: As they are now, by expert; what was set by a program is not rounded.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.coefficients = dict.fromkeys(names, 0.0)
+        self._sliders: dict[str, ui.slider] = {}
+        self._numbers: dict[str, ui.number] = {}
+        for name in names:
+            self._draw_slider(name)
+        self._sum = ui.label().classes("quiet text-sm").props("role=status")
+        self.set_coefficients(dict.fromkeys(names, 1 / len(names)) if names else {})
+
+    def _draw_slider(self, name: str) -> None:
+        with ui.element("div").classes("mix-row"):
+            ui.label(name).classes("text")
+            slider = ui.slider(min=MIN_COEFFICIENT, max=MAX_COEFFICIENT, step=0.01, value=0)
+            slider.props(f'aria-label="coefficient of {name}"')
+            slider.on("update:model-value", lambda event: self._on_slider_moved(name, event.args))
+            number = ui.number(value=0, step=0.05, format="%.3f").props(
+                f'dense outlined aria-label="{name}"'
+            )
+            number.on("change", lambda event: self._on_number_typed(name))
+        self._sliders[name], self._numbers[name] = slider, number
+
+    def _on_slider_moved(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._set_coefficient(name, float(value), moved=True)
+
+    def _on_number_typed(self, name: str) -> None:
+        value = self._numbers[name].value
+        self._set_coefficient(name, 0.0 if value is None else float(value))
+
+    def _set_coefficient(self, name: str, value: float, moved: bool = False) -> None:
+        self.coefficients[name] = value
+        self._numbers[name].set_value(value)
+        slider = self._sliders[name]
+        if not moved:
+            slider.props(
+                f":min={min(MIN_COEFFICIENT, value):.2f} :max={max(MAX_COEFFICIENT, value):.2f}"
+            )
+            slider.set_value(value)
+        self._sum.set_text(f"sum {sum(self.coefficients.values()):.3f}")
+
+    def set_coefficients(self, coefficients: Mapping[str, float]) -> None:
+        """Put all where they are said to be; those that are not named to 0."""
+        for name in self.coefficients:
+            self._set_coefficient(name, float(coefficients.get(name, 0.0)))

@@ -1,0 +1,149 @@
+"""The page Compare: one question to several models, and the viewer of what models have answered."""
+
+import base64
+
+from nicegui import app, ui
+
+from swarm._util.terminal import escape_control_chars
+from swarm.errors import UserError
+from swarm.models.threaded import run_in_thread
+from swarm.ui import chat, compare_worker, expert_mixer
+from swarm.ui.compare_worker import VIEWER_PATH, CompareWorker, MountedViewers
+from swarm.ui.layout import draw_heading, page_frame
+from swarm.ui.state import AppState
+
+REFRESH_S = 0.3
+"""Seconds between two looks at how far an asking is."""
+
+
+def register_page(home: AppState) -> None:
+    """Define the page, and where its viewers are."""
+    viewers = MountedViewers()
+    app.mount(VIEWER_PATH, viewers)
+
+    @ui.page("/compare", response_timeout=60)
+    async def compare_page() -> None:
+        ui.add_css(chat.STYLE)
+        with page_frame("Compare"):
+            names = await run_in_thread(expert_mixer.list_model_names, home)
+            found = await run_in_thread(compare_worker.list_answer_files, home)
+            draw_heading("Ask several models the same")
+            _CompareForm(home, viewers, names)
+            draw_heading("Answers on this machine")
+            _draw_files(home, viewers, found)
+
+
+class _CompareForm:
+    """One question, so many samples of each model, and the plot of what came."""
+
+    def __init__(self, home: AppState, viewers: MountedViewers, names: list[str]) -> None:
+        self._home, self._viewers = home, viewers
+        with ui.card().classes("w-full gap-2"):
+            self._models = ui.select(
+                names,
+                label="Models, two or more",
+                value=[],
+                multiple=True,
+                with_input=True,
+                new_value_mode="add-unique",
+            )
+            self._models.props("use-chips outlined dense").classes("w-full")
+            self._question = ui.textarea("Question").props("autogrow outlined dense rows=1")
+            self._question.classes("w-full")
+            with ui.element("div").classes("chat-settings w-full"):
+                self._samples = ui.number("Samples of each", value=10, min=1, max=1000, precision=0)
+                self._temperature = ui.number("Temperature", value=1.0, min=0, step=0.1)
+                self._tokens = ui.number("New tokens at most", value=32, min=1, precision=0)
+            with ui.row().classes("items-center gap-2"):
+                self._button = ui.button("Compare", on_click=self._start_comparison)
+                self._button.props("unelevated no-caps")
+                self._stop = ui.button("Stop", on_click=self._stop_comparison).props(
+                    "outline no-caps"
+                )
+                self._spinner = ui.spinner(size="1.5em")
+                self._state = ui.label().classes("quiet text").props("role=status")
+            self._wrong = ui.label().classes("chat-wrong text").props("role=alert")
+            self._shown = ui.column().classes("w-full gap-2")
+        self._comparison: CompareWorker | None = None
+        self._refresh_state()
+        ui.timer(REFRESH_S, self._refresh_state)
+        ui.context.client.on_delete(self._stop_comparison)
+
+    async def _start_comparison(self) -> None:
+        samples = int(self._samples.value or 1)
+        temperature, tokens = self._temperature.value, int(self._tokens.value or 32)
+        question = self._question.value or ""
+        self._wrong.set_text("")
+        self._shown.clear()
+        try:
+            self._comparison = CompareWorker(
+                self._home,
+                list(self._models.value),
+                question,
+                samples,
+                1.0 if temperature is None else float(temperature),
+                tokens,
+            )
+            self._refresh_state()
+            df, picture, remarks = await run_in_thread(self._comparison.run)
+            url = await run_in_thread(self._viewers.open_viewer, df, "answers")
+        except UserError as error:
+            self._wrong.set_text(escape_control_chars(str(error)))
+            return
+        finally:
+            self._comparison = None
+        with self._shown:
+            encoded = base64.b64encode(picture).decode()
+            shares = f"alt='Shares of the answers of {len(self._models.value)} models, intervals'"
+            with ui.element("div").classes("w-full overflow-x-auto"):
+                drawn = ui.element("img").props(f"src=data:image/png;base64,{encoded} {shares}")
+                drawn.classes("rounded").style("width: 100%; min-width: 36rem; max-width: 52rem")
+            failed = int(df["error"].notna().sum())
+            told = f"{len(df)} answers" + (f", {failed} of them failed" if failed else "")
+            ui.label(f"{told}. Bars are shares, with 95 % intervals.").classes("quiet")
+            ui.label(escape_control_chars(remarks)).classes("quiet text-sm text")
+            ui.link("Read the answers", url)
+
+    def _stop_comparison(self) -> None:
+        if self._comparison:
+            self._comparison.stop()
+
+    def _refresh_state(self) -> None:
+        """How far the asking is."""
+        now = self._comparison
+        told = f"{now.came} of {now.wanted} answers" if now else ""
+        self._state.set_text(told)
+        for element in (self._spinner, self._stop):
+            element.set_visibility(now is not None)
+        self._button.set_enabled(now is None)
+
+
+def _draw_files(home: AppState, viewers: MountedViewers, found: list[str]) -> None:
+    """The files that are there, and a field for any other."""
+
+    async def show_file(path: str) -> None:
+        wrong.set_text("")
+        try:
+            file = compare_worker.resolve_file(home, path)
+            url = await run_in_thread(viewers.open_viewer, file, file.name)
+        except UserError as error:
+            wrong.set_text(escape_control_chars(str(error)))
+            return
+        ui.navigate.to(url)
+
+    with ui.card().classes("w-full gap-2"):
+        with ui.row().classes("items-center gap-2 w-full no-wrap"):
+            field = ui.input("File").props("dense outlined").classes("grow min-w-0")
+            ui.button("Open", on_click=lambda: show_file(field.value or "")).props(
+                "outline no-caps"
+            )
+        ui.label(f"A .jsonl, .csv or .parquet with a column answer, below {home.folder}.").classes(
+            "quiet text-sm text"
+        )
+        wrong = ui.label().classes("chat-wrong text").props("role=alert")
+        for path in found:
+            ui.button(path, on_click=lambda path=path: show_file(path)).props(
+                "flat dense no-caps align=left"
+            ).classes("text-left text")
+        if not found:
+            ui.label("python -m swarm.compare run has written none here yet.").classes("quiet")

@@ -1,0 +1,161 @@
+"""What the page of a run shows, read from its folder; no widgets here."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.report.document import TableBlock
+from swarm.report.pareto_front import front_table
+from swarm.report.sections import headline_figures, start_end_section, summarize_verdict
+from swarm.report.test_comparison import TestComparison
+from swarm.runs.describe import describe_position, list_caveats
+from swarm.runs.lock import load_command, running_info
+from swarm.runs.manifest import state_stamp
+from swarm.runs.run_reader import RunFolder
+from swarm.stats.format import format_duration, format_number
+from swarm.ui import charts
+from swarm.ui.launcher import format_command, output_path, read_failure, read_tail
+from swarm.ui.run_index import UNREADABLE_ERRORS, RunSummary, describe_progress
+from swarm.ui.state import AppState
+
+
+@dataclass
+class RunSeries:
+    """What a run came to so far; it changes with its state alone.
+
+    Attributes:
+        why_not: Why there is nothing yet; empty where there is.
+        kind: "better", "worse", "unclear" or "open".
+        told: Sentences.
+        figures: Short facts, as what and how much.
+        front, points: Of a task of several parts, the front as a chart and as a table.
+    """
+
+    why_not: str = ""
+    kind: str = "open"
+    verdict: str = ""
+    told: list[str] = field(default_factory=list)
+    figures: list[tuple[str, str]] = field(default_factory=list)
+    models: TableBlock | None = None
+    domains: list[TableBlock] = field(default_factory=list)
+    particles: dict[str, Any] = field(default_factory=dict)
+    coefficients: dict[str, Any] = field(default_factory=dict)
+    front: dict[str, Any] = field(default_factory=dict)
+    points: TableBlock | None = None
+
+
+@dataclass
+class RunSnapshot:
+    """A run at one moment.
+
+    Attributes:
+        line: `None` where there is no state yet.
+        beginning: A process was started for it that does not hold the folder yet.
+        note: Of the search at work (`swarm.runs.lock.running_info`).
+        stamp: Changes with the run's state.
+        said: The end of its log, and what the search that the page started has said.
+        error: What that ended with.
+        command: As a person types it; empty where the folder does not keep it.
+    """
+
+    line: RunSummary | None
+    beginning: bool
+    note: dict[str, Any] | None
+    stamp: tuple[int, int]
+    said: str
+    error: str
+    command: str
+
+
+def take_snapshot(home: AppState, name: str) -> RunSnapshot:
+    """Look at a run.
+
+    Raises:
+        UserError: The name is no folder's name.
+    """
+    path = home.run_path(name)
+    stamp = state_stamp(path) or (0, 0)
+    kept, line = load_command(path), home.run_index.get_run(name)
+    error = (
+        "" if line and line.state != "failed" else read_failure(output_path(path), stamp[0] / 1e9)
+    )
+    log, told = read_tail(path / "log.txt", 6_000), read_tail(output_path(path), 6_000)
+    return RunSnapshot(
+        line=line,
+        beginning=home.launcher.is_starting(path),
+        note=running_info(path),
+        stamp=stamp,
+        said=told if error or not log else log,
+        error=error,
+        command=format_command(kept["arguments"]) if kept else "",
+    )
+
+
+def load_run_series(path: Path) -> RunSeries:
+    """What a run came to so far."""
+    try:
+        return _build_run_series(RunFolder(path))
+    except UserError as error:
+        return RunSeries(why_not=str(error).removeprefix(f"{path}: "))
+    except UNREADABLE_ERRORS as error:
+        return RunSeries(why_not=describe_unreadable(error))
+
+
+def describe_unreadable(error: Exception) -> str:
+    """That a run's files are not what a search writes, as a person reads it."""
+    said = f"{type(error).__name__}: {error}"
+    return f"the files of this run are not as a search writes them ({said:.200})"
+
+
+def _build_run_series(run: RunFolder) -> RunSeries:
+    models = TestComparison(run)
+    kind, short, told = summarize_verdict(models)
+    # Whether it runs is told beside its name: a report cannot know, and says so of a stopped one.
+    short = short if run.finished else "Not over yet"
+    also = [words for words in list_caveats(run.metrics) if words not in told]
+    position = run.positions[models.places["ending"]]
+    best = f"Best found: {describe_position(run.experts, position, run.groups)}."
+    table, *more = (
+        block for block in start_end_section(models).blocks if isinstance(block, TableBlock)
+    )
+    return RunSeries(
+        kind=kind,
+        verdict=short,
+        told=[told, best, *also],
+        figures=headline_figures(models),
+        models=table,
+        domains=more,
+        particles=charts.particle_chart(run),
+        coefficients=charts.coefficient_chart(run),
+        **_front_fields(run),
+    )
+
+
+def _front_fields(run: RunFolder) -> dict[str, Any]:
+    """The picture and the table of the front, where the task has parts."""
+    found = run.front
+    if found is None or len(found.names) < 2:
+        return {}
+    return {"front": charts.front_chart(run, found), "points": front_table(run, found)}
+
+
+def format_progress(note: dict[str, Any]) -> tuple[str, float]:
+    """How far a search at work is, in words and as a share of its iterations."""
+    told = [describe_progress(note)]
+    if isinstance(speed := note.get("prompts_per_second"), int | float):
+        told.append(f"{speed:.3g} prompts/s")
+    if isinstance(left := note.get("seconds_left"), int | float):
+        told.append(f"at most {format_duration(left)} left")
+    if isinstance(best := note.get("best"), int | float):
+        told.append(f"best {format_number(best)}")
+    done, total = note.get("done") or 0, note.get("total") or 0
+    within = done / total if total else 0.0
+    return ", ".join(told), _progress_share(note.get("iteration"), note.get("most"), within)
+
+
+def _progress_share(iteration: Any, most: Any, within: float) -> float:
+    """Of the start and all iterations that may come."""
+    if not isinstance(iteration, int) or not isinstance(most, int):
+        return 0.0
+    return max(0.0, min(1.0, (iteration + within) / (most + 1)))

@@ -1,0 +1,129 @@
+"""A search as a form has it: what may be chosen, and the arguments that it comes to."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+
+from swarm._util.files import conf_folder
+from swarm.errors import UserError
+from swarm.ui.state import AppState
+
+CONFIG_GROUPS = ("task", "optimizer", "pool", "model", "engine", "tracker")
+"""Groups that have a field of their own."""
+
+NUMBER_FIELDS = {
+    "optimizer.max_iterations": "Iterations",
+    "optimizer.particles": "Particles",
+    "seed": "Seed",
+    "budget": "Budget, dev prompts",
+    "task.dev_limit": "Dev items",
+    "task.test_limit": "Test items",
+}
+"""Keys with a field of their own, and what it is called."""
+
+RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
+"""Keys that no free line may set."""
+
+OVERRIDE_LINE = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
+
+
+def group_options(group: str) -> dict[str, str]:
+    """The options of a group, and what each is: the first comment of its file."""
+    return {
+        path.stem: _first_comment(path.read_text(encoding="utf-8"))
+        for path in sorted((conf_folder() / group).glob("*.yaml"))
+    }
+
+
+def _first_comment(text: str) -> str:
+    first = text.split("\n", 1)[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+@cache
+def default_options() -> dict[str, str]:
+    """The option of each group that a search takes where none is named."""
+    import yaml
+
+    tree = yaml.safe_load((conf_folder() / "search.yaml").read_text(encoding="utf-8"))
+    named = [one for one in tree["defaults"] if isinstance(one, dict)]
+    return {group: str(option) for one in named for group, option in one.items()}
+
+
+def default_run_name(task: str) -> str:
+    """A name that is free, as the command line makes it."""
+    return f"{task}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+
+
+def initial_form(home: AppState) -> tuple[dict[str, str], str]:
+    """How the form begins: an option a group, and lines for what the page was started with."""
+    chosen = {group: default_options()[group] for group in CONFIG_GROUPS}
+    lines = []
+    if home.pool != "initial_experts":
+        lines.append(f"pool.folder={home.pool}")
+    if home.base in group_options("model"):
+        chosen["model"] = home.base or ""
+    elif home.base:
+        chosen["model"] = "local"
+        lines.append(f"model.path={home.base}")
+    if home.device and home.device.startswith("cuda"):
+        lines.append(f"gpus=[{home.device.partition(':')[2] or 0}]")
+    return chosen, "\n".join(lines)
+
+
+def build_arguments(
+    home: AppState, name: str, chosen: Mapping[str, str], numbers: Mapping[str, str], lines: str
+) -> list[str]:
+    """The arguments of `python -m swarm.search`.
+
+    Args:
+        name: The run's.
+        chosen: An option a group; of those that are the default, all but the task are left out.
+        numbers: As they are typed; empty ones are left out.
+        lines: Further `key=value`, one a line.
+
+    Raises:
+        UserError: A field or a line is not as it has to be.
+    """
+    name = name.strip()
+    run = home.run_path(name)
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise UserError(f"Name: {name!r:.80} may have letters, digits, and . _ + - only")
+    if run.exists():
+        raise UserError(
+            f"Name: there is a run {name} already; open it to go on with it, or choose another name"
+        )
+    said = [
+        f"{group}={option}"
+        for group, option in chosen.items()
+        if group == "task" or option != default_options().get(group)
+    ]
+    for key, typed in numbers.items():
+        text = typed.strip()
+        if text and not re.fullmatch(r"\d{1,12}", text):
+            raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is no whole number")
+        if text:
+            said.append(f"{key}={int(text)}")
+    return [*said, *_parse_lines(lines), f"name={name}"]
+
+
+def _parse_lines(lines: str) -> Sequence[str]:
+    """The lines that are set.
+
+    Raises:
+        UserError: One of them is no key=value, or its key has a field.
+    """
+    found = []
+    for number, line in enumerate(lines.split("\n"), 1):
+        if not (text := line.strip()):
+            continue
+        parts = OVERRIDE_LINE.fullmatch(text)
+        if not parts or (parts[3] is None and parts[1] != "~"):
+            raise UserError(f"Further keys, line {number}: {text!r:.60} is no key=value")
+        key = parts[2]
+        if key in RESERVED_KEYS or key.startswith("hydra"):
+            has = "has a field above" if key in (*CONFIG_GROUPS, "name") else "cannot be set here"
+            raise UserError(f"Further keys, line {number}: {key} {has}")
+        found.append(text)
+    return found

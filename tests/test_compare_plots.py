@@ -27,10 +27,7 @@ from swarm.compare.plots import (  # noqa: E402
     rating_violins,
 )
 from swarm.compare.plots.style import COLOURS, HATCHES, assign_fill_styles, text_colour_on  # noqa: E402
-from swarm.errors import (
-    InvalidArgument,
-    UserError,
-)
+from swarm.errors import InvalidArgument, UserError  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

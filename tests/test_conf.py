@@ -120,7 +120,6 @@ WRONG = [
     (["pool.folder=nowhere"], 1, ["nowhere"]),
     (["model.path=nowhere/at/all"], 1, ["nowhere/at/all"]),
     (["model.path=null"], 1, ["model.path"]),
-    (["model.name=some/other-base"], 1, ["some/other-base"]),
     (["name=a/b"], 1, ["name"]),
     (["seed=-1"], 1, ["seed"]),
     (["job.items=0"], 1, ["job.items"]),

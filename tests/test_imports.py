@@ -10,7 +10,7 @@ import pytest
 import searches
 
 PACKAGE = searches.ROOT / "swarm"
-EVERYWHERE = {"errors", "places", "printing", "_version"}
+EVERYWHERE = {"errors", "_version"}
 
 
 def table() -> dict[str, set[str]]:

@@ -232,7 +232,8 @@ def _format_domains(voice: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, one in domains.items():
         low, high = one["interval"]
-        told = f"  {shorten_text(name)}: {one['utility']:.3f} [{low:.3f}, {high:.3f}], n = {one['items']}"
+        line = f"  {shorten_text(name)}: {one['utility']:.3f} [{low:.3f}, {high:.3f}], "
+        told = f"{line}n = {one['items']}"
         if "commonest" in one:
             told += f"; answers: {format_most_common_answer(one, bool(warned & {name, None}))}"
         lines.append(told)

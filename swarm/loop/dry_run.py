@@ -275,7 +275,7 @@ def resolve_plan(
     """The search with the plan that the engine would follow, and why."""
     engine = run.engine
     plan, why = (
-        getattr(engine, "plan", "choose_executor"),
+        getattr(engine, "plan", "auto"),
         getattr(engine, "why", "as engine.plan says"),
     )
     if plan == "auto":

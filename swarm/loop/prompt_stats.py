@@ -264,7 +264,10 @@ def count_prompt_tokens(task: Task, tokenizer: Any) -> PromptStats:
         r.prompt if isinstance(r.prompt, str) else "".join(turn.content for turn in r.prompt)
         for r in each
     )
-    how = f"estimated at {CHARACTERS_PER_TOKEN} characters a token, as the base is not on this disk{empty}"
+    how = (
+        f"estimated at {CHARACTERS_PER_TOKEN} characters a token, as the base is not on this disk"
+        f"{empty}"
+    )
     return PromptStats([-(-len(text) // CHARACTERS_PER_TOKEN) for text in texts], new, how)
 
 

@@ -193,7 +193,8 @@ def format_models(mixture: MixtureOfAgents) -> Iterable[str]:
     for slot in mixture.proposers if rounds else ():
         yield f"{layers}: {_format_agent_count(slot)}{_format_agent_settings(slot)}"
     last, fallback = mixture.aggregator, mixture.fallback
-    yield f"layer {mixture.layers}: {last.name} {STRATEGY_PHRASES[mixture.strategy]}{_format_agent_settings(last)}"
+    settings = _format_agent_settings(last)
+    yield f"layer {mixture.layers}: {last.name} {STRATEGY_PHRASES[mixture.strategy]}{settings}"
     if fallback:
         yield f"if that fails: {fallback.name}{_format_agent_settings(fallback)}"
     yield f"{mixture.calls} calls a question; quorum {mixture.quorum}, prompt {mixture.prompt.form}"

@@ -329,7 +329,8 @@ def _render_sparkline(values: Sequence[float]) -> str:
         y = 17 - (value - low) * tall if high > low else 10.0
         line += f"{pen}{3 + place * wide:.1f} {y:.1f}"
         pen = "L"
-    told = f"from {format_number(known[0])} to {format_number(known[-1])}, highest {format_number(high)}"
+    first, last = format_number(known[0]), format_number(known[-1])
+    told = f"from {first} to {last}, highest {format_number(high)}"
     return (
         f'<svg class="spark" viewBox="0 0 90 20" role="img" aria-label="{told}">'
         f'<path class="line" d="{line}"/></svg>'

@@ -282,7 +282,8 @@ def load_questions(models: TestComparison, split: str) -> tuple[dict[str, Any], 
     except (UserError, KeyError, TypeError) as error:
         return (
             {},
-            f"{MISSING_QUESTIONS}{error if isinstance(error, UserError) else 'no data file is named'}",
+            MISSING_QUESTIONS
+            + (str(error) if isinstance(error, UserError) else "no data file is named"),
         )
     if short_digest(found) != (asked if split == "test" else run.identity.get("task items")):
         return {}, f"{MISSING_QUESTIONS}what the data file has now is not what was asked"

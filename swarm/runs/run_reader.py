@@ -188,7 +188,8 @@ def _describe_folder(folder: Path) -> str:
     if runs := _find_runs(folder):
         kind = "is a comparison" if (folder / "methods.json").is_file() else "holds no search"
         more = ", ..." * (len(runs) > MAX_RUNS_SHOWN)
-        return f"{kind}: its runs are {', '.join(map(str, runs[:MAX_RUNS_SHOWN]))}{more}; name one of them"
+        names = ", ".join(map(str, runs[:MAX_RUNS_SHOWN]))
+        return f"{kind}: its runs are {names}{more}; name one of them"
     if (folder / "state.json").is_file():
         return (
             "has a state.json that is not the state of a search, or is damaged; name another folder"

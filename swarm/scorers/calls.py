@@ -371,7 +371,7 @@ class Link:
                 return self.encode(value.item())
             if type(value) is numpy.ndarray and value.dtype.kind in "biufcUS":
                 return ["array", [value.dtype.str, list(value.shape), self.encode(value.tolist())]]
-        if isinstance(value, tuple) and hasattr(value, "_template_fields"):
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
             fields = [str(one) for one in value._fields]
             return ["named", [type(value).__name__, fields, [self.encode(one) for one in value]]]
         if self.guarded and (place := importable(value)):

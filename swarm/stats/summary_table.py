@@ -172,7 +172,8 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
         return f"{head}: nothing is asked"
     if count == 1:
         half = NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2) / math.sqrt(4 * sizes[0])
-        return f"{head}: shares will be known to within {_round_up(half)} (95 %, {_describe_assumption(groups)})"
+        assumption = _describe_assumption(groups)
+        return f"{head}: shares will be known to within {_round_up(half)} (95 %, {assumption})"
     comparisons = math.comb(count, 2)
     least = smallest_difference(sizes[0], sizes[1], comparisons)
     told = (
@@ -180,7 +181,10 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
     )
     if least >= 1:
         return f"{head}: too few answers to show a difference of shares ({told})"
-    return f"{head}: differences of shares from {_round_up(least)} up will be seen in 4 of 5 runs ({told})"
+    return (
+        f"{head}: differences of shares from {_round_up(least)} up will be seen in 4 of 5 runs "
+        f"({told})"
+    )
 
 
 def smallest_difference(first: int, second: int, comparisons: int = 1) -> float:

@@ -180,7 +180,8 @@ def _describe_conclusions(summary: Mapping[str, Any]) -> list[str]:
         warnings.insert(0, f"Its test value by domain: {told}.")
     if constant := best.get("constant_answers"):
         utility = constant["by_domain"]["test"]["utility"]
-        said = f"The best constant answer ({describe_constant_answers(constant)}) has {utility:.3f} on test."
+        answers = describe_constant_answers(constant)
+        said = f"The best constant answer ({answers}) has {utility:.3f} on test."
         warnings.insert(0, said)
     return [
         *lines,

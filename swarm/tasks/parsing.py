@@ -22,7 +22,7 @@ NUMBER = re.compile(
     rf"""(?:(?<![\w)])[-−])?[$€£]?[-−]?     # a sign, unless it is a minus between two terms
     (?<![\w.])                             # not the tail of a name or of another number
     (?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])   # 1,234
-      |(?<![0-9]{DIGIT_GAP})[1-9][0-9]{{0,2}}(?:{DIGIT_GAP}[0-9]{{3}})+(?!{DIGIT_GAP}?[0-9])  # 1 234, no list 1 2 345
+      |(?<![0-9]{DIGIT_GAP})[1-9][0-9]{{0,2}}(?:{DIGIT_GAP}[0-9]{{3}})+(?!{DIGIT_GAP}?[0-9]) # 1 234
       |[0-9]+)?
     (?:(?<=[0-9])(?:\.[0-9]+)?|\.[0-9]+)   # 18, 18.50, .5
     (?:e[-+]?[0-9]{{1,2}}(?![0-9]))?        # 6.02e23
@@ -314,7 +314,10 @@ FILLER_WORDS = (
     r"(?i:is|be|are|was|to|of|for|the|this|that|question|would|should|must|will|can|only|option|"
     r"choice|letter|correct|answer|text|most|likely|best|probably|definitely|therefore|thus|given)"
 )
-LETTER_MARK = rf"(?i:\b(?:answer|boxed|correct\s+(?:option|choice|letter)))\b[\W_]*(?:{FILLER_WORDS}\b[\W_]*)*"
+LETTER_MARK = (
+    r"(?i:\b(?:answer|boxed|correct\s+(?:option|choice|letter)))\b[\W_]*"
+    rf"(?:{FILLER_WORDS}\b[\W_]*)*"
+)
 LETTER_OPENING = r"\A[\W_]*"
 # Words that often begin a sentence that does not pick the choice of that name ("no opinion").
 BARE_WORDS = {"yes", "no", "true", "false", "not", "none", "all", "both", "neither"}

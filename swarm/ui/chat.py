@@ -102,7 +102,8 @@ class AnswerCard:
         tokens = f"{account.prompt_tokens} + {account.new_tokens} tokens"
         kept = f", {account.cached} from the cache" if account.cached else ""
         empty = "" if stages.final.text.strip() else "an empty answer; "
-        return f"{empty}{stages.final.seconds:.1f} s, {tokens}{kept}{_format_cost(asking.turn.answers)}"
+        cost = _format_cost(asking.turn.answers)
+        return f"{empty}{stages.final.seconds:.1f} s, {tokens}{kept}{cost}"
 
 
 def _draw_call(count: int, answer: AgentAnswer) -> None:

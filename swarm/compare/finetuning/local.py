@@ -309,7 +309,10 @@ class LocalJobs:
             return self.start_worker(
                 job
             ), f"… {suffix}: its process was killed; goes on after {step}"
-        words = f"its process was killed {MAX_STARTS} times, the last time at {step}{self._log_tail(job)}"
+        words = (
+            f"its process was killed {MAX_STARTS} times, the last time at {step}"
+            f"{self._log_tail(job)}"
+        )
         return self.store.update_row("jobs", job["id"], state="failed", error=words), (
             f"✗ {suffix}: failed: {words}"
         )

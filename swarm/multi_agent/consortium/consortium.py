@@ -335,7 +335,8 @@ def format_event(consortium: "Consortium", event: Any) -> str:
         who = f"iteration {event.layer}, {event.role} {event.name}{sample}"
         if event.error or event.completion is None:
             return f"{who}: {event.error}"
-        return f"{who}: {event.completion.seconds:.1f} s, {_format_token_count(event.completion.new_tokens)}"
+        tokens = _format_token_count(event.completion.new_tokens)
+        return f"{who}: {event.completion.seconds:.1f} s, {tokens}"
     if isinstance(event, Iteration):
         sure = event.verdict.confidence
         words = "unknown" if sure is None else f"{sure:.3g}"

@@ -1,3 +1,1 @@
 """A folder of LoRA experts of one base model, as the basis of the search space."""
-
-from swarm.pool.pool import Pool as Pool

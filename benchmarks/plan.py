@@ -19,7 +19,7 @@ from swarm.loop.cost_model import (
     SearchWorkload,
     read_model_shape,
 )
-from swarm.loop.dry_run import automatic, format_amount, format_duration
+from swarm.loop.dry_run import choose_auto_plan, format_amount, format_duration
 
 
 def config(kind: str, *sizes: int, tied: bool = False) -> dict[str, object]:
@@ -97,7 +97,7 @@ def search(model: ModelShape, asked: argparse.Namespace, device: DeviceSpec) -> 
         job_items=min(asked.job_items, asked.items),
         max_tokens=asked.max_tokens,
     )
-    return replace(made, plan=automatic(made, model, device, True)[0])
+    return replace(made, plan=choose_auto_plan(made, model, device, True)[0])
 
 
 def rows(name: str, model: ModelShape, asked: argparse.Namespace) -> Iterator[tuple[str, ...]]:

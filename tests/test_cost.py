@@ -259,7 +259,6 @@ def other_base(folder: Path, tiny_llama: Path) -> Path:
         ("optimizer.particles=3", 1),
         ("pool.folder=nowhere", 1),
         ("model.path=nowhere/at/all", 1),
-        ("model.name=some/other-base", 1),
         ("gpus=99", 1),
         ("tracker=sometimes", 2),
         ("model.path={other}", 1),

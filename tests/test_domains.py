@@ -22,10 +22,10 @@ from swarm.finetune.run import scores_table
 from swarm.report.build import build_report, write_report
 from swarm.runs.describe import (
     compare_with_baselines,
+    conclude_test,
     domain_table,
     format_one_answer_warnings,
     list_caveats,
-    test_conclusion,
 )
 from swarm.runs.manifest import encode_state
 from swarm.runs.run_reader import RunFolder
@@ -259,7 +259,7 @@ def test_a_search_whose_best_gives_one_answer_says_so(
     assert constants["gain"] == pytest.approx(
         metrics["ending_best_single_test_accuracy"] - constants["by_domain"]["test"]["utility"]
     )
-    assert "The best constant answer of each domain" in test_conclusion(metrics)
+    assert "The best constant answer of each domain" in conclude_test(metrics)
     header, rows = domain_table(metrics, "test") or ([], [])
     assert header[0] == "domain of test" and [row[0] for row in rows] == ["doors", "paths"]
     assert all(row[-1] == f'"{answer}": 100 % (!)' for row in rows)

@@ -15,11 +15,11 @@ from swarm._util.files import read_gzip_json
 from swarm.errors import UserError
 from swarm.loop.evaluator import split_dev_holdout
 from swarm.runs.describe import (
+    conclude_test,
     describe_difference,
     describe_position,
     list_caveats,
     position_label,
-    test_conclusion,
 )
 from swarm.runs.score_cache import ScoreCache
 from swarm.stats.tests import interval_over_seeds
@@ -253,7 +253,7 @@ def test_nothing_found_is_said() -> None:
         "starting_best_validation_utility": 0.4,
         "test_gain": 0.0,
     }
-    assert "found nothing better" in test_conclusion(metrics)
+    assert "found nothing better" in conclude_test(metrics)
     assert list_caveats({}) == []
 
 

@@ -29,7 +29,7 @@ from swarm.loop.live_view import (
     render_progress,
     scoring_cost_line,
 )
-from swarm.runs.describe import describe_position, test_conclusion
+from swarm.runs.describe import conclude_test, describe_position
 from swarm.runs.run_folder import RunRecord
 from swarm.tasks.base import Score
 
@@ -283,4 +283,4 @@ def test_the_conclusion_claims_no_more_than_was_measured(
         "starting_best_validation_utility": 0.5,
         "ending_best_validation_utility": dev,
     }
-    assert words in test_conclusion(metrics) and f"p = {p:.3g}" in test_conclusion(metrics)
+    assert words in conclude_test(metrics) and f"p = {p:.3g}" in conclude_test(metrics)

@@ -20,7 +20,7 @@ from swarm.export.source import ExportSource, read_source
 from swarm.finetune.run import domain_lines, format_metrics, scores_table
 from swarm.finetune.trainer import FRESH_LABEL
 from swarm.pool.synthetic_rows import EliteExperts
-from swarm.runs.describe import describe_position, list_caveats, test_conclusion
+from swarm.runs.describe import conclude_test, describe_position, list_caveats
 from swarm.stats.format import format_table
 
 # The command line that makes a configuration again, by comparing it with what ships.
@@ -485,7 +485,7 @@ def describe_metrics(metrics: dict[str, Any]) -> list[str]:
         "Brackets: 95 % intervals. The dev number of the best found is the highest of many "
         "and flatters it; test was never searched on."
     ]
-    told = [test_conclusion(metrics)] if "test_gain" in metrics else ["It was not tested."]
+    told = [conclude_test(metrics)] if "test_gain" in metrics else ["It was not tested."]
     if "test_gain" in metrics and not (
         metrics["test_gain"] > 0 and metrics["test_gain_p_value"] < 0.05
     ):

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from swarm.executors import JobResult
 from swarm.runs.describe import (
+    conclude_test,
     describe_constant_answers,
     describe_position,
     domain_table,
     list_caveats,
-    test_conclusion,
 )
 from swarm.stats.format import format_duration
 
@@ -371,7 +371,7 @@ def summary_lines(
         *front_lines(metrics),
         *([scoring_cost_line(metrics["spent"])] if "spent" in metrics else []),
         *list_caveats(metrics),
-        *([test_conclusion(metrics)] if "test_gain" in metrics else []),
+        *([conclude_test(metrics)] if "test_gain" in metrics else []),
         "best found = " + (f"{name}: {words}" if name else words),
     ]
 

@@ -40,6 +40,7 @@ def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | Non
     """
     name = name_of(base)
     known = [adapter for adapter in adapters if adapter.base_model]
+    expected = name or next((adapter.base_model for adapter in known), None)
     if base is not None and not isinstance(base, str):
         odd = [
             one
@@ -48,7 +49,6 @@ def check_base_models(adapters: Sequence[Adapter], base: "str | NamedModel | Non
         ]
         same = {path for path in {one.base_model or "" for one in odd} if base.is_at(path)}
         known = [adapter for adapter in known if adapter.base_model not in same]
-    expected = name or next((adapter.base_model for adapter in known), None)
     for adapter in known:
         if _short_name(adapter.base_model or "") != _short_name(expected or ""):
             where = "the model asked for is" if name else f"{known[0].folder} belongs to"

@@ -26,16 +26,16 @@ from swarm.report.test_comparison import (
     TestComparison,
     answer_values,
     is_binary,
-    test_name,
+    name_test,
 )
 from swarm.runs.describe import (
     compare_with_baselines,
+    conclude_test,
     describe_constant_answers,
     describe_position,
     domain_table,
     list_caveats,
     one_answer_warnings,
-    test_conclusion,
 )
 from swarm.runs.manifest import verify_run_file
 from swarm.runs.run_reader import RunFolder
@@ -81,7 +81,7 @@ def summarize_verdict(models: TestComparison) -> tuple[str, str, str]:
         return "open", "Not tested", f"On the {end.items} dev items, {flatters}, {rise}."
     items = format_count(found["ending_best_single_test_items"])
     told = " ".join(
-        [test_conclusion(found), *compare_with_baselines(found), *one_answer_warnings(found)]
+        [conclude_test(found), *compare_with_baselines(found), *one_answer_warnings(found)]
     )
     if end.utility > start.utility and _is_zero_width(found["test_gain_interval"]):
         told = f"No item differs: each of the {items} test items is worth the same to both."
@@ -336,7 +336,7 @@ def _describe_method(models: TestComparison) -> list[str]:
     found, answers = models.metrics, models.paired_answers()
     told = []
     if answers and answers[0] == "test":
-        told.append(f"The paired test on test is {test_name(*answers[1:])}.")
+        told.append(f"The paired test on test is {name_test(*answers[1:])}.")
     told.append(
         "Intervals of right-or-wrong answers are Wilson's, those of other utilities are "
         "bootstrapped over items, and that of a difference inverts its test; they cover the draw "

@@ -160,7 +160,7 @@ def is_binary(rows: Rows) -> bool:
     return bool(np.isin(answer_values(rows), (0.0, 1.0)).all())
 
 
-def test_name(before: Rows, after: Rows) -> str:
+def name_test(before: Rows, after: Rows) -> str:
     """Which test the search makes of a difference between these answers."""
     if after[0].get("part"):
         return "bootstrap over items, within each part"

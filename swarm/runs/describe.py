@@ -45,7 +45,7 @@ def _describe_coefficients(experts: Sequence[str], row: np.ndarray) -> str:
     return words or "nothing of any expert"
 
 
-def test_conclusion(metrics: dict[str, Any]) -> str:
+def conclude_test(metrics: dict[str, Any]) -> str:
     """What may be said of the test result, in one sentence.
 
     Args:

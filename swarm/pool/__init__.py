@@ -1,3 +1,3 @@
-"""A folder of LoRA experts of one base model, as the basis of the search space."""
+"""Pool of LoRA experts of one base model, the basis of the search space."""
 
 from swarm.pool.pool import Pool as Pool

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from swarm.registry.registry import Roster as Roster
 
 PUBLIC_NAMES = {
-    "Pool": "swarm.pool",
+    "Pool": "swarm.pool.pool",
     "Result": "swarm.api.result",
-    "Roster": "swarm.registry",
+    "Roster": "swarm.registry.registry",
     "UserError": "swarm.errors",
     "evaluate": "swarm.api.evaluate",
     "open_run": "swarm.api.result",

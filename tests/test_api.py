@@ -71,7 +71,7 @@ def found(home: Path, tiny_llama: Path, tiny_pool: Path) -> Result:
 def test_the_functions_win_and_the_modules_are_there() -> None:
     for name in ("search", "evaluate"):
         module = importlib.import_module(f"swarm.{name}")
-        assert module.build and module.__name__ == f"swarm.{name}"
+        assert module.main and module.__name__ == f"swarm.{name}"
         assert getattr(swarm, name).__module__.startswith("swarm.api.")
     assert set(swarm.__all__) <= set(dir(swarm)) | {*swarm.PUBLIC_NAMES}
     with pytest.raises(AttributeError, match="nothing"):

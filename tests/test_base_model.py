@@ -241,7 +241,7 @@ def test_code_comes_from_the_hub_only_when_asked_for(
     files = {path.name: path.read_bytes() for path in tiny_llama.iterdir()}
     script = (
         "from swarm.engine.base_model import BaseModel; "
-        f"print(Base('owner/coded', trust_remote_code={trust}).resolve())"
+        f"print(BaseModel('owner/coded', trust_remote_code={trust}).resolve())"
     )
     with serving(hub({"owner/coded": files | {"modeling.py": b"1/0"}}, [])) as address:
         done = subprocess.run(

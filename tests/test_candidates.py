@@ -283,7 +283,7 @@ def test_votes_weigh_by_dev_utility_asked_or_recorded(
     asked, recorded = made(), made(run=str(run.path))
     found = [score_candidate(one, task, "test") for one in (asked, recorded)]
     utilities = run.utilities[0, :4].tolist()
-    assert asked.compute_weights == recorded.compute_weights == utilities
+    assert asked.weights == recorded.weights == utilities
     assert found[0].scores == found[1].scores
     assert [one.prompts for one in found] == [4 * (16 + 12), 4 * 16]
     # Dev was asked for once and for all.
@@ -512,7 +512,7 @@ def test_mistakes_are_named(
         ),
         (
             lambda: VotingCandidate(SingleExpertsCandidate(base, pool(), engine), weights=[1.0]),
-            ["candidate.compute_weights", "4"],
+            ["candidate.weights", "4"],
         ),
         (lambda: PackLLM(base, pool(), temperature=0), ["candidate.temperature"]),
         (lambda: PackLLM(base, pool(), ["amber"]), ["two experts"]),

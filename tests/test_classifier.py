@@ -211,7 +211,7 @@ def test_the_task_with_a_classifier(binary: Path, tmp_path: Path) -> None:
     task.check()
     task.open("cpu")
     dev = task.items("dev")
-    request = next(task.play(dev))[0]
+    request = next(task.run(dev))[0]
     assert (request.prompt, request.max_new_tokens, request.choices) == ("once upon 0", 20, ())
     clean, toxic, silent = (played(task, dev, Saying([text])) for text in (CLEAN, TOXIC, ""))
     assert task.utility(clean) > 0.9 > 0.5 == task.utility(silent) > 0.1 > task.utility(toxic)

@@ -188,7 +188,7 @@ def test_an_interrupt_leaves_what_was_judged_listed() -> None:
         with pytest.raises(StopIteration):
             script.send([Completion("fine")])
         raise KeyboardInterrupt
-    assert load_judged_pairs(judge.key) == [("", "said")]
+    assert load_judged_pairs(judge.cache_key) == [("", "said")]
 
 
 def test_answers_stream_into_their_judges() -> None:
@@ -276,12 +276,12 @@ def test_judgements_are_forgotten_where_that_is_wanted() -> None:
         assert len(server.asked) == 12
 
 
-def test_two_processes_lose_nothing_of_what_they_write_down(settings: Any) -> None:
+def test_two_processes_lose_nothing_of_what_they_record_judged_pairs(settings: Any) -> None:
     code = (
         "import sys\nfrom swarm.compare import Config\n"
         "from swarm.compare.judge_cache import record_judged_pairs\n"
         "Config.cache_dir = sys.argv[1]\n"
-        "for n in range(100): write_down('j', [('q', f'{sys.argv[2]}{n}')])"
+        "for n in range(100): record_judged_pairs('j', [('q', f'{sys.argv[2]}{n}')])"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(settings), name]) for name in "ab"]
     assert [one.wait(60) for one in running] == [0, 0]

@@ -18,6 +18,7 @@ from deliberations import (
 )
 from talking import Speaker, slot, speaker, whole
 
+from swarm.consortium import create_consortium
 from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request, stream
 from swarm.models.trace import Trace
@@ -25,7 +26,7 @@ from swarm.multi_agent.collaboration import stream_events
 from swarm.multi_agent.consortium.consortium import STRATEGIES, Consortium
 from swarm.multi_agent.consortium.result_json import result_to_json
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration
-from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted, create_consortium
+from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted
 from swarm.registry.name_resolution import model_identity
 
 
@@ -546,7 +547,7 @@ def test_what_members_thought_is_in_the_result_and_their_tags_are_not() -> None:
 
 
 def test_the_names_of_llm_consortium() -> None:
-    from swarm.multi_agent.types import ConsortiumConfig, ConsortiumModel, ConsortiumOrchestrator
+    from swarm.consortium import ConsortiumConfig, ConsortiumModel, ConsortiumOrchestrator
 
     config = ConsortiumConfig(
         {"function/x": 2, "function/y": 1}, "Be brief.", 0.9, 5, 2, "function/z"

@@ -365,7 +365,7 @@ def test_a_sweep_and_the_list_of_runs_mark_one_answer(
     state = json.loads((folder / "state.json").read_text())
 
     class Done(sweep.Trial):
-        def metrics(self) -> dict[str, Any]:
+        def load_metrics(self) -> dict[str, Any]:
             return dict(state["metrics"])
 
     config = {"seed": 1, "folder": str(folder.parent), "name": folder.name}

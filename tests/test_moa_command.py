@@ -21,7 +21,8 @@ import searches
 from endpoints import DONE, Asked, Endpoint, Reply, chat, endpoint, event, piece, streamed
 
 from swarm.moa.__main__ import main
-from swarm.moa.cli import build_settings, parse_arguments
+from swarm.moa.arguments import parse_arguments
+from swarm.moa.cli import build_settings
 
 KEY = "sk-very-secret-0123456789"
 STRANGE = "[/INST] a[i] [bold]"
@@ -111,7 +112,7 @@ def test_every_option_in_both_spellings(name: str) -> None:
 
 
 def test_the_tables_of_options_are_whole() -> None:
-    from swarm.moa.cli import build_parser
+    from swarm.moa.arguments import build_parser
 
     known = {word.lstrip("-") for word in build_parser()._option_string_actions} - {"h", "help"}
     assert known == {*VALUES, *SWITCHES}

@@ -268,6 +268,12 @@ def test_an_example_is_small_and_loads(path: Path, monkeypatch: pytest.MonkeyPat
 def test_there_is_an_example_of_every_kind() -> None:
     kinds = {word for path in YAMLS for word in re.findall(r"swarm\.[\w.]+", path.read_text())}
     assert {kind.rpartition(".")[2] for kind in kinds} == {
-        *("Choice", "Match", "Written", "Regex", "Numeric", "F1", "Code")
+        "MultipleChoice",
+        "ExactMatch",
+        "FreeText",
+        "Regex",
+        "Numeric",
+        "F1",
+        "CodeScorer",
     }
     assert os.path.exists(EXAMPLES / "stories.json") and "task=function" in PAGE

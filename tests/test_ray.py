@@ -107,7 +107,7 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
         if kind == "processes":
             kill_one(search, folder, lambda pid=search.pid: processes({pid}, "spawn_main"))
         if kind == "ray":
-            kill_one(search, folder, lambda: processes(raylets, "ray::Actor.run"))
+            kill_one(search, folder, lambda: processes(raylets, "ray::RayWorker.run"))
         out, err = search.communicate(timeout=180)
         assert search.returncode == 0, out + err
         assert all(line.startswith("WARNING: ") for line in err.splitlines()), err
@@ -249,7 +249,7 @@ def test_where_no_cluster_is_one_line_says_so(
     code = (
         "import sys; from swarm.executors import ray; from swarm.errors import UserError\n"
         "for address in sys.argv[1:]:\n"
-        "    try: cluster.connect(address, [], None, 0)\n"
+        "    try: ray.connect_cluster(address, [], None, 0)\n"
         "    except UserError as e: print(e)"
     )
     began = time.monotonic()
@@ -276,7 +276,7 @@ def test_where_no_cluster_is_one_line_says_so(
 
 def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError\n")
-    code = "from swarm.executors import ray; ray.cluster.import_ray()"
+    code = "from swarm.executors import ray; ray.import_ray()"
     seen = searches.environment(PYTHONPATH=f"{tmp_path}:{searches.ROOT}")
     out = subprocess.run(
         [sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True, text=True, env=seen

@@ -16,6 +16,7 @@ import talkers
 from talking import Speaker
 from test_consortium_configs import config
 
+from swarm.consortium import create_consortium
 from swarm.consortium.cli.options import MemberRegistry
 from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
@@ -31,7 +32,6 @@ from swarm.multi_agent.consortium.config import (
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.consortium.result_json import result_to_json
 from swarm.multi_agent.consortium.store import ConsortiumStore
-from swarm.multi_agent.types import create_consortium
 from swarm.registry.registry import Roster
 
 VOICE = "function/talkers:function"

@@ -1,3 +1,1 @@
 """Batched inference for many positions at once."""
-
-from swarm.engine.base import Engine as Engine

@@ -186,7 +186,7 @@ class HFEngine:
         from swarm.engine.batched_lora import install_lora_layers
 
         if self._stack:
-            self._stack.remove()
+            self._stack.remove_layers()
         self._stack = install_lora_layers(self._model, basis, device, base, folder)
         shapes = [(down.shape[-1], up.shape[-2]) for down, up, *_ in basis.values()]
         self._facts = profile_device(self._model, device, shapes)

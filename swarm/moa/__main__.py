@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError
-from swarm.moa.cli import parse_arguments
+from swarm.moa.arguments import parse_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from math import ceil
-from typing import Any
 
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model
@@ -144,23 +142,6 @@ an `Answer` as soon as it is there. A consortium tells it of each `Iteration`, t
 def agent_names(slots: Sequence[AgentSpec]) -> list[str]:
     """Of the slots, each as often as it has samples."""
     return [slot.name for slot in slots for _ in range(slot.count)]
-
-
-OF_LLM_CONSORTIUM = (
-    "create_consortium",
-    "ConsortiumConfig",
-    "ConsortiumOrchestrator",
-    "ConsortiumModel",
-)
-
-
-def __getattr__(name: str) -> Any:
-    """The names of llm-consortium's Python API, which lies above and is loaded when asked for."""
-    if name in OF_LLM_CONSORTIUM:
-        found = name == "ConsortiumModel"
-        module = "swarm.consortium.llm_plugin" if found else "swarm.consortium.api"
-        return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 # A conversation: its turns, what its system turn says, and how much of it fits.

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.moa.cli import MoAArgumentParser, number_type
+from swarm.moa.arguments import MoAArgumentParser, number_type
 
 DEFAULT_KEY_VARIABLE = "SWARM_API_KEY"
 """The environment variable with the key that clients have to give."""

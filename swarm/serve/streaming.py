@@ -112,7 +112,7 @@ class TextReply(ChatResponseBuilder):
         super().__init__(model, logprobs, usage)
         self.id = f"cmpl-{uuid.uuid4().hex}"
 
-    def whole(self, samples: Sequence[Completion]) -> dict[str, Any]:
+    def build_response(self, samples: Sequence[Completion]) -> dict[str, Any]:
         """See `Reply.whole`."""
         choices = [self._text(number, one.text, one) for number, one in enumerate(samples)]
         return {
@@ -121,19 +121,19 @@ class TextReply(ChatResponseBuilder):
             "usage": sum_usage(samples),
         }
 
-    def begin(self, number: int) -> bytes:
+    def open_sample(self, number: int) -> bytes:
         """Nothing: a text has no role."""
         return b""
 
-    def piece(self, number: int, delta: Delta) -> bytes:
+    def encode_delta(self, number: int, delta: Delta) -> bytes:
         """The event of a piece; of one without any text, nothing."""
         return self._event(self._text(number, delta.text)) if delta.text else b""
 
-    def end(self, number: int, sample: Completion) -> bytes:
+    def close_sample(self, number: int, sample: Completion) -> bytes:
         """See `Reply.end`."""
         return self._event(self._text(number, "", sample))
 
-    def close(self, samples: Sequence[Completion]) -> bytes:
+    def close_stream(self, samples: Sequence[Completion]) -> bytes:
         """See `Reply.close`."""
         done = b"data: [DONE]\n\n"
         if not self.usage:

@@ -150,9 +150,9 @@ class VLLMEngine:
         answers: list[list[Completion]] = []
         for first in range(0, len(positions), self.max_loras):
             chosen = slice(first, first + self.max_loras)
-            named = self._way.put(positions[chosen])
+            named = self._way.update_positions(positions[chosen])
             answers += self._asker.generate(named, requests[chosen])
-            self._way.verify()
+            self._way.verify_loaded()
         return answers
 
     def close(self) -> None:
